@@ -1,0 +1,55 @@
+"""The exceptions of Millrace.
+
+MillraceError
+├── ConfigError          a setting, a job spec or a file that a person can mend
+│   ├── ModelError       a model directory that is missing, unsafe or does not fit
+│   └── DataError        a dataset that is missing, empty or broken (names file and row)
+├── EntryError           a stream entry that cannot be decoded: goes to the dead-letter stream
+├── StreamFull           a bounded stream refused an entry: the producer waits
+├── WeightSyncError      a weight transfer that failed verification or broke off
+├── JobConflict          a job state change that is not allowed
+├── DeadlineExceeded     a wait that ended at its deadline (names what it waited for)
+└── VerifierError        a verifier's infrastructure failed (never a wrong answer)
+"""
+
+from __future__ import annotations
+
+
+class MillraceError(Exception):
+    """Root of all errors that Millrace raises on purpose."""
+
+
+class ConfigError(MillraceError):
+    """A setting, a job spec or a file that a person can mend; the message names the field or the file."""
+
+
+class ModelError(ConfigError):
+    """A model directory that is missing, unsafe (remote code, pickles) or does not fit the settings."""
+
+
+class DataError(ConfigError):
+    """A dataset that is missing, empty or broken; the message names the file and, where known, the row."""
+
+
+class EntryError(MillraceError):
+    """A stream entry that cannot be decoded; trying again cannot help, so it is dead-lettered at once."""
+
+
+class StreamFull(MillraceError):  # noqa: N818  the word that Redis people use for it
+    """A bounded stream refused an entry; nothing was changed and the producer waits."""
+
+
+class WeightSyncError(MillraceError):
+    """A weight transfer broke off or failed verification; nothing of it was activated."""
+
+
+class JobConflict(MillraceError):  # noqa: N818  maps to HTTP 409
+    """A change of a job's state that its present state does not allow."""
+
+
+class DeadlineExceeded(MillraceError):  # noqa: N818  the name gRPC uses for the same thing
+    """A wait ended at its deadline; the message names what was waited for."""
+
+
+class VerifierError(MillraceError):
+    """A verifier's infrastructure failed (its process died, it raised); never to be read as a wrong answer."""

@@ -1,0 +1,82 @@
+"""Every Redis key of Millrace. A job's keys share one hash tag, so that a cluster keeps them on one node.
+
+millrace:queue                   zset    job ids waiting for a learner, by submission
+millrace:jobs                    zset    all job ids, by submission
+millrace:active                  hash    job id → ActiveJob: what rollout and reward servers attach to
+millrace:workers                 set     worker names; each has millrace:worker:<name>, which expires
+millrace:{<job>}:record          hash    the job's record
+millrace:{<job>}:events          stream  what happened, for people (capped)
+millrace:{<job>}:steps           list    one JSON object per optimizer step
+millrace:{<job>}:evals           list    one JSON object per evaluation
+millrace:{<job>}:samples         list    the newest judged groups with their text (capped)
+millrace:{<job>}:<stage>         stream  tasks | rollouts | scored: work, never trimmed
+millrace:{<job>}:seen:<stage>    set     members already added to that stream
+millrace:{<job>}:dead:<stage>    stream  entries that could not be used, with the reason
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+QUEUE = "millrace:queue"
+JOBS = "millrace:jobs"
+ACTIVE = "millrace:active"
+WORKERS = "millrace:workers"
+
+
+class Stage(StrEnum):
+    """A work stream of a job, named by what it carries."""
+
+    TASKS = "tasks"
+    ROLLOUTS = "rollouts"
+    SCORED = "scored"
+
+
+def worker(name: str) -> str:
+    """A worker's heartbeat record."""
+    return f"millrace:worker:{name}"
+
+
+def record(job_id: str) -> str:
+    """The job's record."""
+    return f"millrace:{{{job_id}}}:record"
+
+
+def events(job_id: str) -> str:
+    """The job's events."""
+    return f"millrace:{{{job_id}}}:events"
+
+
+def steps(job_id: str) -> str:
+    """The job's history, step by step."""
+    return f"millrace:{{{job_id}}}:steps"
+
+
+def evals(job_id: str) -> str:
+    """The job's evaluations."""
+    return f"millrace:{{{job_id}}}:evals"
+
+
+def samples(job_id: str) -> str:
+    """The job's newest samples."""
+    return f"millrace:{{{job_id}}}:samples"
+
+
+def stream(job_id: str, stage: Stage) -> str:
+    """A work stream."""
+    return f"millrace:{{{job_id}}}:{stage}"
+
+
+def seen(job_id: str, stage: Stage) -> str:
+    """The dedupe set of a work stream."""
+    return f"millrace:{{{job_id}}}:seen:{stage}"
+
+
+def dead(job_id: str, stage: Stage) -> str:
+    """The dead-letter stream of a work stream."""
+    return f"millrace:{{{job_id}}}:dead:{stage}"
+
+
+def work(job_id: str) -> list[str]:
+    """The keys that hold work in flight, to be deleted when the job has ended."""
+    return [key(job_id, stage) for stage in Stage for key in (stream, seen)]

@@ -1,0 +1,121 @@
+"""Settings of a service, from the environment (`MILLRACE_…`). A secret may come from a file: `MILLRACE_TOKEN_FILE`."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from enum import StrEnum
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from services.common.errors import ConfigError
+
+
+class Platform(StrEnum):
+    """What the engine and the ranks compute on."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+    NPU = "npu"
+
+
+class Settings(BaseSettings):
+    """What every service reads. Relative paths are relative to the working directory."""
+
+    model_config = SettingsConfigDict(env_prefix="MILLRACE_", extra="ignore", frozen=True)
+
+    home: Path = Field(default=Path(".millrace"), description="Jobs, models and logs live below it.")
+    redis_url: str = Field(
+        default="redis://127.0.0.1:6379/0", validation_alias="REDIS_URL", description="The Redis server."
+    )
+    platform: Platform = Field(default=Platform.CPU, description="cpu, cuda or npu.")
+    worker: str | None = Field(default=None, description="This worker's stable name (default: <service>-<host>).")
+    bind_host: str = Field(default="127.0.0.1", description="Address that this service's servers listen on.")
+    advertise_host: str | None = Field(
+        default=None, description="Address under which others reach this service (default: bind_host)."
+    )
+    metrics_port: int = Field(
+        default=0, ge=0, le=65535, description="Port of /metrics, /healthz and /readyz; 0 takes a free one."
+    )
+    gateway_port: int = Field(default=8080, ge=0, le=65535, description="The gateway's port.")
+    token: SecretStr | None = Field(default=None, description="Bearer token of the gateway.")
+    token_file: Path | None = Field(default=None, description="File that holds the token.")
+    internal_token: SecretStr | None = Field(
+        default=None, description="Token of the learner's gRPC; needed beyond loopback."
+    )
+    internal_token_file: Path | None = Field(default=None, description="File that holds the internal token.")
+    model_roots: list[Path] = Field(
+        default_factory=list, description="Directories that models may lie in (JSON list), besides <home>/models."
+    )
+    data_roots: list[Path] = Field(
+        default_factory=list, description="Directories that datasets may lie in (JSON list), besides <home>/data."
+    )
+    drain_timeout_s: float = Field(default=30.0, gt=0, description="Longest drain after SIGTERM.")
+    log_level: str = Field(default="INFO", description="DEBUG, INFO, WARNING or ERROR.")
+
+    @model_validator(mode="after")
+    def _secrets_from_files(self) -> Self:
+        for name in ("token", "internal_token"):
+            path = getattr(self, f"{name}_file")
+            if getattr(self, name) is None and path is not None:
+                try:
+                    object.__setattr__(self, name, SecretStr(path.read_text().strip()))
+                except OSError as error:
+                    raise ValueError(f"{name}_file: cannot read {path}: {error.strerror}") from error
+        return self
+
+    @property
+    def models_dir(self) -> Path:
+        """Where registered models lie, one directory each."""
+        return self.home / "models"
+
+    def job_dir(self, job_id: str) -> Path:
+        """The job's own folder: spec, checkpoints, journal, exports."""
+        return self.home / "jobs" / job_id
+
+    def worker_name(self, service: str) -> str:
+        """This worker's stable name."""
+        return self.worker or f"{service}-{socket.gethostname()}"
+
+    def require_token_beyond_loopback(self, token: SecretStr | None, name: str) -> None:
+        """Refuses to listen where others can reach without a token.
+
+        Raises:
+            ConfigError: `bind_host` is not loopback and there is no token.
+        """
+        if token is None and not is_loopback(self.bind_host):
+            raise ConfigError(f"MILLRACE_BIND_HOST={self.bind_host} is not loopback: set {name} (or {name}_FILE) first")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def load_settings() -> Settings:
+    """The settings of this process.
+
+    Raises:
+        ConfigError: a variable has a wrong value; names it.
+    """
+    try:
+        return Settings()
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = str(first["loc"][0]) if first["loc"] else "settings"
+        name = field if field.isupper() else f"MILLRACE_{field.upper()}"
+        raise ConfigError(f"{name}: {first['msg']}") from error
+
+
+def rank_environment(threads: int) -> dict[str, str]:
+    """Environment for a computing child: as many threads as it may use, no hub look-ups."""
+    return {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}

@@ -1,0 +1,77 @@
+"""Section `data`: where tasks come from and in which order."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, StringConstraints, field_validator
+
+from services.common.spec.base import Section
+
+PROCEDURAL_PREFIX = "reasoning_gym:"
+FILE_SUFFIXES = (".parquet", ".jsonl")
+
+
+class DataSourceSpec(Section):
+    """One source of tasks: a file under the data root, or a procedural `reasoning-gym` task."""
+
+    source: Annotated[str, StringConstraints(min_length=1, max_length=1024)] = Field(
+        description="`reasoning_gym:<task>`, or the path of a .parquet or .jsonl file under the allowed data roots.",
+        examples=["reasoning_gym:chain_sum", "gsm8k/train.jsonl", "dapo-math-17k.parquet"],
+    )
+    config: dict[str, Any] = Field(
+        default_factory=dict, description="Settings of the procedural task, as reasoning-gym names them."
+    )
+    size: int | None = Field(
+        default=None,
+        ge=1,
+        le=100_000_000,
+        description="Tasks to draw: procedural sources make this many (default 10,000); files are cut to it.",
+    )
+    seed: int = Field(
+        default=0, ge=0, lt=2**31, description="Seed of a procedural source. Give train and eval different ones."
+    )
+    data_source: str | None = Field(
+        default=None, max_length=256, description="Overrides the rows' `data_source`, by which the verifier is chosen."
+    )
+    system_prompt: str | None = Field(
+        default=None, max_length=65_536, description="A system message put before every prompt."
+    )
+    prompt_template: str | None = Field(
+        default=None,
+        max_length=65_536,
+        description="Wraps the last user message; `{prompt}` stands for its text.",
+        examples=["{prompt}\nAnswer:"],
+    )
+
+    @field_validator("source")
+    @classmethod
+    def _known_form(cls, value: str) -> str:
+        if not value.startswith(PROCEDURAL_PREFIX) and not value.endswith(FILE_SUFFIXES):
+            raise ValueError(
+                f"must be `{PROCEDURAL_PREFIX}<task>` or end in one of {', '.join(FILE_SUFFIXES)}, not {value!r}"
+            )
+        return value
+
+    @field_validator("prompt_template")
+    @classmethod
+    def _has_slot(cls, value: str | None) -> str | None:
+        if value is not None and "{prompt}" not in value:
+            raise ValueError("must contain `{prompt}`")
+        return value
+
+    @property
+    def procedural_task(self) -> str | None:
+        """The reasoning-gym task's name, or None for a file."""
+        return self.source.removeprefix(PROCEDURAL_PREFIX) if self.source.startswith(PROCEDURAL_PREFIX) else None
+
+
+class DataSpec(Section):
+    """Section `data`."""
+
+    train: DataSourceSpec = Field(description="Tasks to train on.")
+    eval: DataSourceSpec | None = Field(default=None, description="Held-out tasks; needed when `eval` is enabled.")
+    shuffle: bool = Field(
+        default=True, description="Shuffle each epoch by the seed; the order is a pure function of seed and ordinal."
+    )
+    seed: int = Field(default=0, ge=0, lt=2**31, description="Seed of the order.")

@@ -1,0 +1,85 @@
+"""The whole job spec, and the one place where YAML and JSON become it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+import yaml
+from pydantic import Field, StringConstraints, ValidationError, model_validator
+
+from services.common.errors import ConfigError
+from services.common.spec.algorithm import AlgorithmSpec
+from services.common.spec.base import Section
+from services.common.spec.data import DataSpec
+from services.common.spec.learner import CheckpointSpec, EvalSpec, LearnerSpec, OffPolicySpec
+from services.common.spec.rollout import ModelSpec, RewardSpec, RolloutSpec
+
+
+class JobSpec(Section):
+    """What one job trains, on what, and how. Only `model` and `data` have no default."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")] = Field(
+        default="job", description="A short name; the job's id starts with it."
+    )
+    model: ModelSpec
+    data: DataSpec
+    rollout: RolloutSpec = Field(default_factory=RolloutSpec)
+    reward: RewardSpec = Field(default_factory=RewardSpec)
+    algorithm: AlgorithmSpec = Field(default_factory=AlgorithmSpec)
+    learner: LearnerSpec = Field(default_factory=LearnerSpec)
+    off_policy: OffPolicySpec = Field(default_factory=OffPolicySpec)
+    checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
+    eval: EvalSpec = Field(default_factory=EvalSpec)
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> Self:
+        if self.eval.enabled and self.data.eval is None:
+            raise ValueError("eval.enabled needs held-out tasks: set data.eval")
+        length = self.rollout.rollout_max_tokens
+        if self.algorithm.overlong_buffer_enable and self.algorithm.overlong_buffer > length:
+            raise ValueError(
+                f"algorithm.overlong_buffer ({self.algorithm.overlong_buffer}) is longer than rollout.rollout_max_tokens ({length})"
+            )
+        if self.model.max_model_len is not None and self.model.max_model_len <= length:
+            raise ValueError(
+                f"model.max_model_len ({self.model.max_model_len}) leaves no room for a prompt beside rollout_max_tokens ({length})"
+            )
+        return self
+
+    @property
+    def slots(self) -> int:
+        """The active-group budget: (max_off_policy_steps + 1) × groups_per_step."""
+        return (self.off_policy.max_off_policy_steps + 1) * self.algorithm.groups_per_step
+
+
+def parse_spec(text: str | bytes) -> JobSpec:
+    """A spec from YAML or JSON text.
+
+    Raises:
+        ConfigError: not YAML, or not a valid spec; one line per wrong field.
+    """
+    try:
+        document = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"the job spec is not valid YAML or JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"the job spec must be a mapping with `model` and `data`, not {type(document).__name__}")
+    try:
+        return JobSpec.model_validate(document)
+    except ValidationError as error:
+        raise ConfigError("\n".join(describe_errors(error))) from error
+
+
+def describe_errors(error: ValidationError) -> list[str]:
+    """One line per wrong field: `learner.lr: Input should be greater than 0 (got -1)`."""
+    lines = []
+    for item in error.errors(include_url=False, include_context=False):
+        field = ".".join(str(part) for part in item["loc"]) or "spec"
+        got = "" if item["type"] in {"missing", "value_error"} else f" (got {str(item['input'])[:80]!r})"
+        lines.append(f"{field}: {item['msg']}{got}")
+    return lines
+
+
+def dump_spec(spec: JobSpec) -> str:
+    """The resolved spec as YAML, every default written out."""
+    return yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

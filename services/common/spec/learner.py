@@ -1,0 +1,71 @@
+"""Sections `learner`, `off_policy`, `checkpoint` and `eval`."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from services.common.spec.base import Section
+
+
+class LearnerSpec(Section):
+    """Section `learner`: the optimizer and how the model is spread over ranks."""
+
+    steps: int = Field(default=100, ge=1, le=10_000_000, description="Optimizer steps of the job.")
+    tensor_parallel_size: int = Field(default=1, ge=1, le=64, description="Megatron tensor parallelism (TP).")
+    pipeline_parallel_size: int = Field(default=1, ge=1, le=64, description="Megatron pipeline parallelism (PP).")
+    data_parallel_size: int = Field(default=1, ge=1, le=4096, description="Data parallelism (DP).")
+    use_distributed_optimizer: bool = Field(
+        default=False, description="Shard the optimizer's state over data-parallel ranks."
+    )
+    max_tokens_per_micro_batch: int = Field(
+        default=8192, ge=16, le=16_777_216, description="Padded tokens one rank runs at once."
+    )
+    packing: bool = Field(default=False, description="Several sequences in one row.")
+    lr: float = Field(default=1e-6, gt=0.0, le=1.0, description="AdamW's learning rate after warm-up.")
+    lr_warmup_steps: int = Field(default=10, ge=0, description="Steps over which the rate rises linearly.")
+    adam_beta1: float = Field(default=0.9, ge=0.0, lt=1.0, description="AdamW β₁.")
+    adam_beta2: float = Field(default=0.999, ge=0.0, lt=1.0, description="AdamW β₂.")
+    adam_eps: float = Field(default=1e-8, gt=0.0, le=1.0, description="AdamW ε.")
+    weight_decay: float = Field(default=0.0, ge=0.0, le=1.0, description="AdamW's decoupled weight decay.")
+    clip_grad: float = Field(default=1.0, ge=0.0, le=1e6, description="Largest gradient norm; 0 turns clipping off.")
+    seed: int = Field(default=1234, ge=0, lt=2**31, description="Seed of the ranks' random numbers.")
+    threads_per_rank: int = Field(default=1, ge=1, le=1024, description="CPU platform: computing threads of one rank.")
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job: TP × PP × DP."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+
+
+class OffPolicySpec(Section):
+    """Section `off_policy`."""
+
+    max_off_policy_steps: int = Field(
+        default=2, ge=0, le=1000, description="Hard bound on policy_age; 0 is the synchronous mode."
+    )
+
+
+class CheckpointSpec(Section):
+    """Section `checkpoint`."""
+
+    interval_steps: int = Field(default=50, ge=1, description="Save every so many steps, and at the end.")
+    keep_last: int = Field(default=2, ge=1, le=1000, description="Checkpoints kept.")
+    export: bool = Field(default=True, description="Also write each checkpoint's weights in Hugging Face format.")
+
+
+class EvalSpec(Section):
+    """Section `eval`: held-out evaluation through the same rollout servers."""
+
+    enabled: bool = Field(default=False, description="Evaluate at the start, every interval and at the end.")
+    interval_steps: int | None = Field(
+        default=None, ge=1, description="Also every so many steps (null: only start and end)."
+    )
+    tasks: int = Field(default=128, ge=1, le=1_000_000, description="Held-out tasks, the first of `data.eval`.")
+    samples: int = Field(default=8, ge=2, le=1024, description="Rollouts per task: avg@k and pass@k.")
+    temperature: float = Field(default=1.0, gt=0.0, le=5.0, description="Sampling temperature of evaluation.")
+    timeout_s: float = Field(
+        default=1800.0,
+        ge=1.0,
+        le=86_400.0,
+        description="Deadline of one evaluation; unanswered tasks are counted and named.",
+    )

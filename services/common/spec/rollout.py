@@ -1,0 +1,66 @@
+"""Sections `model`, `rollout` and `reward`: what is sampled, how, and how it is judged."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from services.common.spec.base import Section
+
+
+class DType(StrEnum):
+    """Element type of the weights, in the learner and in the engine."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+class ModelSpec(Section):
+    """Section `model`."""
+
+    path: Annotated[str, StringConstraints(min_length=1, max_length=1024)] = Field(
+        description="A registered model's name, or a Hugging Face directory (safetensors) under the allowed model roots.",
+        examples=["tiny", "smollm2-135m-instruct", "/models/Qwen2.5-7B-Instruct"],
+    )
+    dtype: DType = Field(
+        default=DType.BFLOAT16, description="Weights' type in learner and engine; bfloat16 keeps float32 masters."
+    )
+    max_model_len: int | None = Field(
+        default=None, ge=16, le=2_000_000, description="Longest prompt + response, tokens (default: the model's)."
+    )
+
+
+class RolloutSpec(Section):
+    """Section `rollout`: how groups are sampled."""
+
+    group_size: int = Field(default=8, ge=2, le=1024, description="Rollouts per task (G).")
+    temperature: float = Field(default=1.0, gt=0.0, le=5.0, description="Sampling temperature of training rollouts.")
+    rollout_max_tokens: int = Field(default=512, ge=1, le=1_000_000, description="Longest response, tokens.")
+    group_timeout_s: float = Field(
+        default=600.0, ge=1.0, le=86_400.0, description="Deadline of a group, from issue to verdict."
+    )
+    max_attempts: int = Field(default=3, ge=1, le=20, description="Times a group is issued before it fails.")
+    max_concurrent_groups: int = Field(
+        default=32, ge=1, le=4096, description="Groups one rollout server works on at once."
+    )
+    enforce_eager: bool = Field(default=True, description="vLLM: no graph capture or compilation (quicker start).")
+    tensor_parallel_size: int = Field(
+        default=1, ge=1, le=64, description="vLLM: devices one server spreads the model over."
+    )
+    gpu_memory_utilization: float = Field(
+        default=0.2, gt=0.0, le=0.98, description="vLLM: share of the device's memory to use (on CPUs: of the host's)."
+    )
+    kv_cache_gib: float = Field(default=1.0, gt=0.0, le=1024.0, description="CPU platform: size of the KV cache, GiB.")
+
+
+class RewardSpec(Section):
+    """Section `reward`: which verifier judges which `data_source`, and its limits."""
+
+    verifiers: dict[str, str] = Field(
+        default_factory=dict,
+        description="data_source → verifier name; overrides the built-in choice. `*` stands for every data_source.",
+        examples=[{"openai/gsm8k": "gsm8k", "*": "math"}],
+    )
+    timeout_s: float = Field(default=5.0, ge=0.1, le=600.0, description="Wall-clock limit of one check.")

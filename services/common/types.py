@@ -1,0 +1,224 @@
+"""What travels on the streams, in the order it travels:  Task → RolloutGroup → ScoredGroup.
+
+Arrays are little-endian binary so that a token costs 8 bytes (4 for its id, 4 for its log-prob) and nothing is parsed twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import ConfigDict, Field
+
+TOKEN_DTYPE = np.dtype("<i4")
+LOGPROB_DTYPE = np.dtype("<f4")
+
+Int32Array = npt.NDArray[np.int32]
+Float32Array = npt.NDArray[np.float32]
+
+_CHECKED = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+"""An ordinal, a version or a size: never negative, exact in every language's numbers."""
+
+
+class Purpose(StrEnum):
+    """What a group is for."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+
+
+class FinishReason(StrEnum):
+    """Why a rollout ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the token limit cut the rollout off."""
+        return self is FinishReason.LENGTH
+
+
+class VerdictStatus(StrEnum):
+    """What became of a check. Only SCORED carries a reward."""
+
+    SCORED = "scored"
+    TIMEOUT = "timeout"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat message of a prompt."""
+
+    __pydantic_config__ = _CHECKED
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """learner → rollout: sample `group_size` completions of this prompt.
+
+    Example: Task(job_id="demo-3f2a", lineage=1, group_id=17, attempt=1, purpose=Purpose.TRAIN, prompt=(Message("user", "2 + 3 ="),),
+    data_source="reasoning_gym:chain_sum", ground_truth="5", extra_info={}, group_size=8, temperature=1.0, max_tokens=16,
+    min_policy_version=4, timeout_s=600.0)
+    """
+
+    __pydantic_config__ = _CHECKED
+    job_id: str
+    lineage: Count
+    """Rises with every rollback of the learner; a group of another lineage is stale."""
+    group_id: Count
+    """Ordinal within the job and purpose, from 0."""
+    attempt: Count
+    """1 on first issue; a group may be issued again."""
+    purpose: Purpose
+    prompt: tuple[Message, ...]
+    data_source: str
+    ground_truth: str
+    extra_info: dict[str, Any]
+    """JSON values only; verifiers may need them."""
+    group_size: Count
+    temperature: float
+    max_tokens: Count
+    min_policy_version: Count
+    """The server must hold at least this version before it samples."""
+    timeout_s: float
+    """Time the server may take over the group, from when it starts on it."""
+
+    @property
+    def member(self) -> str:
+        """Names this issue of the group in dedupe sets: `train:17:1`."""
+        return f"{self.purpose}:{self.group_id}:{self.attempt}"
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """Tokens from `start` on were sampled by `policy_version`, up to the next span."""
+
+    __pydantic_config__ = _CHECKED
+    start: Count
+    policy_version: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One completion."""
+
+    __pydantic_config__ = _CHECKED
+    token_ids: bytes
+    """int32 little-endian [T]."""
+    inference_logprobs: bytes
+    """float32 little-endian [T]: log-prob of each token under the engine, at the sampling temperature."""
+    text: str
+    """Decoded response, special tokens left out. Empty once judged: the learner needs no text."""
+    finish_reason: FinishReason
+    versions: tuple[VersionSpan, ...]
+
+    def __post_init__(self) -> None:
+        """Checks that lengths agree and version spans only grow."""
+        if len(self.token_ids) % 4 or len(self.token_ids) != len(self.inference_logprobs):
+            raise ValueError(
+                f"token_ids ({len(self.token_ids)} bytes) and inference_logprobs ({len(self.inference_logprobs)} bytes) disagree"
+            )
+        if not self.versions or self.versions[0].start != 0:
+            raise ValueError("versions must begin at token 0")
+        pairs = zip(self.versions, self.versions[1:], strict=False)
+        if any(a.start > b.start or a.policy_version >= b.policy_version for a, b in pairs):
+            raise ValueError("versions must only grow")
+
+    @property
+    def tokens(self) -> Int32Array:
+        """Response tokens, int32 [T]."""
+        return np.frombuffer(self.token_ids, TOKEN_DTYPE)
+
+    @property
+    def logprobs(self) -> Float32Array:
+        """Log-probs under the engine, float32 [T]."""
+        return np.frombuffer(self.inference_logprobs, LOGPROB_DTYPE)
+
+    @property
+    def min_policy_version(self) -> int:
+        """Oldest version that sampled a token of this rollout."""
+        return self.versions[0].policy_version
+
+    @property
+    def max_policy_version(self) -> int:
+        """Newest version that sampled a token of this rollout."""
+        return self.versions[-1].policy_version
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutGroup:
+    """rollout → reward: the rollouts of one task, or the reason why there are none."""
+
+    __pydantic_config__ = _CHECKED
+    task: Task
+    server: str
+    """Name of the rollout server."""
+    prompt_token_ids: bytes
+    """int32 little-endian [P]."""
+    rollouts: tuple[Rollout, ...]
+    generate_s: float
+    """Wall-clock seconds from start to last token."""
+    failure: str | None = None
+    """Why the group could not be sampled (a prompt too long, say); then `rollouts` is empty."""
+
+    @property
+    def prompt_tokens(self) -> Int32Array:
+        """Prompt tokens, int32 [P]."""
+        return np.frombuffer(self.prompt_token_ids, TOKEN_DTYPE)
+
+    @property
+    def min_policy_version(self) -> int:
+        """Oldest version in the group (of a failed group: the version asked for)."""
+        return min((r.min_policy_version for r in self.rollouts), default=self.task.min_policy_version)
+
+    @property
+    def max_policy_version(self) -> int:
+        """Newest version in the group (of a failed group: the version asked for)."""
+        return max((r.max_policy_version for r in self.rollouts), default=self.task.min_policy_version)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a verifier says of one rollout."""
+
+    __pydantic_config__ = _CHECKED
+    status: VerdictStatus
+    reward: float | None
+    """None unless SCORED."""
+    accuracy: float | None
+    """0..1, before any shaping; what dynamic sampling looks at. None unless SCORED."""
+    verifier: str
+    detail: str = ""
+
+    def __post_init__(self) -> None:
+        """Checks that a reward is there exactly when the check was made."""
+        scored = self.status is VerdictStatus.SCORED
+        if scored != (self.reward is not None) or scored != (self.accuracy is not None):
+            raise ValueError(
+                f"a verdict has reward and accuracy exactly when it is scored, not with status {self.status}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredGroup:
+    """reward → learner: the group (text left out) with one verdict per rollout, in the rollouts' order."""
+
+    __pydantic_config__ = _CHECKED
+    group: RolloutGroup
+    verdicts: tuple[Verdict, ...]
+    judge_s: float
+    """Wall-clock seconds the verifiers took."""
+
+    def __post_init__(self) -> None:
+        """Checks one verdict per rollout."""
+        if len(self.verdicts) != len(self.group.rollouts):
+            raise ValueError(f"{len(self.verdicts)} verdicts for {len(self.group.rollouts)} rollouts")

@@ -1,0 +1,84 @@
+"""Fixtures that every test may use: a real Redis-compatible server of our own, and free ports."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import redis as sync_redis
+import redis.asyncio
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def server_binaries() -> list[str]:
+    """The embedded server, and Debian's redis-server where it is installed."""
+    from services.cli.embedded_redis import server_binary
+
+    system = shutil.which("redis-server")
+    return [str(server_binary()), *([system] if system else [])]
+
+
+@pytest.fixture(scope="session", params=["embedded", "system"])
+def redis_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a real server on a free port, in a temporary directory, with AOF on: the embedded one, then redis-server."""
+    binaries = server_binaries()
+    if request.param == "system" and len(binaries) == 1:
+        pytest.skip("redis-server is not installed; the embedded server was tested")
+    binary = binaries[0] if request.param == "embedded" else binaries[1]
+    folder: Path = tmp_path_factory.mktemp("redis")
+    port = free_port()
+    arguments = [binary, "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder), "--appendonly", "yes", "--save", ""]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(arguments, stdout=log, stderr=log)
+    url = f"redis://127.0.0.1:{port}/0"
+    try:
+        wait_for_redis(url)
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_for_redis(url: str, timeout_s: float = 20.0) -> None:
+    """Waits until the server answers PING."""
+    client = sync_redis.Redis.from_url(url)
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            client.ping()
+        except sync_redis.ConnectionError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+        else:
+            client.close()
+            return
+
+
+@pytest.fixture
+async def redis(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
+    """A client on an empty database."""
+    from services.common.connection import connect
+
+    client = connect(redis_url, block_s=2.0)
+    await client.flushall()
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No look-ups at any hub."""
+    monkeypatch.setitem(os.environ, "HF_HUB_OFFLINE", "1")
