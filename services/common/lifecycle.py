@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, NoReturn
 
 log = logging.getLogger(__name__)
 
@@ -91,3 +92,9 @@ async def every(period_s: float, drain: Drain, action: Callable[[], Awaitable[No
         await action()
         if await drain.wait(period_s):
             return
+
+
+def refuse_to_start(service: str, error: Exception) -> NoReturn:
+    """Ends the process before it began: one clear line, exit code 2."""
+    sys.stderr.write(f"{service}: {error}\n")
+    sys.exit(2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import socket
 from enum import StrEnum
 from pathlib import Path
@@ -114,8 +113,3 @@ def load_settings() -> Settings:
         field = str(first["loc"][0]) if first["loc"] else "settings"
         name = field if field.isupper() else f"MILLRACE_{field.upper()}"
         raise ConfigError(f"{name}: {first['msg']}") from error
-
-
-def rank_environment(threads: int) -> dict[str, str]:
-    """Environment for a computing child: as many threads as it may use, no hub look-ups."""
-    return {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}

@@ -43,12 +43,10 @@ redis.call('XDEL', KEYS[1], ARGV[2])
 return new and 1 or 0
 """
 
-_DROP = """#!lua
--- KEYS: source [, dead]   ARGV: group, entry id [, member, payload, reason, deliveries, unix time]
+_BURY = """#!lua
+-- KEYS: source, dead   ARGV: group, entry id, member, payload, reason, deliveries, unix time
 if redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
-if #KEYS == 2 then
-  redis.call('XADD', KEYS[2], '*', 'member', ARGV[3], 'd', ARGV[4], 'reason', ARGV[5], 'deliveries', ARGV[6], 'at', ARGV[7])
-end
+redis.call('XADD', KEYS[2], '*', 'member', ARGV[3], 'd', ARGV[4], 'reason', ARGV[5], 'deliveries', ARGV[6], 'at', ARGV[7])
 redis.call('XDEL', KEYS[1], ARGV[2])
 return 1
 """
@@ -153,14 +151,20 @@ class Consumer:
         self._held.discard(entry.id)
         return bool(done)
 
-    async def ack(self, entry: Entry) -> None:
-        """Lets the entry go for good."""
-        await self._commands.register_script(_DROP)(keys=[self._stream], args=[self._group, entry.id])
-        self._held.discard(entry.id)
+    async def ack(self, *entries: Entry) -> None:
+        """Lets entries go for good, all at once."""
+        if not entries:
+            return
+        ids = [entry.id for entry in entries]
+        async with self._commands.pipeline(transaction=True) as pipe:
+            pipe.xack(self._stream, self._group, *ids)
+            pipe.xdel(self._stream, *ids)
+            await pipe.execute()
+        self._held.difference_update(ids)
 
     async def dead_letter(self, entry: Entry, reason: str) -> None:
         """Moves the entry to the dead-letter stream, with the reason."""
-        await self._commands.register_script(_DROP)(
+        await self._commands.register_script(_BURY)(
             keys=[self._stream, keys.dead(self.job_id, self.stage)],
             args=[
                 self._group,

@@ -1,0 +1,35 @@
+#!/bin/sh
+# Makes the virtual environment and installs the locked packages into it. Quick when nothing changed.
+#   deploy/install.sh <venv> <lock file>      PYTHON, TORCH_INDEX: see the Makefile
+set -eu
+venv=$1 lock=$2
+python=${PYTHON:-python3}
+root=$(cd "$(dirname "$0")/.." && pwd)
+stamp=$venv/.installed
+wanted=$(cat "$lock" "$root/pyproject.toml" | sha256sum | cut -c1-64)
+[ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && exit 0
+
+"$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || {
+    echo "install: Python 3.11 is needed, and '$python' is $("$python" --version 2>&1). Name one: make PYTHON=/path/to/python3.11" >&2
+    exit 1
+}
+started=$(date +%s)
+[ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+pip="$venv/bin/python -m pip --disable-pip-version-check --no-input"
+torch=$(grep '^torch==' "$lock")
+
+echo "install: 1/3 $torch"
+$pip install --quiet --no-deps "$torch" 2>"$venv/torch.log" || $pip install --quiet --no-deps --index-url "$TORCH_INDEX" "$torch" || {
+    cat "$venv/torch.log" >&2
+    echo "install: neither the configured package sources nor TORCH_INDEX=$TORCH_INDEX have $torch (a CPU build of PyTorch)." >&2
+    echo "install: put the wheel in a directory and run: PIP_FIND_LINKS=/that/directory make setup" >&2
+    exit 1
+}
+count=$(grep -c '==' "$lock")
+echo "install: 2/3 $count packages of $lock (about two minutes)"
+grep -v '^torch==' "$lock" >"$venv/rest.txt"
+$pip install --quiet --no-deps --progress-bar off -r "$venv/rest.txt"
+echo "install: 3/3 millrace"
+$pip install --quiet --no-deps --no-build-isolation -e "$root"
+echo "$wanted" >"$stamp"
+echo "install: done in $(($(date +%s) - started)) s"

@@ -1,0 +1,113 @@
+"""Procedural sources: `reasoning-gym` makes each task from a seed and an index, when it is asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.metadata
+from functools import lru_cache
+from typing import Any, NoReturn
+
+from services.common.data.jsonable import jsonable
+from services.common.data.record import TaskRecord, prepare
+from services.common.errors import DataError
+from services.common.paths import near
+from services.common.spec import DataSourceSpec
+from services.common.types import Message
+
+DEFAULT_SIZE = 10_000
+CACHED_TASKS = 4096
+
+_OWN = ("seed", "size")
+"""Settings of every task that the spec has fields of its own for."""
+
+_REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+"""What the tasks' own checks raise over settings that do not fit."""
+
+
+class ProceduralSource:
+    """The tasks of one `reasoning_gym:<task>` source.
+
+    `extra_info` has what a verifier needs to score an answer: `task`, `config` (with seed and size), `index`, and the `entry` as JSON.
+    Making the task again from config and index gives the entry exactly.
+    """
+
+    def __init__(self, spec: DataSourceSpec, *, field: str) -> None:
+        """Makes the first task, as a check of the settings.
+
+        Raises:
+            DataError: an unknown task or setting, with near matches, or one that the task refuses; names the field.
+        """
+        self._field = field
+        self._spec = spec
+        self._task = spec.procedural_task or ""
+        self._size = spec.size or DEFAULT_SIZE
+        config_class = self._config_class()
+        self._check_keys([item.name for item in dataclasses.fields(config_class)])
+        self._config = {**spec.config, "seed": self.first_seed(spec.seed, self._size), "size": self._size}
+        import reasoning_gym
+
+        self._cached = lru_cache(maxsize=CACHED_TASKS)(self._make)
+        try:
+            self._dataset = reasoning_gym.create_dataset(self._task, **self._config)
+            self._cached(0)
+        except _REFUSALS as error:
+            self._wrong("config", f"{self._task} refuses {spec.config}: {error or type(error).__name__}")
+        version = importlib.metadata.version("reasoning-gym")
+        self.fingerprint = hashlib.blake2b(f"{version} {spec.model_dump_json()}".encode(), digest_size=16).hexdigest()
+
+    @staticmethod
+    def first_seed(seed: int, size: int) -> int:
+        """The generator's seed for a spec's seed.
+
+        Task i of a source is made from its seed + i, so sources with seeds 0 and 1 would share all tasks but one. This spreads them out
+        over the seeds that the generators take (below 2³²).
+        """
+        return int.from_bytes(hashlib.blake2b(str(seed).encode(), digest_size=8).digest()) % (2**32 - size)
+
+    def __len__(self) -> int:
+        """Number of tasks."""
+        return self._size
+
+    def __getitem__(self, index: int) -> TaskRecord:
+        """The task at `index`."""
+        if not 0 <= index < self._size:
+            raise IndexError(f"task {index} of a source of {self._size}")
+        return self._cached(index)
+
+    def _make(self, index: int) -> TaskRecord:
+        entry = self._dataset[index]
+        answer = entry["answer"]
+        extra = {"task": self._task, "config": self._config, "index": index, "entry": jsonable(entry)}
+        record = TaskRecord(
+            prompt=(Message("user", str(entry["question"])),),
+            data_source=self._spec.source,
+            ground_truth="" if answer is None else str(answer),  # None: any answer that meets the rules is right
+            extra_info=extra,
+        )
+        return prepare(record, self._spec)
+
+    def _config_class(self) -> Any:  # noqa: ANN401  a dataclass of an untyped package
+        try:
+            from reasoning_gym.factory import DATASETS
+        except ImportError as error:
+            raise DataError(
+                f"{self._field}.source: procedural tasks need the package reasoning-gym; install it with "
+                "`pip install 'millrace[reward]'`"
+            ) from error
+        if self._task not in DATASETS:
+            self._wrong("source", f"reasoning-gym has no task {self._task!r}{near(self._task, DATASETS)}")
+        return DATASETS[self._task][1]
+
+    def _check_keys(self, known: list[str]) -> None:
+        for key in self._spec.config:
+            if key in _OWN:
+                self._wrong("config", f"{key!r} is set by {self._field}.{key}, not in config")
+            if key not in known:
+                free = [name for name in known if name not in _OWN]
+                self._wrong(
+                    "config", f"{self._task} has no setting {key!r}{near(key, free)} (settings: {', '.join(free)})"
+                )
+
+    def _wrong(self, name: str, what: str) -> NoReturn:
+        raise DataError(f"{self._field}.{name}: {what}")

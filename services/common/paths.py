@@ -1,0 +1,64 @@
+"""Paths that people name in a job: they may lead only below the directories that the operator allows."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePosixPath
+
+from services.common.errors import ConfigError
+
+
+def locate(name: str, roots: Sequence[Path], *, field: str, error: type[ConfigError]) -> Path:
+    """The real path of what a person named, links resolved, whether it exists or not.
+
+    A relative name is looked for below each root in turn; the first that exists wins, else the first root's is returned.
+
+    Args:
+        name: absolute, or relative to a root.
+        roots: the allowed directories.
+        field: the setting that holds the name, for the error.
+        error: what to raise.
+
+    Raises:
+        error: the name has `..` or a NUL in it, or leads (perhaps by a link) outside the roots.
+    """
+    if ".." in PurePosixPath(name).parts or "\0" in name:
+        raise error(f"{field}: {name!r} must not contain `..` or a NUL character")
+    real_roots = [resolve(root, field=field, error=error) for root in roots]
+    candidates = [resolve(root / name, field=field, error=error) for root in real_roots]
+    chosen = next((path for path in candidates if _exists(path)), candidates[0])
+    if not is_below(chosen, real_roots):
+        listed = ", ".join(str(root) for root in real_roots)
+        raise error(f"{field}: {name!r} leads outside the allowed directories ({listed})")
+    return chosen
+
+
+def resolve(path: Path, *, field: str, error: type[ConfigError]) -> Path:
+    """The absolute path with every link followed.
+
+    Raises:
+        error: a loop of links, or a path that the system refuses.
+    """
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError, ValueError) as problem:
+        raise error(f"{field}: {path} is not a usable path: {problem}") from problem
+
+
+def is_below(path: Path, roots: Iterable[Path]) -> bool:
+    """Whether a resolved path lies strictly below one of the resolved roots."""
+    return any(path != root and path.is_relative_to(root) for root in roots)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name longer than the file system takes
+        return False
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """`; did you mean a, b?` for names close to a wrong one, or nothing."""
+    matches = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.5)
+    return f"; did you mean {', '.join(matches)}?" if matches else ""

@@ -1,0 +1,146 @@
+"""A policy's weights at one version, as plain bytes with digests: what the learner publishes and a rollout server stages."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from services.common.errors import WeightSyncError
+
+UInt8Array = npt.NDArray[np.uint8]
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of one element, for each dtype that travels."""
+
+DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """What a tensor is, without its bytes.
+
+    Example: TensorSpec("model.norm.weight", "bfloat16", (576,), 1152, digest=b"…16 bytes…")
+    """
+
+    name: str
+    """Hugging Face name."""
+    dtype: str
+    """A key of ITEM_BYTES."""
+    shape: tuple[int, ...]
+    nbytes: int
+    """Plain bytes: the product of the shape times the element's size."""
+    digest: bytes
+    """xxh3-128 of the plain bytes (little-endian, contiguous)."""
+
+    def __post_init__(self) -> None:
+        """Checks that the size follows from dtype and shape.
+
+        Raises:
+            WeightSyncError: names the tensor and what is wrong with it.
+        """
+        if not self.name or self.name == "__metadata__":
+            raise WeightSyncError(f"tensor name {self.name!r} is not allowed")
+        expected = plain_bytes(self.name, self.dtype, self.shape)
+        if self.nbytes != expected:
+            raise WeightSyncError(f"{self.name}: {self.nbytes} bytes, but {self.dtype} {self.shape} takes {expected}")
+        if len(self.digest) != DIGEST_BYTES:
+            raise WeightSyncError(f"{self.name}: a digest of {len(self.digest)} bytes instead of {DIGEST_BYTES}")
+
+    def same_layout(self, other: TensorSpec) -> bool:
+        """Whether both name the same tensor with the same dtype and shape; only the values may differ."""
+        return (self.name, self.dtype, self.shape) == (other.name, other.dtype, other.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All weights of one policy version, in host memory, owned by nobody else: the arrays are read-only copies."""
+
+    lineage: int
+    n: int
+    """The policy version within the lineage."""
+    tensors: tuple[TensorSpec, ...]
+    data: tuple[UInt8Array, ...] = field(repr=False)
+    """Plain bytes of each tensor, uint8 [nbytes], in the order of `tensors`."""
+    digest: bytes
+    """Names the snapshot: see `manifest_digest`."""
+
+    @classmethod
+    def build(cls, lineage: int, n: int, tensors: Mapping[str, tuple[str, tuple[int, ...], UInt8Array]]) -> Self:
+        """Copies and hashes name → (dtype, shape, bytes); the caller may overwrite its arrays afterwards.
+
+        Raises:
+            WeightSyncError: a dtype that does not travel, or bytes that do not fit dtype and shape; names the tensor.
+        """
+        if not tensors:
+            raise WeightSyncError("a snapshot needs at least one tensor")
+        specs, copies = [], []
+        for name, (dtype, shape, source) in tensors.items():
+            if source.dtype != np.uint8:
+                raise WeightSyncError(f"{name}: bytes must be a uint8 array, not {source.dtype}")
+            copy = np.array(source, order="C", copy=True).reshape(-1)
+            copy.flags.writeable = False
+            specs.append(TensorSpec(name, dtype, tuple(int(size) for size in shape), copy.nbytes, digest_of(copy)))
+            copies.append(copy)
+        return cls(lineage, n, tuple(specs), tuple(copies), manifest_digest(specs))
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """`(lineage, n)`; later versions compare greater."""
+        return self.lineage, self.n
+
+    @property
+    def total_bytes(self) -> int:
+        """Plain bytes of all tensors."""
+        return sum(spec.nbytes for spec in self.tensors)
+
+    def verify(self) -> None:
+        """Hashes everything again.
+
+        Raises:
+            WeightSyncError: the bytes are not those that the digests name; names the first such tensor.
+        """
+        for spec, data in zip(self.tensors, self.data, strict=True):
+            if digest_of(data) != spec.digest:
+                raise WeightSyncError(f"{spec.name}: the bytes do not match their digest")
+        if manifest_digest(self.tensors) != self.digest:
+            raise WeightSyncError(f"version {self.version}: the tensors do not match the manifest's digest")
+
+
+def plain_bytes(name: str, dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes that a tensor of this dtype and shape takes.
+
+    Raises:
+        WeightSyncError: the dtype does not travel, or a size is negative.
+    """
+    if dtype not in ITEM_BYTES:
+        raise WeightSyncError(f"{name}: dtype {dtype!r} does not travel (known: {', '.join(ITEM_BYTES)})")
+    if any(size < 0 for size in shape):
+        raise WeightSyncError(f"{name}: negative size in shape {shape}")
+    return math.prod(shape) * ITEM_BYTES[dtype]
+
+
+def digest_of(data: UInt8Array) -> bytes:
+    """xxh3-128 of the bytes, uint8 [nbytes]."""
+    return xxhash.xxh3_128_digest(data.data)
+
+
+def chunk_checksum(data: bytes | memoryview) -> int:
+    """xxh3-64 of a chunk on the wire."""
+    return xxhash.xxh3_64_intdigest(data)
+
+
+def manifest_digest(specs: Iterable[TensorSpec]) -> bytes:
+    """xxh3-128 over all names, dtypes, shapes and digests, in order; every field is length-prefixed, so none runs into the next."""
+    state = xxhash.xxh3_128()
+    for spec in specs:
+        name, dtype = spec.name.encode(), spec.dtype.encode()
+        state.update(struct.pack("<II", len(name), len(dtype)) + name + dtype)
+        state.update(struct.pack(f"<I{len(spec.shape)}Q", len(spec.shape), *spec.shape) + spec.digest)
+    return state.digest()

@@ -1,0 +1,101 @@
+"""Which verifier judges a task: names only, so that a gateway or a learner can check a job without importing a single verifier.
+
+    data_source ── overrides of the job ── `*` of the job ── built-in choice ──► name
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from functools import cache
+from importlib.metadata import entry_points
+
+from services.common.errors import ConfigError
+from services.common.spec.data import PROCEDURAL_PREFIX
+
+ENTRY_POINT_GROUP = "millrace.verifiers"
+"""Installed packages offer verifiers under this entry-point group."""
+
+WILDCARD = "*"
+
+
+class BuiltIn(StrEnum):
+    """The verifiers that come with Millrace (services/reward/verifiers/)."""
+
+    MATH = "math"
+    DAPO_MATH = "dapo_math"
+    GSM8K = "gsm8k"
+    REASONING_GYM = "reasoning_gym"
+
+
+_BY_DATASET = {
+    "gsm8k": BuiltIn.GSM8K,
+    "math_dapo": BuiltIn.DAPO_MATH,
+    "math_dapo_reasoning": BuiltIn.DAPO_MATH,
+    "dapo-math-17k": BuiltIn.DAPO_MATH,
+    "math": BuiltIn.MATH,
+    "math500": BuiltIn.MATH,
+    "competition_math": BuiltIn.MATH,
+    "hendrycks_math": BuiltIn.MATH,
+}
+
+_BY_PREFIX = {"aime": BuiltIn.DAPO_MATH, "math-": BuiltIn.MATH, "math_": BuiltIn.MATH}
+
+
+@cache
+def installed() -> frozenset[str]:
+    """Names that installed packages offer; nothing of them is imported. A built-in name cannot be taken."""
+    return frozenset(point.name for point in entry_points(group=ENTRY_POINT_GROUP)) - frozenset(BuiltIn)
+
+
+def available() -> list[str]:
+    """Every verifier's name: the built-in ones, then the installed ones."""
+    return [*BuiltIn, *sorted(installed())]
+
+
+def built_in_choice(data_source: str) -> str | None:
+    """The verifier that people expect for a dataset of this name, or None.
+
+    The owner before the slash does not matter, nor does case: `openai/gsm8k` is `gsm8k`, `HuggingFaceH4/MATH-500` begins with `math-`.
+    """
+    if data_source.startswith(PROCEDURAL_PREFIX):
+        return BuiltIn.REASONING_GYM
+    dataset = data_source.lower().rpartition("/")[2]
+    if dataset in _BY_DATASET:
+        return _BY_DATASET[dataset]
+    return next((name for prefix, name in _BY_PREFIX.items() if dataset.startswith(prefix)), None)
+
+
+def check(overrides: Mapping[str, str]) -> None:
+    """Checks a job's `reward.verifiers`.
+
+    Raises:
+        ConfigError: names the first verifier that there is not, and lists those that there are.
+    """
+    known = available()
+    for data_source, name in overrides.items():
+        if name not in known:
+            raise ConfigError(
+                f"reward.verifiers[{data_source!r}]: there is no verifier {name!r}; there are {', '.join(known)}"
+            )
+
+
+def choose(data_source: str, overrides: Mapping[str, str]) -> str:
+    """The name of the verifier that judges tasks of this `data_source`.
+
+    Args:
+        data_source: as the rows of the dataset say.
+        overrides: the job's `reward.verifiers`: an exact data_source wins over `*`, and both win over the built-in choice.
+
+    Raises:
+        ConfigError: no choice, or a verifier that there is not; names the data_source and lists the verifiers.
+    """
+    name = overrides.get(data_source) or overrides.get(WILDCARD) or built_in_choice(data_source)
+    known = available()
+    if name is None:
+        raise ConfigError(
+            f"no verifier is known for data_source {data_source!r}: name one in reward.verifiers; there are {', '.join(known)}"
+        )
+    if name not in known:
+        raise ConfigError(f"data_source {data_source!r}: there is no verifier {name!r}; there are {', '.join(known)}")
+    return name

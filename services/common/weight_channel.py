@@ -1,0 +1,51 @@
+"""What both ends of the weight transfer agree on besides the messages: sizes, keepalive, deadlines, the token's header."""
+
+from __future__ import annotations
+
+CHUNK_BYTES = 1 << 20
+"""Payload bytes of a chunk: the fastest size for Python's gRPC, and well below the message limit."""
+
+REQUEST_LIMIT_BYTES = 64 << 10
+"""Largest message that the server takes: requests and reports are small."""
+
+REPLY_LIMIT_BYTES = 16 << 20
+"""Largest message that a client takes: the manifest of 100,000 tensors is about 12 MB."""
+
+FETCH_LIMIT_S = 600.0
+"""Longest Fetch that the server serves: a client that stops reading must not pin an old snapshot for ever."""
+
+WATCH_LIMIT_S = 300.0
+"""Longest Watch; the client asks again."""
+
+TOKEN_HEADER = "authorization"  # noqa: S105  the name of a header
+
+Options = list[tuple[str, int]]
+
+CLIENT_OPTIONS: Options = [
+    ("grpc.max_receive_message_length", REPLY_LIMIT_BYTES),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+]
+
+SERVER_OPTIONS: Options = [
+    ("grpc.max_receive_message_length", REQUEST_LIMIT_BYTES),
+    ("grpc.max_metadata_size", 8 << 10),
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    # Clients ping every 30 s; the default (5 min) would cut them off with "too many pings".
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    # Two servers must not share a port silently.
+    ("grpc.so_reuseport", 0),
+]
+
+
+def bearer(token: str) -> str:
+    """The header's value."""
+    return f"Bearer {token}"
+
+
+def token_metadata(token: str | None) -> tuple[tuple[str, str], ...]:
+    """What a client sends with every call."""
+    return ((TOKEN_HEADER, bearer(token)),) if token else ()

@@ -1,0 +1,99 @@
+"""How large a request may be and how long it may take: two small ASGI layers."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.gateway.errors import error_answer
+
+MAX_BODY_BYTES = 1024 * 1024
+DISCARD_BYTES = 16 * 1024 * 1024
+"""Bytes of a refused body that are read on and dropped, so that a client which is still sending sees the answer."""
+BODY_TIMEOUT_S = 15.0
+REQUEST_TIMEOUT_S = 45.0
+
+
+class BodyLimit:
+    """Takes the body in, counting as it comes, before the route runs: 413 beyond the limit, 408 when it comes too slowly."""
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int = MAX_BODY_BYTES, timeout_s: float = BODY_TIMEOUT_S) -> None:
+        """Holds at most `max_bytes` and one chunk per request in memory."""
+        self._app = app
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                body = await self._take(scope, receive)
+        except TimeoutError:
+            answer = error_answer(408, f"the body did not arrive within {self._timeout_s:g} s")
+            await answer(scope, receive, send)
+            return
+        if body is None:
+            answer = error_answer(413, f"the body is larger than {self._max_bytes} bytes", headers={"Connection": "close"})
+            await answer(scope, receive, send)
+            return
+        await self._app(scope, _replay(body, receive), send)
+
+    async def _take(self, scope: Scope, receive: Receive) -> list[Message] | None:
+        """The request's messages; None when they hold too much."""
+        announced = dict(scope["headers"]).get(b"content-length", b"0")
+        fits = not announced.isdigit() or int(announced) <= self._max_bytes
+        messages: list[Message] = []
+        size = 0
+        while True:
+            message = await receive()
+            size += len(message.get("body", b""))
+            fits = fits and size <= self._max_bytes
+            if fits:
+                messages.append(message)
+            else:
+                messages.clear()
+            ended = message["type"] != "http.request" or not message.get("more_body", False)
+            if ended or size > DISCARD_BYTES:
+                return messages if fits else None
+
+
+class RequestTimeout:
+    """Answers 504 when a request has had no answer in time; an answer that has begun (a stream of events) may take as long as it likes."""
+
+    def __init__(self, app: ASGIApp, *, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+        """Times every HTTP request."""
+        self._app = app
+        self._timeout_s = timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            async with asyncio.timeout(self._timeout_s) as timer:
+
+                async def send_and_disarm(message: Message) -> None:
+                    timer.reschedule(None)
+                    await send(message)
+
+                await self._app(scope, receive, send_and_disarm)
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            await error_answer(504, f"no answer within {self._timeout_s:g} s")(scope, receive, send)
+
+
+def _replay(messages: list[Message], receive: Receive) -> Receive:
+    """Gives the messages again, then whatever comes after them."""
+    pending = iter(messages)
+
+    async def replayed() -> Message:
+        message = next(pending, None)
+        return await receive() if message is None else message
+
+    return replayed

@@ -1,0 +1,134 @@
+"""How errors become answers: always `{"error": {"code", "message", "fields"?}}`, never a secret, never a traceback."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, cast
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from redis.exceptions import RedisError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from services.common.errors import ConfigError, JobConflict
+from services.gateway.schemas import ErrorAnswer, FieldProblem
+
+log = logging.getLogger(__name__)
+
+MAX_PROBLEMS = 100
+"""Wrong fields that one answer lists."""
+MAX_TEXT = 1000
+"""Characters of a field's name or message that an answer repeats."""
+RETRY_AFTER_S = 2
+
+CODES = {
+    401: "unauthorized",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "timeout",
+    409: "conflict",
+    413: "body_too_large",
+    415: "unsupported_media_type",
+    422: "invalid_request",
+    429: "too_many",
+    500: "internal",
+    503: "unavailable",
+    504: "timeout",
+}
+
+
+class SpecRefused(ConfigError):
+    """A request whose fields are wrong; answered with 422."""
+
+    def __init__(self, problems: Sequence[FieldProblem]) -> None:
+        """Names every wrong field."""
+        super().__init__("; ".join(f"{problem.field}: {problem.message}" for problem in problems))
+        self.problems = tuple(problems)
+
+
+def error_answer(
+    status: int,
+    message: str,
+    *,
+    problems: Sequence[FieldProblem] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> JSONResponse:
+    """An error as JSON."""
+    error: dict[str, Any] = {"code": CODES.get(status, "error"), "message": message}
+    if problems is not None:
+        error["fields"] = [
+            {"field": _fit(problem.field), "message": _fit(problem.message)} for problem in problems[:MAX_PROBLEMS]
+        ]
+    return JSONResponse({"error": error}, status_code=status, headers=dict(headers or {}))
+
+
+def unavailable(message: str) -> JSONResponse:
+    """503: worth another try."""
+    return error_answer(503, message, headers={"Retry-After": str(RETRY_AFTER_S)})
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The error answers of a route, for its OpenAPI."""
+    return {
+        status: {"model": ErrorAnswer, "description": HTTPStatus(status).phrase, **_documented_headers(status)}
+        for status in sorted({*statuses, 401, 503})
+    }
+
+
+def install_handlers(app: FastAPI) -> None:
+    """Registers a handler for everything that a route can raise."""
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(RequestValidationError, _validation)
+    app.add_exception_handler(SpecRefused, _refused)
+    app.add_exception_handler(JobConflict, _conflict)
+    app.add_exception_handler(RedisError, _redis)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+async def _http(_: Request, error: Exception) -> JSONResponse:
+    problem = cast("HTTPException", error)
+    message = "there is nothing here" if problem.status_code == 404 and problem.detail == "Not Found" else problem.detail
+    return error_answer(problem.status_code, message, headers=problem.headers)
+
+
+async def _validation(_: Request, error: Exception) -> JSONResponse:
+    problems = []
+    for item in cast("RequestValidationError", error).errors():
+        _, *path = item["loc"]
+        problems.append(FieldProblem(field=".".join(str(part) for part in path) or "body", message=item["msg"]))
+    return error_answer(422, "the request is not valid", problems=problems)
+
+
+async def _refused(_: Request, error: Exception) -> JSONResponse:
+    problems = cast("SpecRefused", error).problems
+    more = f" (the first {MAX_PROBLEMS} of {len(problems)} problems)" if len(problems) > MAX_PROBLEMS else ""
+    return error_answer(422, f"the request is not valid{more}", problems=problems)
+
+
+async def _conflict(_: Request, error: Exception) -> JSONResponse:
+    return error_answer(409, str(error))
+
+
+async def _redis(_: Request, error: Exception) -> JSONResponse:
+    log.error("Redis failed: %s", type(error).__name__)
+    return unavailable("the job store does not answer; try again")
+
+
+async def _unexpected(_: Request, __: Exception) -> JSONResponse:
+    return error_answer(500, "an internal error; the gateway's log has it")
+
+
+def _documented_headers(status: int) -> dict[str, Any]:
+    names = {401: ("WWW-Authenticate", "string"), 503: ("Retry-After", "integer")}
+    if status not in names:
+        return {}
+    name, kind = names[status]
+    return {"headers": {name: {"schema": {"type": kind}}}}
+
+
+def _fit(text: str) -> str:
+    shown = text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…"
+    return shown.encode(errors="replace").decode()

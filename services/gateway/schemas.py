@@ -1,0 +1,156 @@
+"""What the gateway's JSON looks like: the models behind its answers and its OpenAPI."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from services.common.jobs import JobRecord, JobState
+from services.common.spec import JobSpec
+from services.common.workers import WorkerKind
+
+JOB_ID_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}-[0-9a-f]{8}$"
+
+EXAMPLE_JOB_ID = "demo-3f2a91c0"
+EXAMPLE_SPEC: dict[str, Any] = {
+    "name": "demo",
+    "model": {"path": "tiny"},
+    "data": {"train": {"source": "reasoning_gym:chain_sum", "config": {"max_terms": 2}}},
+    "learner": {"steps": 200, "lr": 6e-4},
+}
+EXAMPLE_STEP: dict[str, Any] = {"step": 17, "reward_mean": 0.41, "policy_age_max": 1}
+EXAMPLE_EVAL: dict[str, Any] = {"step": 0, "avg_at_k": 0.38, "pass_at_k": 0.81}
+EXAMPLE_SAMPLE: dict[str, Any] = {"group_id": 131, "policy_version": 16, "rollouts": [{"text": "5", "reward": 1.0}]}
+
+OpenObject = dict[str, Any]
+"""A JSON object that another service defines and this one passes on."""
+
+
+class Answer(BaseModel):
+    """Base of all answers."""
+
+    model_config = ConfigDict(frozen=True, protected_namespaces=())
+
+
+class FieldProblem(Answer):
+    """One thing that is wrong with a request."""
+
+    field: str = Field(description="Where it is, as a dotted path.", examples=["learner.lr"])
+    message: str = Field(description="What is wrong.", examples=["Input should be greater than 0 (got '-1')"])
+
+
+class ErrorDetail(Answer):
+    """What went wrong."""
+
+    code: str = Field(description="A stable word for programs.", examples=["invalid_request", "not_found"])
+    message: str = Field(description="A sentence for people.")
+    fields: list[FieldProblem] | None = Field(default=None, description="Each wrong field, where fields are wrong.")
+
+
+class ErrorAnswer(Answer):
+    """The body of every answer that is not a success."""
+
+    error: ErrorDetail
+
+
+class JobSummary(Answer):
+    """A job, without its spec."""
+
+    id: Annotated[str, StringConstraints(pattern=JOB_ID_PATTERN)] = Field(
+        description="Names the job.", examples=[EXAMPLE_JOB_ID]
+    )
+    name: str = Field(description="The spec's name.", examples=["demo"])
+    state: JobState = Field(description="Where the job is in its life.", examples=["running"])
+    cause: str = Field(description="Why it is stalled, failed or cancelled; empty otherwise.")
+    created_at: float = Field(description="Unix seconds.", examples=[1760000000.0])
+    started_at: float | None = Field(description="Unix seconds; null while queued.")
+    finished_at: float | None = Field(description="Unix seconds; null until it has ended.")
+    learner: str | None = Field(description="The learner that owns it.", examples=["learner-node1"])
+    lineage: int = Field(ge=0, description="Rises with every rollback of the learner.")
+    step: int = Field(ge=0, description="Optimizer steps made.", examples=[17])
+    steps: int = Field(ge=1, description="Optimizer steps asked for.", examples=[200])
+    policy_version: int = Field(ge=0, description="Newest published policy; 0 = initial weights.", examples=[17])
+    cancel_requested: bool = Field(description="Whether the learner has been asked to stop.")
+    groups: dict[str, int] = Field(description="Groups issued, active, and by fate.", examples=[{"trained": 1088}])
+    export: str | None = Field(description="Directory of the newest weights in Hugging Face format.")
+
+    @classmethod
+    def of(cls, record: JobRecord) -> JobSummary:
+        """The record as people read it."""
+        return cls(**{name: value for name, value in _shallow(record).items() if name in cls.model_fields})
+
+
+class Job(JobSummary):
+    """A job and its resolved spec."""
+
+    spec: JobSpec = Field(description="The spec with every default written out.")
+
+    @classmethod
+    def of(cls, record: JobRecord) -> Job:
+        """The record as people read it."""
+        return cls(**_shallow(record))
+
+
+class JobList(Answer):
+    """A page of jobs, newest first."""
+
+    total: int = Field(ge=0, description="Jobs there are in all.")
+    jobs: list[JobSummary]
+
+
+class History(Answer):
+    """A job's history."""
+
+    total: int = Field(ge=0, description="Step records there are in all.")
+    steps: list[OpenObject] = Field(
+        description="One object per optimizer step, oldest first.", examples=[[EXAMPLE_STEP]]
+    )
+    evals: list[OpenObject] = Field(
+        description="One object per held-out evaluation, oldest first.", examples=[[EXAMPLE_EVAL]]
+    )
+
+
+class Samples(Answer):
+    """A job's newest samples."""
+
+    samples: list[OpenObject] = Field(
+        description="Judged groups, newest first, with text, reward and policy version.", examples=[[EXAMPLE_SAMPLE]]
+    )
+
+
+class Worker(Answer):
+    """A worker whose heartbeat is fresh."""
+
+    name: str = Field(description="Its stable name.", examples=["rollout-node1"])
+    kind: WorkerKind = Field(description="The service that it is.")
+    state: str = Field(description="What it does just now.", examples=["sampling"])
+    job_id: str | None = Field(description="The job it works on.", examples=[EXAMPLE_JOB_ID])
+    policy_version: int | None = Field(description="The policy that it holds.")
+    metrics_port: int | None = Field(description="Port of its /metrics.")
+    detail: dict[str, str | int | float] = Field(description="What else it tells.")
+    host: str = Field(description="Its machine.", examples=["node1"])
+    pid: int = Field(description="Its process id there.")
+    at: float = Field(description="Unix seconds of the heartbeat.")
+
+
+class WorkerList(Answer):
+    """All workers that are there."""
+
+    workers: list[Worker]
+
+
+class Health(Answer):
+    """That the process answers."""
+
+    status: str = Field(description="`ok`.", examples=["ok"])
+
+
+def worker_answer(status: Any) -> Worker:  # noqa: ANN401  any dataclass with a worker's fields
+    """A heartbeat as people read it."""
+    return Worker(**asdict(status))
+
+
+def _shallow(record: JobRecord) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in JobRecord.__slots__}

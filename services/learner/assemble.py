@@ -1,0 +1,52 @@
+"""From judged groups to what the ranks train: advantages, overlong punishment, loss masks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from services.common.spec import JobSpec
+from services.common.types import Rollout, VerdictStatus
+from services.learner.algorithms.advantages import batch_advantages
+from services.learner.algorithms.overlong import overlong_penalty
+from services.learner.intake import Judged
+from services.learner.megatron.batch import Sequence
+
+
+def assemble(groups: list[Judged], spec: JobSpec) -> list[Sequence]:
+    """One sequence per rollout that was scored and holds a token, in the groups' order."""
+    scored = [_scored(judged) for judged in groups]
+    rewards = [np.array([reward + _shaping(rollout, spec) for rollout, reward in group]) for group in scored]
+    advantages = batch_advantages(rewards, spec.algorithm.advantage_estimator)
+    return [
+        _sequence(judged, rollout, float(advantage))
+        for judged, group, group_advantages in zip(groups, scored, advantages, strict=True)
+        for (rollout, _), advantage in zip(group, group_advantages, strict=True)
+        if rollout.token_ids
+    ]
+
+
+def _scored(judged: Judged) -> list[tuple[Rollout, float]]:
+    pairs = zip(judged.scored.group.rollouts, judged.scored.verdicts, strict=True)
+    return [(r, v.reward) for r, v in pairs if v.status is VerdictStatus.SCORED and v.reward is not None]
+
+
+def _shaping(rollout: Rollout, spec: JobSpec) -> float:
+    algorithm = spec.algorithm
+    if not algorithm.overlong_buffer_enable:
+        return 0.0
+    return overlong_penalty(
+        len(rollout.tokens), rollout_max_tokens=spec.rollout.rollout_max_tokens, overlong_buffer=algorithm.overlong_buffer,
+        penalty_factor=algorithm.overlong_buffer_penalty_factor,
+    )  # fmt: skip
+
+
+def _sequence(judged: Judged, rollout: Rollout, advantage: float) -> Sequence:
+    prompt, response = judged.scored.group.prompt_tokens, rollout.tokens
+    return Sequence(
+        tokens=np.concatenate([prompt, response]),
+        prompt_len=len(prompt),
+        inference_logprobs=rollout.logprobs,
+        advantage=np.full(len(response), advantage, np.float32),
+        loss_mask=np.ones(len(response), bool),
+        group_id=judged.group_id,
+    )

@@ -1,0 +1,75 @@
+"""The collect loop: judged groups come in; each gets its fate at once, or waits for a step."""
+
+from __future__ import annotations
+
+import time
+
+from services.common.codec import decode
+from services.common.connection import BLOCK_S
+from services.common.errors import EntryError
+from services.common.lifecycle import Drain
+from services.common.streams import Entry
+from services.common.types import Purpose, ScoredGroup
+from services.learner import metrics
+from services.learner.context import JobContext
+from services.learner.intake import Judged
+from services.learner.ledger import Fate
+
+READ_AT_ONCE = 64
+RENEW_S = 15.0
+
+
+async def collect_loop(job: JobContext, drain: Drain) -> None:
+    """Takes judged groups in.
+
+    consumes:     scored stream
+    waits for:    an entry, at most BLOCK_S at a time
+    unblocked by: the reward service
+    produces:     ready groups and fates; entries stay held until the journal has them
+    """
+    await job.recovered(drain)
+    renewed = time.monotonic()
+    while not drain.requested:
+        for entry in await job.consumer.read(READ_AT_ONCE, BLOCK_S):
+            await take(job, entry)
+        if time.monotonic() - renewed > RENEW_S:
+            await job.consumer.renew()
+            renewed = time.monotonic()
+
+
+async def take(job: JobContext, entry: Entry) -> None:
+    """Takes one entry: a training group, an evaluation's answer, or something for the dead letters."""
+    try:
+        scored = decode(ScoredGroup, entry.payload)
+    except EntryError as error:
+        await job.consumer.dead_letter(entry, str(error))
+        await job.store.event(job.job_id, "dead_letter", {"stage": "scored", "entry": entry.id, "message": str(error)})
+        return
+    task = scored.group.task
+    if task.job_id != job.job_id or task.lineage != job.lineage:
+        await job.consumer.ack(entry)
+        return
+    if task.purpose is Purpose.EVAL:
+        for evaluation in job.rounds:
+            evaluation.arrived(scored)
+        await job.consumer.ack(entry)
+    else:
+        _count(job, scored)
+        fate = job.intake.arrived(Judged(scored, entry.payload, entry))
+        if fate in {Fate.DEGENERATE, Fate.STALE, Fate.FAILED}:
+            job.flow.wasted_tokens += sum(len(r.tokens) for r in scored.group.rollouts)
+    job.moved()
+
+
+def _count(job: JobContext, scored: ScoredGroup) -> None:
+    tokens = sum(len(r.tokens) for r in scored.group.rollouts)
+    flow = job.flow
+    flow.groups += 1
+    flow.generated_tokens += tokens
+    for verdict in scored.verdicts:
+        if verdict.reward is not None and verdict.accuracy is not None:
+            flow.rollouts += 1
+            flow.reward_sum += verdict.reward
+            flow.accuracy_sum += verdict.accuracy
+    metrics.GENERATED_TOKENS.inc(tokens)
+    metrics.JUDGE_SECONDS.observe(scored.judge_s)

@@ -1,0 +1,95 @@
+"""What the head's loops share. Everything here lives in the head's event loop; nothing is locked."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from redis.asyncio import Redis
+
+from services.common.jobs import JobStore
+from services.common.lifecycle import Drain
+from services.common.settings import Settings
+from services.common.spec import JobSpec
+from services.common.streams import Consumer
+from services.learner.checkpoint import CheckpointStore
+from services.learner.evaluation import EvalRound
+from services.learner.intake import Intake
+from services.learner.journal import Journal
+from services.learner.publisher import Publisher
+from services.learner.ranks import Ranks
+from services.learner.tasks import TaskFactory
+
+
+@dataclass(slots=True)
+class Flow:
+    """Tokens and groups that arrived since the last step."""
+
+    since: float = field(default_factory=time.monotonic)
+    generated_tokens: int = 0
+    wasted_tokens: int = 0
+    groups: int = 0
+    accuracy_sum: float = 0.0
+    reward_sum: float = 0.0
+    rollouts: int = 0
+
+
+@dataclass(slots=True)
+class JobContext:
+    """One running job, as its loops see it."""
+
+    job_id: str
+    spec: JobSpec
+    lineage: int
+    model_dir: Path
+    settings: Settings
+    redis: Redis
+    store: JobStore
+    ranks: Ranks
+    intake: Intake
+    tasks: TaskFactory
+    journal: Journal
+    checkpoints: CheckpointStore
+    publisher: Publisher
+    consumer: Consumer
+    step: int = 0
+    """Optimizer steps done; also the policy version published last."""
+    published: bool = False
+    """Whether servers may sample: the first version is out."""
+    stopping: str = ""
+    """Why the job should end before its last step; empty while it should not."""
+    waiting_for: str = ""
+    """What the next step waits for; empty while a step is under way."""
+    progress_at: float = field(default_factory=time.monotonic)
+    """When something last moved: a group arrived, a step was done."""
+    rounds: list[EvalRound] = field(default_factory=list)
+    flow: Flow = field(default_factory=Flow)
+    issue_now: asyncio.Event = field(default_factory=asyncio.Event)
+    step_now: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def steps_left(self) -> int:
+        """Steps that still need groups."""
+        return self.spec.learner.steps - self.step
+
+    async def recovered(self, drain: Drain) -> None:
+        """Waits until the ledger stands where the journal ends and the first version is out, or the drain."""
+        while not self.published and not await drain.wait(0.1):
+            pass
+
+    def moved(self) -> None:
+        """Something moved: whoever waits looks again."""
+        self.progress_at = time.monotonic()
+        self.issue_now.set()
+        self.step_now.set()
+
+
+async def wait_event(event: asyncio.Event, timeout_s: float) -> None:
+    """Waits until the event is set or the time is over, and clears it."""
+    try:
+        await asyncio.wait_for(event.wait(), timeout_s)
+    except TimeoutError:
+        return
+    event.clear()

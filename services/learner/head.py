@@ -1,0 +1,120 @@
+"""The head: rank 0's I/O, in a thread with an event loop of its own. The ranks only train.
+
+    tasks stream ◄── issue ◄─┐                               ┌─► journal, checkpoints
+                             │                               │
+    scored stream ─► collect ─► intake ─► step ─► ranks ─────┼─► publisher ── gRPC ─► rollout servers
+                             ▲             ▲                 │
+                             └─ watch ─────┘                 └─► job record, step history, events
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from functools import partial
+from pathlib import Path
+
+from redis.asyncio import Redis
+
+from services.common.connection import BLOCK_S, connect
+from services.common.data import open_source
+from services.common.jobs import JobStore
+from services.common.keys import Stage
+from services.common.lifecycle import Drain, run_service
+from services.common.logs import log_context
+from services.common.settings import Settings
+from services.common.spec import JobSpec
+from services.common.streams import Consumer
+from services.learner.checkpoint import CheckpointStore
+from services.learner.collector import collect_loop
+from services.learner.context import JobContext
+from services.learner.intake import Intake
+from services.learner.issuer import issue_loop
+from services.learner.journal import Journal
+from services.learner.ledger import Ledger
+from services.learner.publisher import Publisher
+from services.learner.ranks import Ranks
+from services.learner.stepper import step_loop
+from services.learner.tasks import TaskFactory
+from services.learner.warden import watch_loop
+
+log = logging.getLogger(__name__)
+
+LINEAGE = 1
+
+
+class Head:
+    """Runs one job's loops beside rank 0's main thread."""
+
+    def __init__(self, job_id: str, spec: JobSpec, model_dir: Path, settings: Settings, ranks: Ranks) -> None:
+        """Nothing is started yet."""
+        self._job_id = job_id
+        self._spec = spec
+        self._model_dir = model_dir
+        self._settings = settings
+        self._ranks = ranks
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._drain: Drain | None = None
+        self._thread = threading.Thread(target=self._main, name="head", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def drain(self) -> None:
+        """Asks the loops to end at the next step boundary; safe from any thread and from signal handlers."""
+        if self._loop is not None and self._drain is not None:
+            self._loop.call_soon_threadsafe(self._drain.request)
+
+    def join(self, timeout_s: float) -> None:
+        """Waits for the thread's end."""
+        self._thread.join(timeout_s)
+
+    def _main(self) -> None:
+        try:
+            with log_context(job_id=self._job_id):
+                asyncio.run(self._run())
+        except BaseException as error:  # noqa: BLE001  whatever ended the head must end rank 0 too
+            log.exception("the head died")
+            self._ranks.fail(error)
+
+    async def _run(self) -> None:
+        self._loop, self._drain = asyncio.get_running_loop(), Drain()
+        settings, drain = self._settings, self._drain
+        redis, blocking = connect(settings.redis_url), connect(settings.redis_url, block_s=BLOCK_S)
+        token = settings.internal_token.get_secret_value() if settings.internal_token else None
+        publisher = Publisher(
+            self._job_id, host=settings.bind_host, port=0, token=token, advertise_host=settings.advertise_host
+        )
+        try:
+            job = self._context(redis, blocking, publisher)
+            loops = {"step": step_loop, "issue": issue_loop, "collect": collect_loop, "watch": watch_loop}
+            bound = {name: partial(loop, job, drain) for name, loop in loops.items()}
+            await run_service(drain, bound, drain_timeout_s=settings.drain_timeout_s)
+        finally:
+            publisher.stop()
+            await redis.aclose()
+            await blocking.aclose()
+
+    def _context(self, redis: Redis, blocking: Redis, publisher: Publisher) -> JobContext:
+        job_id, settings, spec = self._job_id, self._settings, self._spec
+        folder = settings.job_dir(job_id)
+        held_out = open_source(spec.data.eval, settings) if spec.data.eval and spec.eval.enabled else None
+        train = open_source(spec.data.train, settings)
+        return JobContext(
+            job_id=job_id,
+            spec=spec,
+            lineage=LINEAGE,
+            model_dir=self._model_dir,
+            settings=settings,
+            redis=redis,
+            store=JobStore(redis),
+            ranks=self._ranks,
+            intake=Intake(spec, Ledger()),
+            tasks=TaskFactory(job_id, spec, lineage=LINEAGE, train=train, held_out=held_out),
+            journal=Journal(folder / "journal"),
+            checkpoints=CheckpointStore(folder / "checkpoints", keep=spec.checkpoint.keep_last),
+            publisher=publisher,
+            consumer=Consumer(redis, blocking, job_id, Stage.SCORED, group="learner", name="learner"),
+        )

@@ -1,0 +1,148 @@
+"""What was issued, what came back, and what may train next. No I/O: the head's loops ask and tell.
+
+    issue_budget ──► issued ──► in flight ──► arrived ──► ready ──► select ──► trained
+                                   │             ├──► degenerate
+                                   │             ├──► failed
+                                   └──► failed   └──► stale
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.common.spec import FilterMetric, JobSpec
+from services.common.streams import Entry
+from services.common.types import ScoredGroup, VerdictStatus
+from services.learner.algorithms.dynamic_sampling import is_degenerate
+from services.learner.gate import AcceptRate, ReadyGroup, issue_budget, select_batch
+from services.learner.ledger import ActiveGroup, Fate, Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A scored group as it came off the stream, with the entry that must be acked once it is journalled."""
+
+    scored: ScoredGroup
+    payload: bytes
+    entry: Entry | None
+    """None when it was replayed from the journal."""
+
+    @property
+    def group_id(self) -> int:
+        """Ordinal within the job."""
+        return self.scored.group.task.group_id
+
+    @property
+    def rewards(self) -> list[float]:
+        """Rewards of the rollouts that were scored."""
+        return [v.reward for v in self.scored.verdicts if v.status is VerdictStatus.SCORED and v.reward is not None]
+
+    @property
+    def accuracies(self) -> list[float]:
+        """Accuracies of the rollouts that were scored."""
+        return [v.accuracy for v in self.scored.verdicts if v.status is VerdictStatus.SCORED and v.accuracy is not None]
+
+
+class Intake:
+    """Groups between issue and fate."""
+
+    def __init__(self, spec: JobSpec, ledger: Ledger, clock: Callable[[], float] = time.monotonic) -> None:
+        """Starts from a ledger that may hold active groups of an earlier run."""
+        self.ledger = ledger
+        self.accept_rate = AcceptRate()
+        self.judged_since_step = 0
+        self._spec = spec
+        self._clock = clock
+        self._ready: dict[int, Judged] = {}
+        self._settled: list[Judged] = []
+
+    @property
+    def ready(self) -> int:
+        """Informative groups that wait for a step."""
+        return len(self._ready)
+
+    def budget(self, steps_left: int) -> int:
+        """How many groups may be issued now."""
+        bsize = self._spec.algorithm.groups_per_step
+        return issue_budget(
+            active=len(self.ledger.active), ready=self.ready, groups_per_step=bsize,
+            max_off_policy_steps=self._spec.off_policy.max_off_policy_steps, accept_rate=self.accept_rate.value,
+            still_needed=steps_left * bsize,
+        )  # fmt: skip
+
+    def arrived(self, judged: Judged) -> Fate | None:
+        """Takes in a scored group; its fate if it ended here, None if it is ready. A repeated or settled group changes nothing.
+
+        An ordinal that this ledger has not issued yet was issued before a crash, after the last journal record: it is active again.
+        """
+        if self.ledger.issued <= judged.group_id < self.ledger.issued + self._spec.slots:
+            self.ledger.reissue(judged.group_id + 1, judged.scored.group.min_policy_version)
+        active = self.ledger.active.get(judged.group_id)
+        if active is None or active.ready:
+            self._settled.append(judged)
+            return None
+        fate, reason = self._judge(judged)
+        self.judged_since_step += 1
+        if fate is None or fate is Fate.DEGENERATE:
+            self.accept_rate.update(fate is None)
+        if fate is None:
+            active.ready = True
+            self._ready[judged.group_id] = judged
+        else:
+            self.settle(judged, fate, reason)
+        return fate
+
+    def settle(self, judged: Judged, fate: Fate, reason: str = "") -> None:
+        """Ends a group; its entry is acked with the next journal record."""
+        self._ready.pop(judged.group_id, None)
+        self.ledger.settle(judged.group_id, fate, reason)
+        self._settled.append(judged)
+
+    def select(self, policy_version: int) -> list[Judged] | None:
+        """The groups of the next step, oldest first, or None while it has to wait. They stay ready until `settle`."""
+        bound = self._spec.off_policy.max_off_policy_steps
+        for judged in [j for j in self._ready.values() if policy_version - j.scored.group.min_policy_version > bound]:
+            age = policy_version - judged.scored.group.min_policy_version
+            self.settle(judged, Fate.STALE, f"policy_age {age} exceeds max_off_policy_steps {bound}")
+        ready = [ReadyGroup(gid, policy_version - j.scored.group.min_policy_version) for gid, j in self._ready.items()]
+        in_flight = [policy_version - g.issue_version for g in self.ledger.active.values() if not g.ready]
+        size = self._spec.algorithm.groups_per_step
+        chosen = select_batch(ready, in_flight, groups_per_step=size, max_off_policy_steps=bound)
+        if chosen is None and self._refills_exhausted:
+            chosen = sorted(ready, key=lambda g: (-g.policy_age, g.group_id))[:size]
+        if not chosen:
+            return None
+        return [self._ready[group.group_id] for group in chosen]
+
+    def overdue(self) -> list[ActiveGroup]:
+        """Groups in flight beyond their deadline."""
+        limit = self._clock() - self._spec.rollout.group_timeout_s
+        return [group for group in self.ledger.active.values() if not group.ready and group.issued_at < limit]
+
+    def take_settled(self) -> list[Judged]:
+        """Groups settled since the last call, whose entries may be acked once the journal has their fates."""
+        settled, self._settled = self._settled, []
+        return settled
+
+    @property
+    def _refills_exhausted(self) -> bool:
+        """Whether dynamic sampling has judged `filter_groups_max_batches` batches for this step already."""
+        algorithm = self._spec.algorithm
+        return self.judged_since_step >= algorithm.filter_groups_max_batches * algorithm.groups_per_step
+
+    def _judge(self, judged: Judged) -> tuple[Fate | None, str]:
+        group = judged.scored.group
+        if group.failure is not None:
+            return Fate.FAILED, group.failure
+        if len(judged.rewards) < 2:
+            return Fate.FAILED, f"only {len(judged.rewards)} of {len(group.rollouts)} rollouts could be judged"
+        if not all(math.isfinite(reward) for reward in judged.rewards):
+            return Fate.FAILED, "a reward is not finite"
+        algorithm = self._spec.algorithm
+        values = judged.accuracies if algorithm.filter_groups_metric is FilterMetric.ACCURACY else judged.rewards
+        if algorithm.filter_groups_enable and is_degenerate(values):
+            return Fate.DEGENERATE, ""
+        return None, ""

@@ -1,0 +1,113 @@
+"""The ledger: every group that the job issues ends with exactly one fate, and the fates sum to the groups issued."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Fate(StrEnum):
+    """How a group ended."""
+
+    TRAINED = "trained"
+    DEGENERATE = "degenerate"
+    STALE = "stale"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """One group's end, as the journal keeps it."""
+
+    group_id: int
+    fate: Fate
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class ActiveGroup:
+    """A group that was issued and has no fate yet."""
+
+    group_id: int
+    issue_version: int
+    """The learner's policy version when it was issued: no token of it is older."""
+    attempt: int = 1
+    issued_at: float = field(default_factory=time.monotonic)
+    ready: bool = False
+    """Judged, informative, and waiting for a step."""
+
+
+class Ledger:
+    """Fates by ordinal. Ordinals below `frontier` all have one; `active` holds the others that were issued."""
+
+    def __init__(self) -> None:
+        """Nothing issued yet."""
+        self.issued = 0
+        self.frontier = 0
+        self.counts: Counter[Fate] = Counter()
+        self.active: dict[int, ActiveGroup] = {}
+        self._beyond: set[int] = set()
+        self._unwritten: list[Settled] = []
+
+    def issue(self, policy_version: int) -> ActiveGroup:
+        """The next ordinal, active from now on."""
+        group = ActiveGroup(self.issued, policy_version)
+        self.active[self.issued] = group
+        self.issued += 1
+        return group
+
+    def settle(self, group_id: int, fate: Fate, reason: str = "") -> bool:
+        """Gives an active group its fate; False when it has one already, or was never issued."""
+        if self.active.pop(group_id, None) is None:
+            return False
+        self._record(Settled(group_id, fate, reason))
+        return True
+
+    def take_unwritten(self) -> list[Settled]:
+        """Fates decided since the last call: what the next journal record carries."""
+        settled, self._unwritten = self._unwritten, []
+        return settled
+
+    def replay(self, issued: int, settled: list[Settled]) -> None:
+        """Applies a journal record: its fates, and the ordinals issued by then."""
+        self.reissue(issued, policy_version=0)
+        for item in settled:
+            if self.active.pop(item.group_id, None) is not None:
+                self._record(item)
+        self._unwritten.clear()
+
+    def reissue(self, issued: int, policy_version: int) -> None:
+        """Makes ordinals up to `issued` (not included) active, without a fate of their own yet."""
+        while self.issued < issued:
+            self.issue(policy_version)
+
+    def summary(self) -> dict[str, int]:
+        """Groups issued, active, and by fate."""
+        return {"issued": self.issued, "active": len(self.active), **{fate.value: self.counts[fate] for fate in Fate}}
+
+    def state(self) -> dict[str, Any]:
+        """JSON values from which `restore` makes the same ledger."""
+        return {"issued": self.issued, "frontier": self.frontier, "beyond": sorted(self._beyond), "counts": dict(self.counts)}
+
+    @classmethod
+    def restore(cls, state: dict[str, Any]) -> Ledger:
+        """The ledger that `state` describes; groups without a fate are active again."""
+        ledger = cls()
+        ledger.issued, ledger.frontier = int(state["issued"]), int(state["frontier"])
+        ledger._beyond = set(state["beyond"])
+        ledger.counts = Counter({Fate(name): int(count) for name, count in state["counts"].items()})
+        without = (i for i in range(ledger.frontier, ledger.issued) if i not in ledger._beyond)
+        ledger.active = {group_id: ActiveGroup(group_id, issue_version=0) for group_id in without}
+        return ledger
+
+    def _record(self, item: Settled) -> None:
+        self.counts[item.fate] += 1
+        self._unwritten.append(item)
+        self._beyond.add(item.group_id)
+        while self.frontier in self._beyond:
+            self._beyond.remove(self.frontier)
+            self.frontier += 1

@@ -1,0 +1,56 @@
+"""The loop that every rank runs:  command ─► train | publish | save | load ─► result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from services.learner.commands import Command, Finish, Idle, Load, Publish, Save, Train, share
+from services.learner.megatron.trainer import MegatronTrainer
+from services.learner.ranks import IDLE, Ranks
+
+COMMAND_WAIT_S = 5.0
+"""Rank 0 waits this long for the head before it tells the others to go on waiting."""
+
+
+def run_loop(trainer: MegatronTrainer, ranks: Ranks | None) -> None:
+    """Does what the head says until it says Finish.
+
+    consumes:     commands (rank 0 from the head, the others from rank 0)
+    waits for:    a command, COMMAND_WAIT_S at a time
+    unblocked by: the head
+    produces:     results, on rank 0
+    """
+    while True:
+        call = ranks.next(COMMAND_WAIT_S) if ranks is not None else None
+        mine = (call.command if call is not None else IDLE) if ranks is not None else None
+        command = share(mine, trainer.device)
+        try:
+            result = execute(trainer, command)
+        except BaseException as error:
+            if call is not None:
+                call.result.set_exception(error)
+            raise
+        if call is not None:
+            call.result.set_result(result)
+        if isinstance(command, Finish):
+            return
+
+
+def execute(trainer: MegatronTrainer, command: Command) -> Any:  # noqa: ANN401  the caller knows what it asked for
+    """Carries out one command on this rank."""
+    match command:
+        case Train(_, sequences):
+            return trainer.train(sequences)
+        case Publish():
+            return trainer.export()
+        case Save(path, export):
+            trainer.save(Path(path))
+            if export:
+                trainer.save_hf(Path(path) / "hf")
+            return None
+        case Load(path):
+            trainer.load(Path(path))
+            return None
+        case Idle() | Finish():
+            return None

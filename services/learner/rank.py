@@ -1,0 +1,78 @@
+"""One rank of a job. Rank 0 also runs the head, in a thread.
+
+Started by torchelastic; told by MILLRACE_JOB which job, whose folder holds the resolved spec.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from services.common.logs import configure_logging, log_context
+from services.common.models import resolve_model
+from services.common.parent import die_with_parent
+from services.common.settings import Settings, load_settings
+from services.common.spec import JobSpec, parse_spec
+from services.learner.folder import ERROR_FILE, SPEC_FILE
+
+log = logging.getLogger(__name__)
+
+HEAD_JOIN_S = 30.0
+
+
+def run_rank(job_id: str, settings: Settings) -> None:
+    """Builds this rank's part of the model and runs the loop to the job's end."""
+    spec = parse_spec((settings.job_dir(job_id) / SPEC_FILE).read_text())
+    model_dir = resolve_model(spec.model.path, settings)
+    from services.learner.megatron.platform import prepare
+
+    prepare(settings.platform)
+    import torch.distributed as dist
+
+    from services.learner.build import build_trainer
+    from services.learner.loop import run_loop
+
+    trainer = build_trainer(spec, model_dir, settings.platform)
+    if dist.get_rank() != 0:
+        run_loop(trainer, None)
+    else:
+        _run_with_head(job_id, spec, model_dir, settings, trainer)
+    dist.destroy_process_group()
+
+
+def _run_with_head(job_id: str, spec: JobSpec, model_dir: Path, settings: Settings, trainer: object) -> None:
+    from services.learner.head import Head
+    from services.learner.loop import run_loop
+    from services.learner.megatron.trainer import MegatronTrainer
+    from services.learner.ranks import Ranks
+
+    assert isinstance(trainer, MegatronTrainer)  # noqa: S101  the import is late, so the annotation cannot say it
+    ranks = Ranks()
+    head = Head(job_id, spec, model_dir, settings, ranks)
+    signal.signal(signal.SIGTERM, lambda *_: head.drain())
+    head.start()
+    run_loop(trainer, ranks)
+    head.join(HEAD_JOIN_S)
+
+
+def main() -> None:
+    """Entry point of a rank; an error is left in the job's folder, where the agent finds it."""
+    die_with_parent(signal.SIGKILL)
+    settings, job_id, rank = load_settings(), os.environ["MILLRACE_JOB"], int(os.environ["RANK"])
+    configure_logging("learner", settings.log_level)
+    if rank != 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 0 drains and tells the others
+    with log_context(job_id=job_id, rank=rank):
+        try:
+            run_rank(job_id, settings)
+        except Exception as error:
+            log.exception("rank %d failed", rank)
+            (settings.job_dir(job_id) / ERROR_FILE).write_text(f"rank {rank}: {type(error).__name__}: {error}")
+            sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""How the head drives the ranks: each call becomes a command, and returns when rank 0 has done it.
+
+The head runs in a thread of rank 0 and only does I/O; rank 0's main thread takes the commands, shares them with the other ranks and computes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import queue
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.learner.commands import Command, Finish, Idle, Load, Publish, Save, Train
+from services.learner.megatron.batch import Sequence
+from services.learner.megatron.trainer import StepStats
+from services.learner.snapshots import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A command on its way to rank 0's main thread, and where its result goes."""
+
+    command: Command
+    result: concurrent.futures.Future[Any]
+
+
+class Ranks:
+    """The ranks, as the head sees them. One call at a time."""
+
+    def __init__(self) -> None:
+        """No call yet."""
+        self._calls: queue.Queue[Call] = queue.Queue(maxsize=1)
+        self._fault: BaseException | None = None
+
+    async def train(self, step: int, sequences: list[Sequence]) -> StepStats:
+        """One optimizer step."""
+        stats: StepStats = await self._call(Train(step, sequences))
+        return stats
+
+    async def weights(self) -> Weights:
+        """The weights under their Hugging Face names, gathered on rank 0."""
+        weights: Weights = await self._call(Publish())
+        return weights
+
+    async def save(self, path: Path, *, export: bool) -> None:
+        """Writes a checkpoint's files into the directory."""
+        await self._call(Save(str(path), export))
+
+    async def load(self, path: Path) -> None:
+        """Reads a checkpoint's files from the directory."""
+        await self._call(Load(str(path)))
+
+    async def finish(self) -> None:
+        """Lets the ranks leave their loop."""
+        await self._call(Finish())
+
+    def next(self, timeout_s: float) -> Call | None:
+        """For rank 0's main thread: the next call, or None after `timeout_s`.
+
+        Raises:
+            Exception: what ended the head, if it has ended.
+        """
+        try:
+            return self._calls.get(timeout=timeout_s)
+        except queue.Empty:
+            if self._fault is not None:
+                raise self._fault from None
+            return None
+
+    def fail(self, error: BaseException) -> None:
+        """The head has died: the next wait of the main thread raises this."""
+        self._fault = error
+
+    async def _call(self, command: Command) -> Any:  # noqa: ANN401  each caller knows its result
+        result: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self._calls.put_nowait(Call(command, result))
+        return await asyncio.wrap_future(result)
+
+
+IDLE = Idle()

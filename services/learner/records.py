@@ -1,0 +1,66 @@
+"""One step as people see it: what `GET /jobs/{id}/metrics`, the events and the dashboards tell."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from services.learner.context import JobContext
+from services.learner.intake import Judged
+from services.learner.megatron.trainer import StepStats
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Where a step's wall-clock time went, seconds."""
+
+    wait_s: float
+    """The learner stood idle, waiting for a batch."""
+    train_s: float = 0.0
+    step_s: float = 0.0
+    """From asking for the batch to the published version."""
+
+
+def step_record(
+    job: JobContext, groups: list[Judged], ages: list[int], stats: StepStats, times: StepTimes, trained_tokens: int
+) -> dict[str, Any]:
+    """The record of the step that `job.step` counts, as JSON values.
+
+    `reward` and `accuracy` are means over every training rollout judged since the step before, the filtered ones too: the batch itself
+    holds informative groups only and says little about how good the policy is. Lengths are those of the batch.
+    """
+    flow, ledger = job.flow, job.intake.ledger
+    elapsed = max(time.monotonic() - flow.since, 1e-9)
+    rollouts = [rollout for judged in groups for rollout in judged.scored.group.rollouts]
+    lengths = np.array([len(rollout.tokens) for rollout in rollouts])
+    reports = list(job.publisher.reports.values())
+    return {
+        "step": job.step,
+        "at": time.time(),
+        "policy_version": job.step,
+        "reward": flow.reward_sum / flow.rollouts if flow.rollouts else None,
+        "accuracy": flow.accuracy_sum / flow.rollouts if flow.rollouts else None,
+        "accept_rate": round(job.intake.accept_rate.value, 4),
+        "groups_trained": len(groups),
+        "groups_judged": flow.groups,
+        "policy_age_mean": fmean(ages),
+        "policy_age_max": max(ages),
+        "response_length_mean": float(lengths.mean()),
+        "response_length_p95": float(np.percentile(lengths, 95)),
+        "truncated_share": fmean(rollout.finish_reason.truncated for rollout in rollouts),
+        "generated_tokens_per_s": flow.generated_tokens / elapsed,
+        "wasted_tokens": flow.wasted_tokens,
+        "trained_tokens": trained_tokens,
+        "trained_tokens_per_s": trained_tokens / max(times.step_s, 1e-9),
+        "wait_s": times.wait_s,
+        "train_s": times.train_s,
+        "step_s": times.step_s,
+        "sync_s": max((r.fetch_seconds + r.apply_seconds for r in reports), default=None),
+        "pause_s": max((r.pause_seconds for r in reports), default=None),
+        "groups": ledger.summary(),
+        **stats.as_record(),
+    }

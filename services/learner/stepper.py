@@ -1,0 +1,193 @@
+"""The learner's main course, step by step.
+
+    recover ─► publish ─► evaluate ─► ┌─ next batch ─► journal ─► ack ─► train ─► publish ─► record ─► checkpoint? ─┐ ─► evaluate ─► end
+                                      └──────────────────────────────────────────────────────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+
+from services.common import keys
+from services.common.codec import decode
+from services.common.jobs import ActiveJob, JobState
+from services.common.lifecycle import Drain
+from services.common.types import ScoredGroup
+from services.learner import metrics
+from services.learner.assemble import assemble
+from services.learner.context import Flow, JobContext, wait_event
+from services.learner.evaluation import EvalRound
+from services.learner.intake import Judged
+from services.learner.issuer import start_evaluation
+from services.learner.journal import BatchRecord
+from services.learner.ledger import Fate, Ledger
+from services.learner.records import StepTimes, step_record
+from services.learner.snapshots import make_snapshot
+
+log = logging.getLogger(__name__)
+
+LOOK_AGAIN_S = 1.0
+
+
+class Stopped(Exception):  # noqa: N818  control flow, not an error
+    """The job was asked to end, or the learner to drain."""
+
+
+async def step_loop(job: JobContext, drain: Drain) -> None:
+    """Runs the job from where it stands to its end.
+
+    consumes:     ready groups
+    waits for:    a batch, an evaluation; a second at a time, and the warden names what is missing
+    unblocked by: the collect loop
+    produces:     weights, step records, checkpoints
+    """
+    try:
+        await _begin(job)
+        if job.spec.eval.enabled and job.step == 0:
+            await _finish(job, await start_evaluation(job), drain)
+        while job.steps_left:
+            await _step(job, drain)
+        if job.spec.eval.enabled:
+            await _finish(job, await start_evaluation(job), drain)
+        await _end(job, JobState.SUCCEEDED, "")
+    except Stopped:
+        if job.stopping:
+            await _end(job, JobState.CANCELLED, job.stopping)
+    await job.ranks.finish()
+    drain.request()
+
+
+async def recover(job: JobContext) -> None:
+    """Brings ranks and ledger to where the journal ends: the newest checkpoint, then the same batches in the same order."""
+    checkpoint = job.checkpoints.newest()
+    if checkpoint is not None:
+        log.info("resuming from the checkpoint of step %d", checkpoint.step)
+        await job.ranks.load(checkpoint.path)
+        job.step = checkpoint.step
+        job.intake.ledger = Ledger.restore(checkpoint.state["ledger"])
+    for record in job.journal.records(after_step=job.step):
+        log.info("training step %d again from the journal", record.step)
+        job.intake.ledger.replay(record.issued, list(record.settled))
+        groups = [Judged(decode(ScoredGroup, payload), payload, None) for payload in record.groups]
+        await job.ranks.train(record.step, assemble(groups, job.spec))
+        job.step = record.step
+    oldest = max(0, job.step - job.spec.off_policy.max_off_policy_steps)
+    for group in job.intake.ledger.active.values():
+        group.issue_version = oldest
+
+
+async def _begin(job: JobContext) -> None:
+    await recover(job)
+    await _publish(job)
+    await job.store.transition(
+        job.job_id, JobState.RUNNING, allowed=[JobState.STARTING, JobState.RUNNING, JobState.STALLED],
+        step=job.step, policy_version=job.step,
+    )  # fmt: skip
+    job.published = True
+    job.moved()
+
+
+async def _step(job: JobContext, drain: Drain) -> None:
+    started = time.monotonic()
+    groups = await _next_batch(job, drain)
+    times = StepTimes(wait_s=time.monotonic() - started)
+    ages = [job.step - judged.scored.group.min_policy_version for judged in groups]
+    await _journal(job, groups)
+    sequences = assemble(groups, job.spec)
+    trained = time.monotonic()
+    stats = await job.ranks.train(job.step + 1, sequences)
+    times.train_s = time.monotonic() - trained
+    job.step += 1
+    await _publish(job)
+    times.step_s = time.monotonic() - started
+    tokens = sum(len(sequence.inference_logprobs) for sequence in sequences)
+    record = step_record(job, groups, ages, stats, times, tokens)
+    job.flow = Flow()
+    await job.redis.rpush(keys.steps(job.job_id), json.dumps(record))
+    await job.store.update(
+        job.job_id, step=job.step, policy_version=job.step, groups=json.dumps(job.intake.ledger.summary())
+    )  # fmt: skip
+    await job.store.event(job.job_id, "step", record)
+    metrics.observe_step(record, ages)
+    every = job.spec.eval.interval_steps
+    if job.spec.eval.enabled and every and job.step % every == 0 and job.steps_left:
+        await start_evaluation(job)
+    if job.step % job.spec.checkpoint.interval_steps == 0 and job.steps_left:
+        await _checkpoint(job)
+    job.moved()
+
+
+async def _next_batch(job: JobContext, drain: Drain) -> list[Judged]:
+    job.waiting_for = "scored groups"
+    while True:
+        if job.stopping or drain.requested:
+            raise Stopped
+        groups = job.intake.select(job.step)
+        if groups is not None:
+            break
+        await wait_event(job.step_now, LOOK_AGAIN_S)
+    job.waiting_for = ""
+    if len(groups) < job.spec.algorithm.groups_per_step:
+        message = f"{job.intake.judged_since_step} groups were judged for one step, {len(groups)} were informative: it trains on those"
+        await job.store.event(job.job_id, "filter_groups_max_batches", {"step": job.step + 1, "message": message})
+    return groups
+
+
+async def _journal(job: JobContext, groups: list[Judged]) -> None:
+    """Makes the batch durable, and only then lets its entries go."""
+    for judged in groups:
+        job.intake.settle(judged, Fate.TRAINED)
+    job.intake.judged_since_step = 0
+    ledger = job.intake.ledger
+    record = BatchRecord(
+        job.step + 1, job.lineage, tuple(judged.payload for judged in groups), tuple(ledger.take_unwritten()), ledger.issued
+    )
+    metrics.JOURNAL_BYTES.inc(job.journal.append(record))
+    await job.consumer.ack(*(judged.entry for judged in job.intake.take_settled() if judged.entry is not None))
+
+
+async def _publish(job: JobContext) -> None:
+    weights = await job.ranks.weights()
+    job.publisher.publish(make_snapshot(job.lineage, job.step, weights))
+    active = ActiveJob(
+        job.job_id, job.lineage, job.publisher.address, job.step, str(job.model_dir), job.spec.model_dump(mode="json")
+    )
+    await job.store.activate(active)
+    metrics.POLICY_VERSION.set(job.step)
+
+
+async def _checkpoint(job: JobContext) -> None:
+    """Saves what a restart needs, and the weights in Hugging Face format."""
+    started = time.monotonic()
+    path = job.checkpoints.begin(job.step)
+    await job.ranks.save(path, export=job.spec.checkpoint.export)
+    state = {"lineage": job.lineage, "ledger": job.intake.ledger.state()}
+    final = job.checkpoints.commit(job.step, state)
+    if job.spec.checkpoint.export:
+        await job.store.update(job.job_id, export=str(final / "hf"))
+    await job.store.event(job.job_id, "checkpoint", {"step": job.step, "path": str(final)})
+    metrics.CHECKPOINT_SECONDS.observe(time.monotonic() - started)
+
+
+async def _finish(job: JobContext, evaluation: EvalRound, drain: Drain) -> None:
+    """Waits for an evaluation's end; the warden writes its result down."""
+    job.waiting_for = f"the evaluation at step {evaluation.step}"
+    while evaluation in job.rounds:
+        if job.stopping or drain.requested:
+            raise Stopped
+        await wait_event(job.step_now, LOOK_AGAIN_S)
+    job.waiting_for = ""
+
+
+async def _end(job: JobContext, state: JobState, cause: str) -> None:
+    """Gives every group that is left its fate, saves, and ends the job."""
+    ledger = job.intake.ledger
+    for group_id in list(ledger.active):
+        ledger.settle(group_id, Fate.CANCELLED, f"the job {state}")
+    await _checkpoint(job)
+    await job.store.update(job.job_id, groups=json.dumps(ledger.summary()))
+    live = [JobState.STARTING, JobState.RUNNING, JobState.STALLED]
+    await job.store.transition(job.job_id, state, allowed=live, cause=cause)
+    await job.store.retire(job.job_id)

@@ -1,0 +1,69 @@
+"""The watch loop: deadlines, cancellation, evaluations that are complete, and a job that stands still says why."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from services.common import keys, workers
+from services.common.errors import JobConflict
+from services.common.jobs import LIVE, JobState
+from services.common.lifecycle import Drain
+from services.common.workers import WorkerKind
+from services.learner import metrics
+from services.learner.context import JobContext
+from services.learner.issuer import reissue_overdue
+
+PERIOD_S = 0.5
+STALLED_AFTER_S = 60.0
+"""A wait longer than this without anything arriving is a stall, and gets a name."""
+
+
+async def watch_loop(job: JobContext, drain: Drain) -> None:
+    """Looks after the job.
+
+    consumes:     clock, job record
+    waits for:    the next look, every half second
+    unblocked by: time
+    produces:     reissued tasks, evaluations, the states `stalled` and `running`
+    """
+    stalled = False
+    while not await drain.wait(PERIOD_S):
+        await _notice_cancel(job)
+        await reissue_overdue(job)
+        await _close_evaluations(job)
+        still = time.monotonic() - job.progress_at
+        if job.waiting_for and not stalled and still > STALLED_AFTER_S:
+            stalled = await _move(job, JobState.STALLED, await _name_the_wait(job, still))
+        elif stalled and still <= STALLED_AFTER_S:
+            stalled = not await _move(job, JobState.RUNNING, "")
+        metrics.observe_intake(job.intake)
+
+
+async def _notice_cancel(job: JobContext) -> None:
+    if not job.stopping and (await job.store.get(job.job_id)).cancel_requested:
+        job.stopping = "cancelled on request"
+        job.moved()
+
+
+async def _close_evaluations(job: JobContext) -> None:
+    for evaluation in [evaluation for evaluation in job.rounds if evaluation.done]:
+        result = evaluation.result()
+        await job.redis.rpush(keys.evals(job.job_id), json.dumps(result))
+        await job.store.event(job.job_id, "eval", result)
+        job.rounds.remove(evaluation)
+        job.moved()
+
+
+async def _name_the_wait(job: JobContext, still_s: float) -> str:
+    alive = [status.kind for status in await workers.alive(job.redis)]
+    counts = f"{alive.count(WorkerKind.ROLLOUT)} rollout servers and {alive.count(WorkerKind.REWARD)} reward services alive"
+    return f"waiting for {job.waiting_for} for {still_s:.0f} s; {counts}"
+
+
+async def _move(job: JobContext, to: JobState, cause: str) -> bool:
+    try:
+        await job.store.transition(job.job_id, to, allowed=LIVE, cause=cause)
+    except JobConflict:
+        return False
+    return True

@@ -1,0 +1,110 @@
+"""What the pool and its worker processes say to each other, as MessagePack over a socket.
+
+    pool → worker   a batch: list of [verifier, response, ground_truth, extra_info, limit_s]
+    worker → pool   [LOADED, seconds]                            before a verifier's first check in this process
+                    [SCORED, reward, accuracy, detail, seconds]  or  [ERROR, reason]: one for each check, at once when it is done
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from services.common.errors import VerifierError
+
+LOADED = "loaded"
+SCORED = "scored"
+ERROR = "error"
+
+MAX_RESPONSE_CHARS = 32_768
+"""A longer response is judged by its end, where the answer is."""
+
+MAX_GROUND_TRUTH_CHARS = 32_768
+"""A longer reference is an error of the dataset."""
+
+MAX_DETAIL_CHARS = 400
+MAX_REPLY_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One response to be judged.
+
+    Example: Check("gsm8k", "… #### 42", "42", "openai/gsm8k", {"index": 7}, timeout_s=5.0)
+    """
+
+    verifier: str
+    response: str
+    ground_truth: str
+    data_source: str
+    extra_info: dict[str, Any]
+    timeout_s: float
+    """Wall-clock limit."""
+
+    def pack(self) -> list[Any]:
+        """As the worker gets it, cut to the limits.
+
+        Raises:
+            VerifierError: the reference is too long.
+        """
+        if len(self.ground_truth) > MAX_GROUND_TRUTH_CHARS:
+            raise VerifierError(f"ground_truth of {len(self.ground_truth)} characters exceeds {MAX_GROUND_TRUTH_CHARS}")
+        extra_info = {**self.extra_info, "data_source": self.data_source}
+        return [self.verifier, self.response[-MAX_RESPONSE_CHARS:], self.ground_truth, extra_info, self.timeout_s]
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A check that was made."""
+
+    reward: float
+    accuracy: float
+    detail: str
+    seconds: float
+    """As the worker's clock saw it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The worker has imported a verifier; its clock for the check starts now."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The verifier failed, not the answer."""
+
+    reason: str
+
+
+def clean(detail: object) -> str:
+    """Text that fits a verdict and survives the wire, whatever a verifier made of it."""
+    return str(detail)[:MAX_DETAIL_CHARS].encode("utf-8", "replace").decode()
+
+
+def read_reply(message: object) -> Scored | Loaded | Broken:
+    """A worker's message, validated: what a worker ran may have been hostile.
+
+    Raises:
+        VerifierError: not one of the three messages.
+    """
+    match message:
+        case ["scored", float(reward), float(accuracy), str(detail), float(seconds)] if (
+            math.isfinite(reward) and 0.0 <= accuracy <= 1.0
+        ):
+            return Scored(reward, accuracy, clean(detail), seconds)
+        case ["loaded", float(seconds)]:
+            return Loaded(seconds)
+        case ["error", str(reason)]:
+            return Broken(clean(reason))
+        case _:
+            raise VerifierError("its process answered with something that is no reply")
+
+
+def unpacker(max_bytes: int) -> msgpack.Unpacker:
+    """A stream decoder without extension types."""
+    return msgpack.Unpacker(raw=False, strict_map_key=True, max_buffer_size=max_bytes)

@@ -1,0 +1,25 @@
+"""Prometheus metrics of the reward service. Verifier names are those installed on the server: a bounded label."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+VERDICTS = Counter("millrace_reward_verdicts_total", "Verdicts, by status and verifier.", ["status", "verifier"])
+CHECK_SECONDS = Histogram(
+    "millrace_reward_check_seconds",
+    "Wall-clock seconds of one check, in its worker.",
+    ["verifier"],
+    buckets=(0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
+)
+JUDGE_SECONDS = Histogram(
+    "millrace_reward_judge_seconds",
+    "Wall-clock seconds from a group's arrival to its last verdict.",
+    buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0),
+)
+WORKER_RESTARTS = Counter(
+    "millrace_reward_worker_restarts_total", "Worker processes replaced, by reason: timeout, died or recycled.", ["reason"]
+)
+GROUPS = Counter("millrace_reward_groups_total", "Groups handled, by result: judged, passed_on or dead_letter.", ["result"])
+GROUPS_IN_FLIGHT = Gauge("millrace_reward_in_flight_groups", "Groups delivered to this server and not yet sent on.")
+CHECKS_QUEUED = Gauge("millrace_reward_queued_checks", "Checks waiting for a worker.")
+BLOCKED_SECONDS = Counter("millrace_reward_blocked_seconds_total", "Seconds spent waiting because the next stream was full.")

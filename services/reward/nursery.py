@@ -1,0 +1,94 @@
+"""The nursery: a single-threaded process that has imported the verifiers once and forks workers that are warm at birth.
+
+    pool ── FORK + a socket ──►  nursery  ── fork ──►  worker (serves the socket)
+         ── KILL pid ─────────►           ── SIGKILL its process group, reap ──►
+
+Forking from a process without threads is safe, and takes milliseconds where a start with its imports takes seconds. It reaps a worker only when
+it is told to kill it, so a pid is never reused under the pool's hand. When the pool goes away, all workers are killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Sequence
+
+from services.common.logs import configure_logging
+from services.common.verifier_names import BuiltIn
+from services.reward.verifiers.registry import load
+from services.reward.worker import run_forked
+
+REQUEST = struct.Struct("<ci")
+REPLY = struct.Struct("<i")
+FORK = b"F"
+KILL = b"K"
+READY = 0
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serves the control socket whose file descriptor is the first argument."""
+    control = socket.socket(fileno=int(arguments[0]))
+    configure_logging("reward-verifier", arguments[1])
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123  lives as long as the process: verifiers may print
+    for name in BuiltIn:
+        load(name)
+    gc.collect()
+    gc.freeze()  # workers share these pages until they write to them
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    control.sendall(REPLY.pack(READY))
+    serve(control, libc)
+    return 0
+
+
+def serve(control: socket.socket, libc: ctypes.CDLL | None) -> None:
+    """Forks and kills as asked until the pool goes away, then kills all that is left."""
+    children: set[int] = set()
+    try:
+        while True:
+            data, descriptors, _, _ = socket.recv_fds(control, REQUEST.size, 1)
+            if not data:
+                return
+            command, pid = REQUEST.unpack(data)
+            if command == FORK:
+                pid = _fork(control, socket.socket(fileno=descriptors[0]), libc)
+                children.add(pid)
+            elif pid in children:
+                children.discard(pid)
+                _kill(pid)
+            control.sendall(REPLY.pack(pid))
+    finally:
+        for pid in children:
+            _kill(pid)
+
+
+def _fork(control: socket.socket, connection: socket.socket, libc: ctypes.CDLL | None) -> int:
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        if libc is not None:
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != parent:  # it died before the signal was armed
+                os._exit(1)
+        control.close()
+        run_forked(connection)
+    connection.close()
+    return pid
+
+
+def _kill(pid: int) -> None:
+    for kill in (os.killpg, os.kill):  # the group; and the worker itself, should it not have made its group yet
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

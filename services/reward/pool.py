@@ -1,0 +1,218 @@
+"""The pool: checks go in, verdicts come out, and no check can hold up the others for longer than its limit.
+
+    judge ──► queue ──► slot (one worker process each) ──► verdict
+                 ▲            │ limit passed, or the worker died
+                 └── the batch's other checks ◄── kill, fork another
+
+Workers take small batches, but report each check by itself: only the check that ran over its limit is lost with its worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from services.common.errors import VerifierError
+from services.common.types import Verdict, VerdictStatus
+from services.reward import metrics
+from services.reward.check import MAX_GROUND_TRUTH_CHARS, Broken, Check, Scored
+from services.reward.processes import Nursery, Worker, WorkerDied
+
+log = logging.getLogger(__name__)
+
+BATCH = 16
+"""Most checks handed to a worker at once."""
+
+RECYCLE_AFTER = 2000
+"""Checks after which a worker is replaced: what verifiers leak goes with it."""
+
+ATTEMPTS = 2
+"""Times a check is made when its verifier fails."""
+
+
+def default_workers() -> int:
+    """One worker for each core this process may use but one, at least one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores - 1)
+
+
+@dataclass(slots=True)
+class _Job:
+    check: Check
+    verdict: asyncio.Future[Verdict]
+    attempts: int = 0
+    queued_at: float = field(default_factory=time.monotonic)
+
+
+class Pool:
+    """Judges checks in worker processes. `async with Pool(…) as pool: verdicts = await pool.judge(checks)`."""
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        *,
+        environment: Mapping[str, str] | None = None,
+        recycle_after: int = RECYCLE_AFTER,
+        log_level: str = "INFO",
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            workers: worker processes (default: `default_workers()`).
+            environment: for the processes, on top of this one's.
+            recycle_after: checks after which a worker is replaced.
+            log_level: of the processes' logs.
+        """
+        self.workers = workers or default_workers()
+        self._nursery = Nursery(environment, log_level=log_level)
+        self._recycle_after = recycle_after
+        self._queue: deque[_Job] = deque()
+        self._filled = asyncio.Event()
+        self._slots: list[asyncio.Task[None]] = []
+        self._running: dict[int, float] = {}
+        self._failure: BaseException | None = None
+
+    async def __aenter__(self) -> Self:
+        """Starts the processes.
+
+        Raises:
+            VerifierError: they do not start.
+        """
+        await self._nursery.start()
+        self._slots = [asyncio.create_task(self._slot(number), name=f"slot-{number}") for number in range(self.workers)]
+        for slot in self._slots:
+            slot.add_done_callback(self._slot_ended)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Ends the processes; checks still waiting fail."""
+        for slot in self._slots:
+            slot.cancel()
+        await asyncio.gather(*self._slots, return_exceptions=True)
+        await self._nursery.stop()
+
+    @property
+    def queued(self) -> int:
+        """Checks waiting for a worker."""
+        return len(self._queue)
+
+    def trouble(self) -> str | None:
+        """Why the pool judges nothing any more, or None."""
+        if self._failure is not None:
+            return f"the verifier pool failed: {self._failure}"
+        overdue = [number for number, deadline in list(self._running.items()) if time.monotonic() > deadline]
+        return f"the check in slot {overdue[0]} outlived its limit" if overdue else None
+
+    async def judge(self, checks: Sequence[Check]) -> list[Verdict]:
+        """One verdict for each check, in order. A check that cannot be made has a verdict too: TIMEOUT or FAILED.
+
+        Raises:
+            VerifierError: the pool itself has failed; nothing was judged.
+        """
+        if self._failure is not None:
+            raise VerifierError(f"the verifier pool failed: {self._failure}")
+        loop = asyncio.get_running_loop()
+        jobs = [_Job(check, loop.create_future()) for check in checks]
+        self._queue.extend(jobs)
+        self._filled.set()
+        try:
+            return await asyncio.gather(*(job.verdict for job in jobs))
+        finally:
+            for job in jobs:
+                job.verdict.cancel()  # does nothing to those that are done
+
+    async def _slot(self, number: int) -> None:
+        """Consumes the queue; waits for checks; unblocked by `judge`; produces verdicts."""
+        worker: Worker | None = None
+        while True:
+            batch = await self._take()
+            worker = worker or await self._nursery.fork()
+            spent = await self._run(number, worker, batch)
+            self._running.pop(number, None)
+            if spent is None and worker.judged >= self._recycle_after:
+                spent = "recycled"
+            if spent is not None:
+                metrics.WORKER_RESTARTS.labels(reason=spent).inc()
+                await self._nursery.kill(worker)
+                worker = None
+
+    async def _take(self) -> list[_Job]:
+        while not self._queue:
+            self._filled.clear()
+            await self._filled.wait()
+        batch: list[_Job] = []
+        fair_share = max(1, min(BATCH, len(self._queue) // self.workers))
+        while self._queue and len(batch) < fair_share:
+            job = self._queue.popleft()
+            if job.verdict.done():
+                continue
+            if len(job.check.ground_truth) > MAX_GROUND_TRUTH_CHARS:
+                self._settle(job, Broken(f"ground_truth of {len(job.check.ground_truth)} characters is too long"), final=True)
+                continue
+            batch.append(job)
+        return batch
+
+    async def _run(self, number: int, worker: Worker, batch: list[_Job]) -> str | None:
+        """Runs a batch on a worker; why the worker has to go, or None."""
+        waiting = deque(batch)
+        try:
+            await worker.send([job.check for job in batch])
+            while waiting:
+                self._running[number] = time.monotonic() + waiting[0].check.timeout_s + 90.0
+                outcome = await worker.outcome(waiting[0].check)
+                self._settle(waiting.popleft(), outcome)
+        except TimeoutError:
+            self._time_out(waiting.popleft())
+            self._requeue(waiting)
+            return "timeout"
+        except WorkerDied as error:
+            self._settle(waiting.popleft(), Broken(str(error)))
+            self._requeue(waiting)
+            return "died"
+        return None
+
+    def _settle(self, job: _Job, outcome: Scored | Broken, *, final: bool = False) -> None:
+        job.attempts += 1
+        name = job.check.verifier
+        if isinstance(outcome, Scored):
+            metrics.CHECK_SECONDS.labels(verifier=name).observe(outcome.seconds)
+            self._answer(job, Verdict(VerdictStatus.SCORED, outcome.reward, outcome.accuracy, name, outcome.detail))
+        elif job.attempts < ATTEMPTS and not final:
+            log.warning("verifier %s failed and is tried again: %s", name, outcome.reason)
+            self._requeue([job])
+        else:
+            self._answer(job, Verdict(VerdictStatus.FAILED, None, None, name, outcome.reason))
+
+    def _time_out(self, job: _Job) -> None:
+        limit_s = job.check.timeout_s
+        metrics.CHECK_SECONDS.labels(verifier=job.check.verifier).observe(limit_s)
+        self._answer(job, Verdict(VerdictStatus.TIMEOUT, None, None, job.check.verifier, f"no verdict within {limit_s:g} s"))
+
+    @staticmethod
+    def _answer(job: _Job, verdict: Verdict) -> None:
+        metrics.VERDICTS.labels(status=verdict.status, verifier=verdict.verifier).inc()
+        if not job.verdict.done():
+            job.verdict.set_result(verdict)
+
+    def _requeue(self, jobs: Sequence[_Job] | deque[_Job]) -> None:
+        self._queue.extendleft(reversed(jobs))
+        if self._queue:
+            self._filled.set()
+
+    def _slot_ended(self, slot: asyncio.Task[None]) -> None:
+        """A slot never ends by itself: everybody who waits hears why it did."""
+        error = VerifierError("the verifier pool is closed") if slot.cancelled() else slot.exception()
+        self._failure = self._failure or error
+        while self._queue:
+            job = self._queue.popleft()
+            if not job.verdict.done():
+                job.verdict.set_exception(VerifierError(f"the verifier pool failed: {error}"))

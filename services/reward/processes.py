@@ -1,0 +1,219 @@
+"""The pool's side of the nursery and of its workers: start, talk, kill."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+import msgpack
+
+from services.common.errors import VerifierError
+from services.reward.check import MAX_REPLY_BYTES, Broken, Check, Loaded, Scored, read_reply, unpacker
+from services.reward.nursery import FORK, KILL, REPLY, REQUEST
+
+START_TIMEOUT_S = 120.0
+"""Imports of all verifiers, on a busy machine."""
+
+COMMAND_TIMEOUT_S = 20.0
+LOAD_TIMEOUT_S = 60.0
+"""Import of one installed verifier, on its first check in a worker."""
+
+GRACE_S = 0.1
+"""After the limit one last look for a verdict that had arrived while this process was busy."""
+
+_OURS_ALONE = ("MILLRACE_", "REDIS_URL")
+"""Settings of the service, secrets among them, that verifiers have no business with."""
+
+
+class WorkerDied(VerifierError):
+    """The worker's process ended, or said something that no worker says."""
+
+
+class Worker:
+    """One worker process and the socket to it."""
+
+    def __init__(self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Made by `Nursery.fork`."""
+        self.pid = pid
+        self.judged = 0
+        """Checks made so far."""
+        self._reader = reader
+        self._writer = writer
+        self._incoming = unpacker(MAX_REPLY_BYTES)
+        self._loaded: set[str] = set()
+
+    async def send(self, checks: Sequence[Check]) -> None:
+        """Hands over a batch.
+
+        Raises:
+            WorkerDied: it is gone.
+        """
+        try:
+            self._writer.write(msgpack.packb([check.pack() for check in checks]))
+            await self._writer.drain()
+        except OSError as error:
+            raise WorkerDied(f"its process is gone: {error}") from error
+
+    async def outcome(self, check: Check) -> Scored | Broken:
+        """What became of the next check of the batch.
+
+        Raises:
+            TimeoutError: the check's limit passed; kill the worker.
+            WorkerDied: it is gone; kill what is left of it.
+        """
+        if check.verifier not in self._loaded:
+            reply = await self._receive(LOAD_TIMEOUT_S)
+            if isinstance(reply, Broken):
+                return reply
+            self._loaded.add(check.verifier)
+        reply = await self._receive(check.timeout_s)
+        if isinstance(reply, Loaded):
+            raise WorkerDied("its process answered out of turn")
+        self.judged += 1
+        return reply
+
+    def close(self) -> None:
+        """Closes the socket; a worker that is not busy ends by itself."""
+        self._writer.close()
+
+    async def _receive(self, timeout_s: float) -> Scored | Loaded | Broken:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._next()
+        except TimeoutError:
+            async with asyncio.timeout(GRACE_S):
+                return await self._next()
+
+    async def _next(self) -> Scored | Loaded | Broken:
+        """The next message. Cancelling it loses nothing: what was read stays in the decoder."""
+        while True:
+            try:
+                for message in self._incoming:
+                    return read_reply(message)
+                data = await self._reader.read(1 << 16)
+                self._incoming.feed(data)
+            except (OSError, ValueError, msgpack.exceptions.UnpackException, VerifierError) as error:
+                raise WorkerDied(f"its process broke off: {error}") from error
+            if not data:
+                raise WorkerDied("its process died")
+
+
+class Nursery:
+    """The process that forks workers. One command at a time; started again when it has died."""
+
+    def __init__(self, environment: Mapping[str, str] | None = None, *, log_level: str = "INFO") -> None:
+        """Starts nothing yet.
+
+        Args:
+            environment: for the processes, on top of this process's (less the service's own settings).
+            log_level: of the processes' logs.
+        """
+        self._environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(_OURS_ALONE)},
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            **(environment or {}),
+        }
+        self._log_level = log_level
+        self._lock = asyncio.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while it runs."""
+        return None if self._process is None else self._process.pid
+
+    async def start(self) -> None:
+        """Starts the process and waits until its verifiers are imported.
+
+        Raises:
+            VerifierError: it did not start (its log says why).
+        """
+        async with self._lock:
+            if self._process is None:
+                await self._start()
+
+    async def fork(self) -> Worker:
+        """A fresh worker.
+
+        Raises:
+            VerifierError: there is none to be had.
+        """
+        ours, theirs = socket.socketpair()
+        try:
+            async with self._lock:
+                try:
+                    pid = await self._command(FORK, 0, theirs)
+                except (OSError, TimeoutError):  # it has died, its workers with it
+                    await self._stop()
+                    await self._start()
+                    pid = await self._command(FORK, 0, theirs)
+        except (OSError, TimeoutError) as error:
+            ours.close()
+            raise VerifierError(f"the verifier nursery forks no worker: {error}") from error
+        finally:
+            theirs.close()
+        reader, writer = await asyncio.open_connection(sock=ours, limit=1 << 20)
+        return Worker(pid, reader, writer)
+
+    async def kill(self, worker: Worker) -> None:
+        """Ends a worker and everything it started."""
+        worker.close()
+        async with self._lock:
+            try:
+                await self._command(KILL, worker.pid)
+            except (OSError, TimeoutError):
+                await self._stop()  # the kernel ends the workers of a dead nursery
+
+    async def stop(self) -> None:
+        """Ends the process and all workers."""
+        async with self._lock:
+            await self._stop()
+
+    async def _command(self, command: bytes, pid: int, passed: socket.socket | None = None) -> int:
+        if self._control is None:
+            raise ConnectionResetError("the nursery is not running")
+        descriptors = [passed.fileno()] if passed is not None else []
+        socket.send_fds(self._control, [REQUEST.pack(command, pid)], descriptors)
+        return await self._reply(self._control, COMMAND_TIMEOUT_S)
+
+    @staticmethod
+    async def _reply(control: socket.socket, timeout_s: float) -> int:
+        async with asyncio.timeout(timeout_s):
+            data = await asyncio.get_running_loop().sock_recv(control, REPLY.size)
+        if len(data) != REPLY.size:
+            raise ConnectionResetError("the nursery died")
+        return int(REPLY.unpack(data)[0])
+
+    async def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: ASYNC220  a fork and an exec; nothing is waited for
+                [sys.executable, "-m", "services.reward.nursery", str(theirs.fileno()), self._log_level],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=self._environment,
+                start_new_session=True,  # Ctrl-C is for the service, which then drains
+            )
+        ours.setblocking(False)
+        self._control = ours
+        try:
+            await self._reply(ours, START_TIMEOUT_S)
+        except (OSError, TimeoutError) as error:
+            await self._stop()
+            raise VerifierError(f"the verifier nursery does not start: {error}") from error
+
+    async def _stop(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            await asyncio.to_thread(process.wait)

@@ -1,0 +1,64 @@
+"""What a verifier is.
+
+A plug-in is any callable of this shape, offered by an installed package under the entry-point group `millrace.verifiers`:
+
+    [project.entry-points."millrace.verifiers"]
+    my_check = "my_package.checks:my_check"
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from services.common.errors import VerifierError
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a verifier found out about one response. Example: Score(reward=-1.0, accuracy=0.0, detail="41 is not 42")."""
+
+    reward: float
+    """Finite; the verifier chooses the scale (0 and 1, or −1 and 1)."""
+    accuracy: float
+    """0..1, before any shaping; dynamic sampling looks at it."""
+    detail: str = ""
+    """For people: what was compared."""
+
+    def __post_init__(self) -> None:
+        """Checks the ranges.
+
+        Raises:
+            VerifierError: the reward is not finite, or the accuracy is not within 0..1.
+        """
+        if not math.isfinite(self.reward):
+            raise VerifierError(f"reward must be finite, not {self.reward}")
+        if not 0.0 <= self.accuracy <= 1.0:
+            raise VerifierError(f"accuracy must be within 0..1, not {self.accuracy}")
+
+
+class Verifier(Protocol):
+    """A check of one response. It runs in a process of its own that may be killed at any moment.
+
+    A response that makes no sense is a wrong answer: the verifier says so with a Score. Any exception is read as a failure of the
+    verifier itself: the check is made once more, and then the verdict is FAILED, without a reward.
+    """
+
+    def __call__(self, response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:
+        """Judges the response.
+
+        Args:
+            response: decoded text of the rollout (its end, when it is very long).
+            ground_truth: the row's reference answer.
+            extra_info: the row's extra_info (JSON values), plus the row's `data_source`.
+        """
+        ...
+
+
+def right_or_wrong(right: bool, found: str | None, reference: str, *, wrong_reward: float = 0.0) -> Score:  # noqa: FBT001
+    """Reward 1 for a right answer, `wrong_reward` for any other, with a line that tells why."""
+    if right:
+        return Score(1.0, 1.0, f"{found} is right")
+    told = "no answer found" if found is None else f"{found} is not {reference}"
+    return Score(wrong_reward, 0.0, told)

@@ -1,0 +1,64 @@
+"""The rule reward of DAPO (arXiv 2503.14476): the end of the response must say `Answer: …`. Reward 1 or −1.
+
+Answers are compared as text after the normalisation of quantitative reasoning benchmarks (arXiv 2206.14858, appendix on answer
+normalisation): units, articles, spaces and TeX decoration go, shorthand fractions and roots get their braces.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from services.reward.verifiers.base import Score, right_or_wrong
+from services.reward.verifiers.boxed import last_boxed
+
+TAIL_CHARS = 300
+"""Only this much of the response's end is read."""
+
+_ANSWER = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
+
+_UNITS = (
+    "square ways integers dollars mph inches hours km units sue points feet minutes digits cents degrees cm gm pounds meters meals "
+    "edges students childrentickets multiples"
+).split()
+_DECORATION = [r"\ldots", r"\dots", r"\mathrm{th}", r"^\circ", r"^{\circ}", r"\;", r",\!", "{,}", '"', r"\text{s}", r"\text{.}"]
+_EMPTY_TEXT = [r"\text{}^2", r"\text{}^3", r"\text{}"]
+
+_REPLACED = [
+    ("an ", ""), ("a ", ""), (".$", "$"), (r"\$", ""), (r"\ ", ""), (" ", ""), ("mbox", "text"), (r",\text{and}", ","),
+    (r"\text{and}", ","), (r"\text{m}", r"\text{}"), *((gone, "") for gone in [*_UNITS, *_DECORATION, *_EMPTY_TEXT]),
+]  # fmt: skip
+
+_REWRITTEN = [
+    (re.compile(r"^[^$]*\$([^$]*)\$.*$"), r"\1"),  # of text with a formula, the formula
+    (re.compile(r"\\(?:text|textbf|overline)\{([^{}]*)\}"), r"\1"),
+    (re.compile(r"\\boxed\{(.*)\}"), r"\1"),
+    (re.compile(r"frac([^{])(.)"), r"frac{\1}{\2}"),  # \frac12
+    (re.compile(r"sqrt([^{])"), r"sqrt{\1}"),
+]
+
+
+def verify(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:  # noqa: ARG001
+    """The last `Answer: …` line, or where there is none the last `\\boxed{…}`, says what the reference says."""
+    found = stated_answer(response[-TAIL_CHARS:])
+    reference = normalise(ground_truth)
+    answer = None if found is None else normalise(found)
+    return right_or_wrong(answer == reference, answer, reference, wrong_reward=-1.0)
+
+
+def stated_answer(text: str) -> str | None:
+    """What the text says is its answer, or None."""
+    stated = _ANSWER.findall(text)
+    return stated[-1] if stated else last_boxed(text)
+
+
+def normalise(answer: str) -> str:
+    """The answer without what does not change its meaning; of an equation, the right-hand side."""
+    answer = answer.rpartition("=")[2]
+    for old, new in _REPLACED:
+        answer = answer.replace(old, new)
+    for pattern, new in _REWRITTEN:
+        answer = pattern.sub(new, answer)
+    answer = answer.replace("$", "")
+    without_commas = answer.replace(",", "")
+    return without_commas if without_commas.isdigit() else answer.strip()

@@ -1,0 +1,42 @@
+"""Numbers as people write them: signs, thousands commas, currency, decimals."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+_NUMBER = re.compile(
+    r"""
+    (?P<sign> (?<![\w.)%]) [-+] [ ]? (?=[$€£]?[ ]?\.?\d) )?    # a sign, unless it is the minus of `7-2`
+    (?: [$€£] [ ]? )?
+    (?P<digits> (?<!\d) \d{1,3} (?: ,\d{3} )+ (?!\d) (?: \.\d+ )? | \d+ (?: \.\d+ )? | (?<![\d.]) \.\d+ )
+    """,
+    re.VERBOSE,
+)
+
+_MINUS_SIGNS = str.maketrans({"−": "-", "–": "-", "﹣": "-", "－": "-"})
+
+
+def first_number(text: str) -> Decimal | None:
+    """The first number in the text, or None."""
+    match = _NUMBER.search(text.translate(_MINUS_SIGNS))
+    return _value(match) if match else None
+
+
+def last_number(text: str) -> Decimal | None:
+    """The last number in the text, or None."""
+    last = None
+    for last in _NUMBER.finditer(text.translate(_MINUS_SIGNS)):
+        pass
+    return _value(last) if last else None
+
+
+def whole_number(text: str) -> Decimal | None:
+    """The number that the whole text is, or None."""
+    match = _NUMBER.fullmatch(text.strip().translate(_MINUS_SIGNS))
+    return _value(match) if match else None
+
+
+def _value(match: re.Match[str]) -> Decimal:
+    sign = "-" if (match["sign"] or "").startswith("-") else ""
+    return Decimal(sign + match["digits"].replace(",", ""))  # made from text, so exact at any length; arithmetic would round

@@ -1,0 +1,33 @@
+"""GSM8K: the final number counts. Reward 1 or 0."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+from services.common.errors import VerifierError
+from services.reward.verifiers.base import Score, right_or_wrong
+from services.reward.verifiers.decimals import first_number, last_number
+
+MARK = "####"
+
+
+def verify(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:  # noqa: ARG001
+    """The number after the last `####`, or where there is none the last number, equals the reference's.
+
+    The reference may be the number itself or the dataset's whole worked answer.
+
+    Raises:
+        VerifierError: the reference holds no number.
+    """
+    reference = final_number(ground_truth)
+    if reference is None:
+        raise VerifierError(f"ground_truth {ground_truth[:80]!r} holds no number")
+    found = final_number(response)
+    return right_or_wrong(found == reference, None if found is None else f"{found:f}"[:80], f"{reference:f}"[:80])
+
+
+def final_number(text: str) -> Decimal | None:
+    """The number that a worked answer ends with, or None."""
+    _, mark, after = text.rpartition(MARK)
+    return first_number(after) if mark else last_number(text)

@@ -1,0 +1,85 @@
+"""Procedural tasks: `reasoning-gym`'s own score of an answer, 0..1. Accuracy is 1 from 0.999 on.
+
+The row's extra_info carries `entry` (what the generator made: question, answer, metadata, as JSON values) and, where it is not the default, the
+generator's `config`. Which text is the answer: the last `<answer>…</answer>` of the response; else, when the reference is a plain number, the
+last number of the response; else the whole response, stripped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from functools import lru_cache
+from typing import Any
+
+import reasoning_gym
+from reasoning_gym.factory import DATASETS
+
+from services.common.errors import VerifierError
+from services.common.spec.data import PROCEDURAL_PREFIX
+from services.reward.verifiers.base import Score
+from services.reward.verifiers.decimals import last_number, whole_number
+
+RIGHT = 0.999
+"""Scores from here on count as right."""
+
+_TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
+
+_COMPARES_TUPLES = frozenset({"arc_agi", "rearc"})
+"""Tasks whose scoring compares grids as tuples: after their way over the wire they are lists."""
+
+
+def verify(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:
+    """The task's own score of the answer.
+
+    Raises:
+        VerifierError: the row does not carry the task's entry, there is no such task, or its score is not a number.
+    """
+    entry = extra_info.get("entry")
+    if not isinstance(entry, dict) or not isinstance(entry.get("metadata"), dict):
+        raise VerifierError("extra_info.entry is missing: a procedural row carries question, answer and metadata there")
+    task = _task(entry, extra_info)
+    config = json.dumps(_plain(extra_info.get("config") or {}), sort_keys=True)
+    answer = answer_text(response, ground_truth)
+    score = _dataset(task, config).score_answer(answer, entry=_tuples(entry) if task in _COMPARES_TUPLES else _plain(entry))
+    if not isinstance(score, int | float) or not math.isfinite(score):
+        raise VerifierError(f"task {task} scored {score!r}")
+    reward = min(1.0, max(0.0, float(score)))
+    return Score(reward, 1.0 if reward >= RIGHT else 0.0, f"{answer[:80]!r} scores {reward:.3g}")
+
+
+def answer_text(response: str, ground_truth: str) -> str:
+    """The part of a response that is its answer, by the rule above."""
+    tagged = _TAGGED.findall(response)
+    if tagged:
+        return str(tagged[-1]).strip()
+    number = last_number(response) if whole_number(ground_truth) is not None else None
+    return response.strip() if number is None else f"{number:f}"
+
+
+def _task(entry: dict[str, Any], extra_info: dict[str, Any]) -> str:
+    data_source = str(extra_info.get("data_source", ""))
+    named = data_source.removeprefix(PROCEDURAL_PREFIX) if data_source.startswith(PROCEDURAL_PREFIX) else None
+    task = named or entry["metadata"].get("source_dataset")
+    if task not in DATASETS:
+        raise VerifierError(f"reasoning-gym has no task {task!r}")
+    return str(task)
+
+
+@lru_cache(maxsize=64)
+def _dataset(task: str, config: str) -> Any:  # noqa: ANN401  reasoning-gym has no types
+    return reasoning_gym.create_dataset(task, **json.loads(config))
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401  any JSON value
+    """JSON's own types: sequences are lists again, whatever the wire made of them."""
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def _tuples(value: Any) -> Any:  # noqa: ANN401  any JSON value
+    if isinstance(value, list | tuple):
+        return tuple(_tuples(item) for item in value)
+    return {key: _tuples(item) for key, item in value.items()} if isinstance(value, dict) else value

@@ -1,0 +1,35 @@
+"""From a verifier's name to the verifier. Only worker processes come here: the imports are heavy and the code may be foreign."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import entry_points
+from typing import cast
+
+from services.common.errors import VerifierError
+from services.common.verifier_names import ENTRY_POINT_GROUP, BuiltIn
+from services.reward.verifiers.base import Verifier
+
+_MODULES = {
+    BuiltIn.MATH: "mathematics",
+    BuiltIn.DAPO_MATH: "dapo_math",
+    BuiltIn.GSM8K: "gsm8k",
+    BuiltIn.REASONING_GYM: "procedural",
+}
+
+
+def load(name: str) -> Verifier:
+    """The verifier of this name: a built-in one, else the one that an installed package offers.
+
+    Raises:
+        VerifierError: there is none, or its package cannot be imported.
+    """
+    try:
+        if name in _MODULES:
+            module = importlib.import_module(f"services.reward.verifiers.{_MODULES[BuiltIn(name)]}")
+            return cast("Verifier", module.verify)
+        for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
+            return cast("Verifier", point.load())
+    except (ImportError, AttributeError) as error:
+        raise VerifierError(f"verifier {name!r} cannot be loaded: {error}") from error
+    raise VerifierError(f"there is no verifier {name!r} on this server")

@@ -1,0 +1,92 @@
+"""A worker: judges one check after the other, in a process that may be killed at any moment."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import socket
+import time
+from typing import Any
+
+import msgpack
+
+from services.reward.check import ERROR, LOADED, SCORED, clean, unpacker
+from services.reward.verifiers.base import Score, Verifier
+from services.reward.verifiers.registry import load
+
+MEMORY_LIMIT_BYTES = 2 * 1024**3
+"""Address space of one worker."""
+
+CPU_MARGIN_S = 2.0
+"""CPU seconds beyond a check's wall-clock limit after which the kernel ends the worker, should nobody be left to kill it."""
+
+MAX_BATCH_BYTES = 256 * 1024**2
+
+
+def limit_resources() -> None:
+    """Caps the memory of this process; no core dumps."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def work(connection: socket.socket) -> None:
+    """Judges batches until the connection closes."""
+    verifiers: dict[str, Verifier] = {}
+    incoming = unpacker(MAX_BATCH_BYTES)
+    while data := connection.recv(1 << 16):
+        incoming.feed(data)
+        for batch in incoming:
+            for name, response, ground_truth, extra_info, limit_s in batch:
+                _limit_cpu(limit_s)
+                reply = _loaded(connection, verifiers, name) or _judge(
+                    verifiers[name], response, ground_truth, extra_info
+                )
+                _send(connection, reply)
+
+
+def _loaded(connection: socket.socket, verifiers: dict[str, Verifier], name: str) -> list[Any] | None:
+    """Loads the verifier unless it is there; the reply to send instead of a verdict when that fails."""
+    if name in verifiers:
+        return None
+    began = time.monotonic()
+    try:
+        verifiers[name] = load(name)
+    except Exception as error:  # noqa: BLE001  foreign code: whatever it raises is a failure of the verifier
+        return [ERROR, clean(f"{type(error).__name__}: {error}")]
+    _send(connection, [LOADED, time.monotonic() - began])
+    return None
+
+
+def _judge(verifier: Verifier, response: str, ground_truth: str, extra_info: dict[str, Any]) -> list[Any]:
+    began = time.monotonic()
+    try:
+        score = verifier(response, ground_truth, extra_info)
+        if not isinstance(score, Score):
+            return [ERROR, f"answered {type(score).__name__}, not a Score"]
+        return [SCORED, float(score.reward), float(score.accuracy), clean(score.detail), time.monotonic() - began]
+    except Exception as error:  # noqa: BLE001  foreign code: whatever it raises is a failure of the verifier, never a wrong answer
+        return [ERROR, clean(f"{type(error).__name__}: {error}")]
+
+
+def _send(connection: socket.socket, reply: list[Any]) -> None:
+    connection.sendall(msgpack.packb(reply))
+
+
+def _limit_cpu(limit_s: float) -> None:
+    used = time.process_time()
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    soft = math.ceil(used + limit_s + CPU_MARGIN_S)
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+
+
+def run_forked(connection: socket.socket) -> None:
+    """The whole life of a worker in a freshly forked process; never returns."""
+    status = 1
+    try:
+        os.setsid()  # so that a kill takes along whatever a verifier started
+        limit_resources()
+        work(connection)
+        status = 0
+    finally:
+        os._exit(status)

@@ -1,0 +1,56 @@
+"""Every issued group has exactly one fate, and the fates sum to the groups issued."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.learner.ledger import Fate, Ledger
+
+FATES = st.sampled_from(list(Fate))
+
+
+@given(st.lists(st.one_of(st.just("issue"), st.tuples(st.integers(0, 30), FATES)), max_size=80))
+def test_the_fates_and_the_active_groups_always_sum_to_the_groups_issued(actions: list[str | tuple[int, Fate]]) -> None:
+    ledger = Ledger()
+    first: dict[int, Fate] = {}
+    for action in actions:
+        if isinstance(action, str):
+            ledger.issue(policy_version=0)
+            continue
+        group_id, fate = action
+        known = group_id < ledger.issued and group_id not in first
+        assert ledger.settle(group_id, fate) is known
+        if known:
+            first[group_id] = fate
+        assert sum(ledger.counts.values()) + len(ledger.active) == ledger.issued
+    for fate in Fate:
+        assert ledger.counts[fate] == sum(f is fate for f in first.values())
+    assert all(group_id in first for group_id in range(ledger.frontier))
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), FATES), max_size=40))
+def test_a_restored_ledger_knows_the_same_fates(actions: list[tuple[int, Fate]]) -> None:
+    ledger = Ledger()
+    ledger.reissue(21, policy_version=3)
+    for group_id, fate in actions:
+        ledger.settle(group_id, fate)
+    again = Ledger.restore(json.loads(json.dumps(ledger.state())))
+    assert again.summary() == ledger.summary()
+    assert set(again.active) == set(ledger.active)
+    assert again.frontier == ledger.frontier
+
+
+def test_replaying_the_journal_gives_the_ledger_that_wrote_it() -> None:
+    ledger, copy = Ledger(), Ledger()
+    for _ in range(6):
+        ledger.issue(policy_version=0)
+    ledger.settle(4, Fate.DEGENERATE)
+    ledger.settle(0, Fate.TRAINED)
+    copy.replay(ledger.issued, ledger.take_unwritten())
+    ledger.settle(1, Fate.FAILED, "no verdict")
+    copy.replay(ledger.issued, ledger.take_unwritten())
+    assert copy.state() == ledger.state()
+    assert copy.take_unwritten() == []
