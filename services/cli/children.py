@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+
+import psutil
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -74,3 +77,46 @@ def signal_group(pid: int, number: signal.Signals) -> bool:
     except (ProcessLookupError, PermissionError):  # macOS answers EPERM for a group of zombies
         return False
     return True
+
+
+def is_same(pid: int, created: float) -> bool:
+    """Whether the process that had this id and creation time (Unix seconds) is still there, and not another that got its id."""
+    try:
+        process = psutil.Process(pid)
+        return abs(process.create_time() - created) < 0.1 and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def created_at(pid: int) -> float:
+    """When a process was created, Unix seconds; 0 when it is gone."""
+    try:
+        return float(psutil.Process(pid).create_time())
+    except psutil.Error:
+        return 0.0
+
+
+def kill_tree(pid: int) -> None:
+    """Kills a process, its descendants, and its process group, at once."""
+    try:
+        doomed = psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        doomed = []
+    signal_group(pid, signal.SIGKILL)
+    for process in doomed:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def kill_orphans(mine: Iterable[int]) -> list[int]:
+    """Kills and reaps this process's children other than `mine`: what dead children left behind (after `adopt_orphans`)."""
+    known = set(mine)
+    orphans = [child for child in psutil.Process().children() if child.pid not in known]
+    for orphan in orphans:
+        kill_tree(orphan.pid)
+        with contextlib.suppress(psutil.Error):
+            orphan.kill()
+    for orphan in orphans:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(orphan.pid, 0)
+    return [orphan.pid for orphan in orphans]

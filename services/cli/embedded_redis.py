@@ -97,7 +97,7 @@ class EmbeddedRedis:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._process = start_child(argv, log_path=self.log_path)
         deadline = time.monotonic() + timeout_s
-        while not self.answers():
+        while not self.answers(self._process.pid):
             if self._process.poll() is not None:
                 raise ConfigError(
                     f"the embedded Redis ended at once (code {self._process.returncode}): see {self.log_path}"
@@ -109,15 +109,15 @@ class EmbeddedRedis:
                 )
             time.sleep(0.02)
 
-    def answers(self) -> bool:
-        """Whether our server, and not another one that took the port, answers and has loaded its data."""
+    def answers(self, pid: int) -> bool:
+        """Whether the server with this process id, and not another one that took the port, answers and has loaded its data."""
         never = Retry(NoBackoff(), 0)
         with redis.Redis(port=self.port, socket_timeout=1.0, socket_connect_timeout=1.0, retry=never) as client:
             try:
                 info = client.info()
             except redis.RedisError:
                 return False
-        return info.get("process_id") == self.pid and not info.get("loading")
+        return info.get("process_id") == pid and not info.get("loading")
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Stops the server; what was written is on disk."""

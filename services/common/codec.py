@@ -29,9 +29,13 @@ def encode(value: DataclassInstance) -> bytes:
     """One stream entry's payload.
 
     Raises:
-        EntryError: the payload would exceed MAX_ENTRY_BYTES.
+        EntryError: the payload would exceed MAX_ENTRY_BYTES, or MessagePack has no form for a value in `extra_info` (one nested
+            deeper than 500 levels, say, which could be decoded).
     """
-    payload: bytes = msgpack.packb(asdict(value))
+    try:
+        payload: bytes = msgpack.packb(asdict(value))
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise EntryError(f"{type(value).__name__} cannot be encoded: {type(error).__name__}: {error}") from error
     if len(payload) > MAX_ENTRY_BYTES:
         raise EntryError(f"{type(value).__name__} of {len(payload)} bytes exceeds the entry limit of {MAX_ENTRY_BYTES}")
     return payload

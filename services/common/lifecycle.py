@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, NoReturn
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Drain:
 
 
 async def run_service(
-    drain: Drain, loops: dict[str, Callable[[], Coroutine[Any, Any, None]]], *, drain_timeout_s: float
+    drain: Drain, loops: Mapping[str, Callable[[], Coroutine[Any, Any, None]]], *, drain_timeout_s: float
 ) -> None:
     """Runs the named loops until all have ended.
 

@@ -17,5 +17,5 @@ def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
     parent = os.getppid()
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if parent == 1 or os.getppid() != parent:
+    if os.getppid() != parent:  # it died before the signal was armed
         os.kill(os.getpid(), number)

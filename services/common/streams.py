@@ -54,6 +54,12 @@ return 1
 MAX_STREAM_LENGTH = 100_000
 """Default bound of a work stream, entries. The learner's slots keep streams far shorter."""
 
+_START = "0-0"
+"""Where a walk over pending entries begins, and what Redis answers at its end."""
+
+_GROUP_GONE = ("NOGROUP", "UNBLOCKED")
+"""What Redis answers where there is no group, and in a blocking read (7.0) when its stream is deleted."""
+
 DEAD_PAYLOAD_BYTES = 64 * 1024
 """Bytes of an entry that its dead letter keeps."""
 
@@ -115,6 +121,7 @@ class Consumer:
         self._lease_ms = int(lease_s * 1000)
         self._held: set[str] = set()
         self._recover_from: str | None = "0"
+        self._claim_from = _START
         self._next_claim = 0.0
 
     @property
@@ -124,13 +131,20 @@ class Consumer:
 
     async def read(self, count: int, block_s: float) -> list[Entry]:
         """Up to `count` entries, each held by this consumer until hop, ack or dead_letter; empty after `block_s` seconds."""
+        for _ in range(2):
+            try:
+                return await self._next_entries(count, block_s)
+            except ResponseError as error:
+                await self._heal(error)
+        return []
+
+    async def _next_entries(self, count: int, block_s: float) -> list[Entry]:
         if self._recover_from is not None:
             entries = await self._read_group(self._recover_from, count, None)
             self._recover_from = entries[-1].id if entries else None
             if entries:
                 return entries
         if time.monotonic() >= self._next_claim:
-            self._next_claim = time.monotonic() + self._lease_ms / 4000
             entries = await self._claim(count)
             if entries:
                 return entries
@@ -180,34 +194,33 @@ class Consumer:
 
     async def renew(self) -> None:
         """Renews the lease of every entry held."""
-        if self._held:
+        if not self._held:
+            return
+        try:
             await self._commands.xclaim(self._stream, self._group, self._name, 0, list(self._held), idle=0, justid=True)
+        except ResponseError as error:
+            await self._heal(error)
 
     async def _read_group(self, start: str, count: int, block_s: float | None) -> list[Entry]:
         block = None if block_s is None else max(1, int(block_s * 1000))
-        try:
-            reply = await self._blocking.xreadgroup(
-                self._group, self._name, {self._stream: start}, count=count, block=block
-            )
-        except ResponseError as error:
-            if "NOGROUP" not in str(error):
-                raise
-            await self._create_group()
-            return []
+        reply = await self._blocking.xreadgroup(
+            self._group, self._name, {self._stream: start}, count=count, block=block
+        )
         messages = _messages(reply)
         return await self._hold(
             [message for message in messages if text(message[0]) not in self._held], new=start == ">"
         )
 
     async def _claim(self, count: int) -> list[Entry]:
-        try:
-            reply = await self._commands.xautoclaim(self._stream, self._group, self._name, self._lease_ms, count=count)
-        except ResponseError as error:
-            if "NOGROUP" not in str(error):
-                raise
-            await self._create_group()
-            return []
-        messages = [message for message in reply[1] if text(message[0]) not in self._held]
+        """Entries left for longer than the lease. One call looks at a part of the pending list only; the next call goes on from there."""
+        reply = await self._commands.xautoclaim(
+            self._stream, self._group, self._name, self._lease_ms, self._claim_from, count=count
+        )
+        cursor, found = reply[:2]
+        self._claim_from = text(cursor)
+        if self._claim_from == _START:
+            self._next_claim = time.monotonic() + self._lease_ms / 4000
+        messages = [message for message in found if text(message[0]) not in self._held]
         return await self._hold(messages, new=False)
 
     async def _hold(self, messages: list[Any], *, new: bool) -> list[Entry]:
@@ -228,12 +241,17 @@ class Consumer:
             counts |= {text(item["message_id"]): int(item["times_delivered"]) for item in pending}
         return counts
 
-    async def _create_group(self) -> None:
-        """Creates the group at the stream's beginning: what is there already counts as unread (the dedupe sets absorb repeats)."""
+    async def _heal(self, error: ResponseError) -> None:
+        """Creates the group where it is missing (a new stream, or a server that lost its data); any other error is raised again.
+
+        It begins at the stream's beginning: what is there already counts as unread (the dedupe sets absorb repeats).
+        """
+        if not any(sign in str(error) for sign in _GROUP_GONE):
+            raise error
         try:
             await self._commands.xgroup_create(self._stream, self._group, id="0", mkstream=True)
-        except ResponseError as error:
-            if "BUSYGROUP" not in str(error):
+        except ResponseError as busy:
+            if "BUSYGROUP" not in str(busy):
                 raise
 
 

@@ -1,6 +1,6 @@
 """Which verifier judges a task: names only, so that a gateway or a learner can check a job without importing a single verifier.
 
-    data_source ── overrides of the job ── `*` of the job ── built-in choice ──► name
+data_source ── overrides of the job ── `*` of the job ── built-in choice ──► name
 """
 
 from __future__ import annotations

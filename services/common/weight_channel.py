@@ -20,6 +20,7 @@ WATCH_LIMIT_S = 300.0
 TOKEN_HEADER = "authorization"  # noqa: S105  the name of a header
 
 Options = list[tuple[str, int]]
+Metadata = tuple[tuple[str, str], ...]
 
 CLIENT_OPTIONS: Options = [
     ("grpc.max_receive_message_length", REPLY_LIMIT_BYTES),
@@ -46,6 +47,6 @@ def bearer(token: str) -> str:
     return f"Bearer {token}"
 
 
-def token_metadata(token: str | None) -> tuple[tuple[str, str], ...]:
+def token_metadata(token: str | None) -> Metadata:
     """What a client sends with every call."""
     return ((TOKEN_HEADER, bearer(token)),) if token else ()

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -47,32 +48,45 @@ def is_finished(out: Path, recipe: dict[str, Any]) -> bool:
 def build_once(out: Path, recipe: dict[str, Any], build: Callable[[Path], None]) -> bool:
     """Calls `build` on a fresh directory that then becomes `out`, unless `out` is finished; whether it was called.
 
-    What `out` held of an older recipe, or torn, is replaced; a directory that holds something else is refused.
+    A model of another recipe is replaced. Files without a manifest (torn, or not ours) are moved aside, not deleted.
 
     Raises:
-        ModelError: `out` is a file, or a directory with content that is no model.
+        ModelError: `out` is a file, or its parent cannot be written.
     """
     if is_finished(out, recipe):
         return False
-    _check_replaceable(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    if out.exists() and not out.is_dir():
+        raise ModelError(f"{out}: is not a directory")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    except OSError as error:
+        raise ModelError(f"{out}: cannot be written: {error}") from error
     try:
         build(fresh)
         _seal(fresh, recipe)
-        shutil.rmtree(out, ignore_errors=True)
+        _clear(out)
         fresh.rename(out)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     return True
 
 
-def _check_replaceable(out: Path) -> None:
-    if out.exists() and not out.is_dir():
-        raise ModelError(f"{out}: is not a directory")
-    names = {path.name for path in out.iterdir()} if out.exists() else set()
-    if names and not names & {MANIFEST, "config.json", "model.safetensors", "tokenizer.json"}:
-        raise ModelError(f"{out}: holds files, but no model; name another directory")
+def _clear(out: Path) -> None:
+    """Frees the name `out`: a sealed model goes, anything else is kept beside it as `<name>.aside-<n>`."""
+    if not out.exists():
+        return
+    if (out / MANIFEST).is_file():
+        gone = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+        out.rename(gone / out.name)  # at once, so that no half-deleted model is ever seen
+        shutil.rmtree(gone)
+        return
+    if not any(out.iterdir()):
+        out.rmdir()
+        return
+    aside = next(path for n in count(1) if not (path := out.with_name(f"{out.name}.aside-{n}")).exists())
+    out.rename(aside)
+    print(f"{out}: held files without a manifest; kept as {aside}", flush=True)
 
 
 def _seal(folder: Path, recipe: dict[str, Any]) -> None:
@@ -80,6 +94,7 @@ def _seal(folder: Path, recipe: dict[str, Any]) -> None:
     folder.chmod(0o755)  # mkdtemp makes it private; a server of another user reads models too
     sizes = {}
     for path in sorted(folder.iterdir()):
+        path.chmod(0o644)
         with path.open("rb") as file:
             os.fsync(file.fileno())
         sizes[path.name] = path.stat().st_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -11,6 +12,7 @@ from services.gateway.errors import error_answer
 MAX_BODY_BYTES = 1024 * 1024
 DISCARD_BYTES = 16 * 1024 * 1024
 """Bytes of a refused body that are read on and dropped, so that a client which is still sending sees the answer."""
+DISCARD_S = 2.0
 BODY_TIMEOUT_S = 15.0
 REQUEST_TIMEOUT_S = 45.0
 
@@ -31,34 +33,32 @@ class BodyLimit:
             return
         try:
             async with asyncio.timeout(self._timeout_s):
-                body = await self._take(scope, receive)
+                messages = await self._take(scope, receive)
         except TimeoutError:
             answer = error_answer(408, f"the body did not arrive within {self._timeout_s:g} s")
             await answer(scope, receive, send)
             return
-        if body is None:
-            answer = error_answer(413, f"the body is larger than {self._max_bytes} bytes", headers={"Connection": "close"})
+        if messages is None:
+            await _discard(receive)
+            answer = error_answer(413, f"the body is larger than {self._max_bytes} bytes")
             await answer(scope, receive, send)
             return
-        await self._app(scope, _replay(body, receive), send)
+        await self._app(scope, _replay(messages, receive), send)
 
     async def _take(self, scope: Scope, receive: Receive) -> list[Message] | None:
-        """The request's messages; None when they hold too much."""
+        """The request's messages; None as soon as they are too much."""
         announced = dict(scope["headers"]).get(b"content-length", b"0")
-        fits = not announced.isdigit() or int(announced) <= self._max_bytes
+        if announced.isdigit() and int(announced) > self._max_bytes:
+            return None
         messages: list[Message] = []
         size = 0
-        while True:
+        while not messages or _more(messages[-1]):
             message = await receive()
             size += len(message.get("body", b""))
-            fits = fits and size <= self._max_bytes
-            if fits:
-                messages.append(message)
-            else:
-                messages.clear()
-            ended = message["type"] != "http.request" or not message.get("more_body", False)
-            if ended or size > DISCARD_BYTES:
-                return messages if fits else None
+            if size > self._max_bytes:
+                return None
+            messages.append(message)
+        return messages
 
 
 class RequestTimeout:
@@ -86,6 +86,22 @@ class RequestTimeout:
             if not timer.expired():
                 raise
             await error_answer(504, f"no answer within {self._timeout_s:g} s")(scope, receive, send)
+
+
+def _more(message: Message) -> bool:
+    return message["type"] == "http.request" and bool(message.get("more_body", False))
+
+
+async def _discard(receive: Receive) -> None:
+    """Reads on for a moment and drops it."""
+    size = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_S):
+            while size <= DISCARD_BYTES:
+                message = await receive()
+                size += len(message.get("body", b""))
+                if not _more(message):
+                    return
 
 
 def _replay(messages: list[Message], receive: Receive) -> Receive:

@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
+from starlette.routing import Match
 
 from services.common.errors import ConfigError, JobConflict
 from services.gateway.schemas import ErrorAnswer, FieldProblem
@@ -40,7 +41,7 @@ CODES = {
 }
 
 
-class SpecRefused(ConfigError):
+class SpecRefused(ConfigError):  # noqa: N818  a refusal, as people say
     """A request whose fields are wrong; answered with 422."""
 
     def __init__(self, problems: Sequence[FieldProblem]) -> None:
@@ -88,10 +89,18 @@ def install_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _unexpected)
 
 
-async def _http(_: Request, error: Exception) -> JSONResponse:
+async def _http(request: Request, error: Exception) -> JSONResponse:
     problem = cast("HTTPException", error)
-    message = "there is nothing here" if problem.status_code == 404 and problem.detail == "Not Found" else problem.detail
+    if problem.status_code == 405:
+        return error_answer(405, f"{request.method} is not for this path", headers={"Allow": _allowed(request)})
+    message = "there is nothing here" if problem.detail == "Not Found" else problem.detail
     return error_answer(problem.status_code, message, headers=problem.headers)
+
+
+def _allowed(request: Request) -> str:
+    """The methods of every route of the path; the framework names those of the first only."""
+    routes = (route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE)
+    return ", ".join(sorted({method for route in routes for method in route.methods or ()}))
 
 
 async def _validation(_: Request, error: Exception) -> JSONResponse:

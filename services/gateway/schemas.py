@@ -22,7 +22,13 @@ EXAMPLE_SPEC: dict[str, Any] = {
 }
 EXAMPLE_STEP: dict[str, Any] = {"step": 17, "reward_mean": 0.41, "policy_age_max": 1}
 EXAMPLE_EVAL: dict[str, Any] = {"step": 0, "avg_at_k": 0.38, "pass_at_k": 0.81}
-EXAMPLE_SAMPLE: dict[str, Any] = {"group_id": 131, "policy_version": 16, "rollouts": [{"text": "5", "reward": 1.0}]}
+EXAMPLE_SAMPLE: dict[str, Any] = {
+    "group_id": 131,
+    "purpose": "train",
+    "prompt": "user: 2 + 3 =",
+    "ground_truth": "5",
+    "rollouts": [{"text": "5", "reward": 1.0, "accuracy": 1.0}],
+}
 
 OpenObject = dict[str, Any]
 """A JSON object that another service defines and this one passes on."""

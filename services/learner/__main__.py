@@ -23,7 +23,7 @@ async def serve(settings: Settings) -> None:
     drain.on_signals()
     metrics_dir = settings.home.resolve() / METRICS_DIR / settings.worker_name("learner")
     metrics_dir.mkdir(parents=True, exist_ok=True)
-    MultiProcessCollector(REGISTRY, path=str(metrics_dir))
+    MultiProcessCollector(REGISTRY, path=str(metrics_dir))  # type: ignore[no-untyped-call]
     health = HealthServer(settings.bind_host, settings.metrics_port, healthy=lambda: None, ready=lambda: None)
     health.start()
     redis = connect(settings.redis_url)

@@ -1,6 +1,6 @@
 """The agent of a learner node: takes a job, starts its ranks, and is idle between jobs.
 
-    queue ─► claim ─► check ─► torchelastic ─► ranks ─► succeeded | failed | cancelled
+queue ─► claim ─► check ─► torchelastic ─► ranks ─► succeeded | failed | cancelled
 """
 
 from __future__ import annotations
@@ -97,15 +97,17 @@ class Agent:
         """Finds a person's mistakes before any rank is started."""
         spec = record.spec
         check_parallel_sizes(inspect_model(resolve_model(spec.model.path, self._settings)), spec)
-        for source in (spec.data.train, spec.data.eval):
+        for name, source in (("train", spec.data.train), ("eval", spec.data.eval)):
             if source is not None:
-                open_source(source, self._settings)
+                open_source(source, self._settings, field=f"data.{name}")
 
     async def _run_ranks(self, record: JobRecord) -> int:
         shutil.rmtree(self._metrics_dir, ignore_errors=True)
         self._metrics_dir.mkdir(parents=True)
         command = rank_command(record.spec.learner.world_size, RESTARTS)
-        process = await asyncio.create_subprocess_exec(*command, env=self._rank_environment(record), start_new_session=True)
+        process = await asyncio.create_subprocess_exec(
+            *command, env=self._rank_environment(record), start_new_session=True
+        )
         waiter = asyncio.create_task(process.wait())
         while not waiter.done():
             await asyncio.wait({waiter}, timeout=LOOK_AGAIN_S)

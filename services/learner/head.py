@@ -1,10 +1,10 @@
 """The head: rank 0's I/O, in a thread with an event loop of its own. The ranks only train.
 
-    tasks stream ◄── issue ◄─┐                               ┌─► journal, checkpoints
-                             │                               │
-    scored stream ─► collect ─► intake ─► step ─► ranks ─────┼─► publisher ── gRPC ─► rollout servers
-                             ▲             ▲                 │
-                             └─ watch ─────┘                 └─► job record, step history, events
+tasks stream ◄── issue ◄─┐                               ┌─► journal, checkpoints
+                         │                               │
+scored stream ─► collect ─► intake ─► step ─► ranks ─────┼─► publisher ── gRPC ─► rollout servers
+                         ▲             ▲                 │
+                         └─ watch ─────┘                 └─► job record, step history, events
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from services.common.streams import Consumer
 from services.learner.checkpoint import CheckpointStore
 from services.learner.collector import collect_loop
 from services.learner.context import JobContext
+from services.learner.held_out import HeldOut
 from services.learner.intake import Intake
 from services.learner.issuer import issue_loop
 from services.learner.journal import Journal
@@ -75,7 +76,7 @@ class Head:
         try:
             with log_context(job_id=self._job_id):
                 asyncio.run(self._run())
-        except BaseException as error:  # noqa: BLE001  whatever ended the head must end rank 0 too
+        except BaseException as error:
             log.exception("the head died")
             self._ranks.fail(error)
 
@@ -100,8 +101,10 @@ class Head:
     def _context(self, redis: Redis, blocking: Redis, publisher: Publisher) -> JobContext:
         job_id, settings, spec = self._job_id, self._settings, self._spec
         folder = settings.job_dir(job_id)
-        held_out = open_source(spec.data.eval, settings) if spec.data.eval and spec.eval.enabled else None
-        train = open_source(spec.data.train, settings)
+        train = open_source(spec.data.train, settings, field="data.train")
+        held_out = None
+        if spec.data.eval is not None and spec.eval.enabled:
+            held_out = HeldOut(open_source(spec.data.eval, settings, field="data.eval"), train, spec.eval.tasks)
         return JobContext(
             job_id=job_id,
             spec=spec,

@@ -1,9 +1,9 @@
 """What was issued, what came back, and what may train next. No I/O: the head's loops ask and tell.
 
-    issue_budget ──► issued ──► in flight ──► arrived ──► ready ──► select ──► trained
-                                   │             ├──► degenerate
-                                   │             ├──► failed
-                                   └──► failed   └──► stale
+issue_budget ──► issued ──► in flight ──► arrived ──► ready ──► select ──► trained
+                               │             ├──► degenerate
+                               │             ├──► failed
+                               └──► failed   └──► stale
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class Intake:
         self.ledger = ledger
         self.accept_rate = AcceptRate()
         self.judged_since_step = 0
+        self.step_under_way = False
+        """A step has taken its groups and is not published yet: its slots are still taken."""
         self._spec = spec
         self._clock = clock
         self._ready: dict[int, Judged] = {}
@@ -65,12 +67,12 @@ class Intake:
         return len(self._ready)
 
     def budget(self, steps_left: int) -> int:
-        """How many groups may be issued now."""
-        bsize = self._spec.algorithm.groups_per_step
+        """How many groups may be issued now, with `steps_left` steps not yet published."""
+        per_step = self._spec.algorithm.groups_per_step
         return issue_budget(
-            active=len(self.ledger.active), ready=self.ready, groups_per_step=bsize,
+            active=len(self.ledger.active), ready=self.ready, groups_per_step=per_step,
             max_off_policy_steps=self._spec.off_policy.max_off_policy_steps, accept_rate=self.accept_rate.value,
-            still_needed=steps_left * bsize,
+            still_needed=(steps_left - self.step_under_way) * per_step, step_under_way=self.step_under_way,
         )  # fmt: skip
 
     def arrived(self, judged: Judged) -> Fate | None:
@@ -109,13 +111,22 @@ class Intake:
             self.settle(judged, Fate.STALE, f"policy_age {age} exceeds max_off_policy_steps {bound}")
         ready = [ReadyGroup(gid, policy_version - j.scored.group.min_policy_version) for gid, j in self._ready.items()]
         in_flight = [policy_version - g.issue_version for g in self.ledger.active.values() if not g.ready]
-        size = self._spec.algorithm.groups_per_step
-        chosen = select_batch(ready, in_flight, groups_per_step=size, max_off_policy_steps=bound)
-        if chosen is None and self._refills_exhausted:
-            chosen = sorted(ready, key=lambda g: (-g.policy_age, g.group_id))[:size]
-        if not chosen:
-            return None
-        return [self._ready[group.group_id] for group in chosen]
+        per_step = self._spec.algorithm.groups_per_step
+        chosen = select_batch(
+            ready, in_flight, groups_per_step=per_step, max_off_policy_steps=bound, partial=self._refills_exhausted
+        )
+        return None if chosen is None else [self._ready[group.group_id] for group in chosen]
+
+    def begin_training(self, groups: list[Judged]) -> None:
+        """Gives the groups of a step their fate; their slots stay taken until `published`."""
+        for judged in groups:
+            self.settle(judged, Fate.TRAINED)
+        self.step_under_way = True
+        self.judged_since_step = 0
+
+    def published(self) -> None:
+        """The step's weights are out: its slots are free."""
+        self.step_under_way = False
 
     def overdue(self) -> list[ActiveGroup]:
         """Groups in flight beyond their deadline."""

@@ -1,6 +1,6 @@
 """The journal: a write-ahead log of batches. A step trains only what has been written here and fsynced.
 
-    file    = segment-<first step>.wal          record = magic | length | xxh3-64 | zstd(MessagePack)
+    file    = segment-<first step>.wal          record = magic | length | xxh3-64 of the payload | xxh3-64 of the header | zstd(MessagePack)
 
 A torn record at the very end is what a crash leaves: it is cut off when the journal is opened for writing. Anything else that does not
 verify is damage, and is reported with file and offset.
@@ -22,6 +22,8 @@ from services.common.errors import MillraceError
 from services.learner.ledger import Fate, Settled
 
 _HEADER = struct.Struct("<4sQQ")
+_SEAL = struct.Struct("<Q")
+_PREFIX_BYTES = _HEADER.size + _SEAL.size
 _MAGIC = b"MRJ1"
 _MAX_RECORD_BYTES = 4 * 1024**3
 SEGMENT_BYTES = 256 * 1024**2
@@ -57,7 +59,8 @@ class Journal:
     def append(self, record: BatchRecord) -> int:
         """Writes a record durably; returns its size in bytes. When this returns, the batch may be trained and its entries acked."""
         payload = zstandard.compress(_pack(record), 3)
-        data = _HEADER.pack(_MAGIC, len(payload), xxhash.xxh3_64_intdigest(payload)) + payload
+        header = _HEADER.pack(_MAGIC, len(payload), xxhash.xxh3_64_intdigest(payload))
+        data = header + _SEAL.pack(xxhash.xxh3_64_intdigest(header)) + payload
         segment = self._open_segment(record.step)
         new = not segment.exists()
         with segment.open("ab") as file:
@@ -109,7 +112,13 @@ def fsync_directory(path: Path) -> None:
 
 def _pack(record: BatchRecord) -> bytes:
     settled = [(item.group_id, item.fate.value, item.reason) for item in record.settled]
-    document = {"step": record.step, "lineage": record.lineage, "groups": record.groups, "settled": settled, "issued": record.issued}
+    document = {
+        "step": record.step,
+        "lineage": record.lineage,
+        "groups": record.groups,
+        "settled": settled,
+        "issued": record.issued,
+    }
     return bytes(msgpack.packb(document))
 
 
@@ -120,46 +129,41 @@ def _unpack(payload: bytes) -> BatchRecord:
     return BatchRecord(document["step"], document["lineage"], tuple(document["groups"]), settled, document["issued"])
 
 
-def _scan(data: bytes) -> Iterator[tuple[int, bytes | None]]:
-    """(offset, payload) of each record; payload None where the bytes from the offset on are no whole, sound record."""
+def _scan(segment: Path, *, torn_tail_allowed: bool) -> Iterator[tuple[int, bytes | None]]:
+    """(offset, payload) of each record; payload None for a last record that was never finished.
+
+    Raises:
+        JournalError: anything else that is no whole, sound record.
+    """
+    data = segment.read_bytes()
     offset = 0
     while offset < len(data):
-        if len(data) - offset < _HEADER.size:
-            yield offset, None
-            return
-        magic, length, checksum = _HEADER.unpack_from(data, offset)
-        payload = data[offset + _HEADER.size : offset + _HEADER.size + length]
-        if magic != _MAGIC or len(payload) != length or xxhash.xxh3_64_intdigest(payload) != checksum:
-            yield offset, None
-            return
-        yield offset, payload
-        offset += _HEADER.size + length
-
-
-def _is_torn(data: bytes, offset: int) -> bool:
-    """Whether the bytes from `offset` on are the beginning of a record that was never finished."""
-    if len(data) - offset < _HEADER.size:
-        return _MAGIC.startswith(data[offset : offset + len(_MAGIC)])
-    magic, length, _ = _HEADER.unpack_from(data, offset)
-    return magic == _MAGIC and offset + _HEADER.size + length > len(data)
+        prefix = data[offset : offset + _PREFIX_BYTES]
+        sealed = len(prefix) == _PREFIX_BYTES and _SEAL.unpack_from(prefix, _HEADER.size)[
+            0
+        ] == xxhash.xxh3_64_intdigest(prefix[: _HEADER.size])
+        magic, length, checksum = _HEADER.unpack_from(prefix) if sealed else (b"", 0, 0)
+        payload = data[offset + _PREFIX_BYTES : offset + _PREFIX_BYTES + length]
+        if sealed and magic == _MAGIC and len(payload) == length and xxhash.xxh3_64_intdigest(payload) == checksum:
+            yield offset, payload
+            offset += _PREFIX_BYTES + length
+            continue
+        torn = len(prefix) < _PREFIX_BYTES or (sealed and len(payload) < length)
+        if not (torn and torn_tail_allowed):
+            raise JournalError(f"{segment}: the record at byte {offset} is damaged")
+        yield offset, None
+        return
 
 
 def _read_segment(segment: Path, *, last: bool) -> Iterator[BatchRecord]:
-    data = segment.read_bytes()
-    for offset, payload in _scan(data):
+    for _, payload in _scan(segment, torn_tail_allowed=last):
         if payload is not None:
             yield _unpack(payload)
-        elif not (last and _is_torn(data, offset)):
-            raise JournalError(f"{segment}: the record at byte {offset} is damaged")
 
 
 def _cut_torn_tail(segment: Path) -> None:
-    data = segment.read_bytes()
-    for offset, payload in _scan(data):
-        if payload is not None:
-            continue
-        if not _is_torn(data, offset):
-            raise JournalError(f"{segment}: the record at byte {offset} is damaged")
-        with segment.open("r+b") as file:
-            file.truncate(offset)
-            os.fsync(file.fileno())
+    for offset, payload in _scan(segment, torn_tail_allowed=True):
+        if payload is None:
+            with segment.open("r+b") as file:
+                file.truncate(offset)
+                os.fsync(file.fileno())

@@ -91,7 +91,12 @@ class Ledger:
 
     def state(self) -> dict[str, Any]:
         """JSON values from which `restore` makes the same ledger."""
-        return {"issued": self.issued, "frontier": self.frontier, "beyond": sorted(self._beyond), "counts": dict(self.counts)}
+        return {
+            "issued": self.issued,
+            "frontier": self.frontier,
+            "beyond": sorted(self._beyond),
+            "counts": dict(self.counts),
+        }
 
     @classmethod
     def restore(cls, state: dict[str, Any]) -> Ledger:

@@ -1,6 +1,7 @@
 """How the head drives the ranks: each call becomes a command, and returns when rank 0 has done it.
 
-The head runs in a thread of rank 0 and only does I/O; rank 0's main thread takes the commands, shares them with the other ranks and computes.
+The head runs in a thread of rank 0 and only does I/O; rank 0's main thread takes the commands, shares them with the other ranks, and
+computes.
 """
 
 from __future__ import annotations

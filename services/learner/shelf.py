@@ -1,6 +1,6 @@
 """The versions that the learner keeps for its rollout servers, and what it sends of them.
 
-publish → Shelf.put ── newest `keep` versions ──► Shelf.payload(version, base) → Payload.chunks
+publish → Shelf.put ── newest `keep` versions ──► Shelf.payload(version, base) → Payload.replies
                     └─ wakes ──────────────────► Shelf.newer_than(version)
 """
 
@@ -43,11 +43,15 @@ class Payload:
             digest=snapshot.digest,
         )
 
-    def chunks(self, offset: int) -> Iterator[pb.Chunk]:
-        """The payload from a byte offset on."""
+    def replies(self, offset: int) -> Iterator[pb.FetchReply]:
+        """The manifest, then the payload from a byte offset on."""
+        yield pb.FetchReply(manifest=self.manifest)
         while offset < self.wire_bytes:
             data = self._slice(offset, CHUNK_BYTES)
-            yield pb.Chunk(offset=offset, data=data, checksum=chunk_checksum(data))
+            reply = pb.FetchReply()
+            chunk = reply.chunk  # filled in place: a chunk given to the constructor would be copied
+            chunk.offset, chunk.data, chunk.checksum = offset, data, chunk_checksum(data)
+            yield reply
             offset += len(data)
 
     def _slice(self, offset: int, size: int) -> bytes:

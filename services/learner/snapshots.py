@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from services.common.snapshot import Snapshot, TensorData
+from services.common.snapshot import Snapshot
 
 Weights = dict[str, torch.Tensor]
 """Hugging Face name → tensor on the CPU."""
@@ -19,7 +19,7 @@ def make_snapshot(lineage: int, policy_version: int, weights: Weights) -> Snapsh
         KeyError: a tensor is neither float32, bfloat16 nor float16.
     """
     data = {
-        name: TensorData(_DTYPES[t.dtype], tuple(t.shape), t.detach().contiguous().view(torch.uint8).reshape(-1).numpy().copy())
+        name: (_DTYPES[t.dtype], tuple(t.shape), t.detach().contiguous().view(-1).view(torch.uint8).numpy())
         for name, t in weights.items()
     }
     return Snapshot.build(lineage, policy_version, data)

@@ -1,7 +1,7 @@
 """The learner's main course, step by step.
 
-    recover ─► publish ─► evaluate ─► ┌─ next batch ─► journal ─► ack ─► train ─► publish ─► record ─► checkpoint? ─┐ ─► evaluate ─► end
-                                      └──────────────────────────────────────────────────────────────────────────────┘
+recover ─► publish ─► evaluate ─► ┌─ next batch ─► journal ─► ack ─► train ─► publish ─► record ─► checkpoint? ─┐ ─► evaluate ─► end
+                                  └──────────────────────────────────────────────────────────────────────────────┘
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ async def _step(job: JobContext, drain: Drain) -> None:
     times.train_s = time.monotonic() - trained
     job.step += 1
     await _publish(job)
+    job.intake.published()
     times.step_s = time.monotonic() - started
     tokens = sum(len(sequence.inference_logprobs) for sequence in sequences)
     record = step_record(job, groups, ages, stats, times, tokens)
@@ -137,12 +138,14 @@ async def _next_batch(job: JobContext, drain: Drain) -> list[Judged]:
 
 async def _journal(job: JobContext, groups: list[Judged]) -> None:
     """Makes the batch durable, and only then lets its entries go."""
-    for judged in groups:
-        job.intake.settle(judged, Fate.TRAINED)
-    job.intake.judged_since_step = 0
+    job.intake.begin_training(groups)
     ledger = job.intake.ledger
     record = BatchRecord(
-        job.step + 1, job.lineage, tuple(judged.payload for judged in groups), tuple(ledger.take_unwritten()), ledger.issued
+        job.step + 1,
+        job.lineage,
+        tuple(judged.payload for judged in groups),
+        tuple(ledger.take_unwritten()),
+        ledger.issued,
     )
     metrics.JOURNAL_BYTES.inc(job.journal.append(record))
     await job.consumer.ack(*(judged.entry for judged in job.intake.take_settled() if judged.entry is not None))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from services.common.data import TaskSource
+from services.common.data import TaskRecord, TaskSource
 from services.common.data.order import task_index
 from services.common.spec import JobSpec
 from services.common.types import Purpose, Task
+from services.learner.held_out import HeldOut
 
 
 class TaskFactory:
     """Makes the tasks of one job."""
 
-    def __init__(self, job_id: str, spec: JobSpec, *, lineage: int, train: TaskSource, held_out: TaskSource | None) -> None:
+    def __init__(
+        self, job_id: str, spec: JobSpec, *, lineage: int, train: TaskSource, held_out: HeldOut | None
+    ) -> None:
         """The sources are opened already, so that nothing here can fail for a person's mistake."""
         self._job_id = job_id
         self._spec = spec
@@ -22,14 +25,14 @@ class TaskFactory:
     @property
     def held_out_tasks(self) -> int:
         """Tasks of one evaluation."""
-        return min(self._spec.eval.tasks, len(self._held_out)) if self._held_out is not None else 0
+        return len(self._held_out) if self._held_out is not None else 0
 
     def training(self, group_id: int, attempt: int, policy_version: int) -> Task:
         """The task of a training group; the same ordinal always asks the same."""
         index = task_index(self._spec.data.seed, group_id, len(self._train), self._spec.data.shuffle)
         rollout = self._spec.rollout
         return self._task(
-            self._train, index, Purpose.TRAIN, group_id, attempt, policy_version, group_size=rollout.group_size,
+            self._train[index], Purpose.TRAIN, group_id, attempt, policy_version, group_size=rollout.group_size,
             temperature=rollout.temperature, timeout_s=rollout.group_timeout_s,
         )  # fmt: skip
 
@@ -39,15 +42,14 @@ class TaskFactory:
             raise ValueError("the job has no held-out tasks")
         evaluation = self._spec.eval
         return self._task(
-            self._held_out, index, Purpose.EVAL, group_id, attempt, policy_version, group_size=evaluation.samples,
+            self._held_out[index], Purpose.EVAL, group_id, attempt, policy_version, group_size=evaluation.samples,
             temperature=evaluation.temperature, timeout_s=evaluation.timeout_s,
         )  # fmt: skip
 
     def _task(
-        self, source: TaskSource, index: int, purpose: Purpose, group_id: int, attempt: int, policy_version: int, *,
+        self, record: TaskRecord, purpose: Purpose, group_id: int, attempt: int, policy_version: int, *,
         group_size: int, temperature: float, timeout_s: float,
     ) -> Task:  # fmt: skip
-        record = source[index]
         return Task(
             job_id=self._job_id,
             lineage=self._lineage,

@@ -57,7 +57,9 @@ async def _close_evaluations(job: JobContext) -> None:
 
 async def _name_the_wait(job: JobContext, still_s: float) -> str:
     alive = [status.kind for status in await workers.alive(job.redis)]
-    counts = f"{alive.count(WorkerKind.ROLLOUT)} rollout servers and {alive.count(WorkerKind.REWARD)} reward services alive"
+    counts = (
+        f"{alive.count(WorkerKind.ROLLOUT)} rollout servers and {alive.count(WorkerKind.REWARD)} reward services alive"
+    )
     return f"waiting for {job.waiting_for} for {still_s:.0f} s; {counts}"
 
 

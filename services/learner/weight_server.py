@@ -71,9 +71,7 @@ class WeightService(pb_grpc.WeightSyncServicer):
         if request.offset > payload.wire_bytes:
             message = f"offset {request.offset} lies beyond the {payload.wire_bytes} bytes of this encoding"
             _abort(context, grpc.StatusCode.OUT_OF_RANGE, message)
-        yield pb.FetchReply(manifest=payload.manifest)
-        for chunk in payload.chunks(request.offset):
-            yield pb.FetchReply(chunk=chunk)
+        yield from payload.replies(request.offset)
 
     def Report(self, request: pb.ReportRequest, context: grpc.ServicerContext) -> pb.ReportReply:  # noqa: N802
         """Takes note, and answers with the newest version."""

@@ -1,8 +1,8 @@
 """What the pool and its worker processes say to each other, as MessagePack over a socket.
 
-    pool → worker   a batch: list of [verifier, response, ground_truth, extra_info, limit_s]
-    worker → pool   [LOADED, seconds]                            before a verifier's first check in this process
-                    [SCORED, reward, accuracy, detail, seconds]  or  [ERROR, reason]: one for each check, at once when it is done
+pool → worker   [verifier, response, ground_truth, extra_info, limit_s]: several may follow each other
+worker → pool   [LOADED, seconds]                            before a verifier's first check in this process
+                [SCORED, reward, accuracy, detail, seconds]  or  [ERROR, reason]: one for each check, at once when it is done
 """
 
 from __future__ import annotations
@@ -44,16 +44,21 @@ class Check:
     timeout_s: float
     """Wall-clock limit."""
 
-    def pack(self) -> list[Any]:
-        """As the worker gets it, cut to the limits.
+    def pack(self) -> bytes:
+        """As the worker gets it, the response cut to its limit.
 
         Raises:
-            VerifierError: the reference is too long.
+            VerifierError: the reference is too long, or extra_info cannot be packed.
         """
         if len(self.ground_truth) > MAX_GROUND_TRUTH_CHARS:
             raise VerifierError(f"ground_truth of {len(self.ground_truth)} characters exceeds {MAX_GROUND_TRUTH_CHARS}")
         extra_info = {**self.extra_info, "data_source": self.data_source}
-        return [self.verifier, self.response[-MAX_RESPONSE_CHARS:], self.ground_truth, extra_info, self.timeout_s]
+        message = [self.verifier, self.response[-MAX_RESPONSE_CHARS:], self.ground_truth, extra_info, self.timeout_s]
+        try:
+            packed: bytes = msgpack.packb(message, unicode_errors="replace")
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            raise VerifierError(f"extra_info cannot be packed: {error}") from error
+        return packed
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,15 @@ JUDGE_SECONDS = Histogram(
     buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0),
 )
 WORKER_RESTARTS = Counter(
-    "millrace_reward_worker_restarts_total", "Worker processes replaced, by reason: timeout, died or recycled.", ["reason"]
+    "millrace_reward_worker_restarts_total",
+    "Worker processes replaced, by reason: timeout, died or recycled.",
+    ["reason"],
 )
-GROUPS = Counter("millrace_reward_groups_total", "Groups handled, by result: judged, passed_on or dead_letter.", ["result"])
+GROUPS = Counter(
+    "millrace_reward_groups_total", "Groups handled, by result: judged, passed_on or dead_letter.", ["result"]
+)
 GROUPS_IN_FLIGHT = Gauge("millrace_reward_in_flight_groups", "Groups delivered to this server and not yet sent on.")
 CHECKS_QUEUED = Gauge("millrace_reward_queued_checks", "Checks waiting for a worker.")
-BLOCKED_SECONDS = Counter("millrace_reward_blocked_seconds_total", "Seconds spent waiting because the next stream was full.")
+BLOCKED_SECONDS = Counter(
+    "millrace_reward_blocked_seconds_total", "Seconds spent waiting because the next stream was full."
+)

@@ -3,8 +3,8 @@
     pool ── FORK + a socket ──►  nursery  ── fork ──►  worker (serves the socket)
          ── KILL pid ─────────►           ── SIGKILL its process group, reap ──►
 
-Forking from a process without threads is safe, and takes milliseconds where a start with its imports takes seconds. It reaps a worker only when
-it is told to kill it, so a pid is never reused under the pool's hand. When the pool goes away, all workers are killed.
+Forking from a process without threads is safe, and takes milliseconds where a start with its imports takes seconds. It reaps a
+worker only when it is told to kill it, so a pid is never reused under the pool's hand. When the pool goes away, all workers are killed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from services.common.logs import configure_logging
 from services.common.verifier_names import BuiltIn
 from services.reward.verifiers.registry import load
-from services.reward.worker import run_forked
+from services.reward.worker import limit_resources, work
 
 REQUEST = struct.Struct("<ci")
 REPLY = struct.Struct("<i")
@@ -40,6 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123  lives as long as the process: verifiers may print
     for name in BuiltIn:
         load(name)
+    load(BuiltIn.MATH)(r"\boxed{\frac{1}{2}}", "0.5", {})  # builds the parser's tables, which takes longer than most checks
     gc.collect()
     gc.freeze()  # workers share these pages until they write to them
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -73,12 +74,17 @@ def _fork(control: socket.socket, connection: socket.socket, libc: ctypes.CDLL |
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        if libc is not None:
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != parent:  # it died before the signal was armed
-                os._exit(1)
-        control.close()
-        run_forked(connection)
+        try:
+            if libc is not None:
+                libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+                if os.getppid() != parent:  # it died before the signal was armed
+                    os._exit(1)
+            control.close()
+            os.setsid()  # so that a kill takes along whatever a verifier started
+            limit_resources()
+            work(connection)
+        finally:
+            os._exit(0)
     connection.close()
     return pid
 

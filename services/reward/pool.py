@@ -15,15 +15,15 @@ import os
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from services.common.errors import VerifierError
 from services.common.types import Verdict, VerdictStatus
 from services.reward import metrics
-from services.reward.check import MAX_GROUND_TRUTH_CHARS, Broken, Check, Scored
-from services.reward.processes import Nursery, Worker, WorkerDied
+from services.reward.check import Broken, Check, Scored
+from services.reward.processes import Nursery, Worker, WorkerDiedError
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +46,9 @@ def default_workers() -> int:
 @dataclass(slots=True)
 class _Job:
     check: Check
+    packed: bytes
     verdict: asyncio.Future[Verdict]
     attempts: int = 0
-    queued_at: float = field(default_factory=time.monotonic)
 
 
 class Pool:
@@ -120,24 +120,37 @@ class Pool:
         """
         if self._failure is not None:
             raise VerifierError(f"the verifier pool failed: {self._failure}")
-        loop = asyncio.get_running_loop()
-        jobs = [_Job(check, loop.create_future()) for check in checks]
-        self._queue.extend(jobs)
-        self._filled.set()
+        waits = [self._submit(check) for check in checks]
         try:
-            return await asyncio.gather(*(job.verdict for job in jobs))
+            return await asyncio.gather(*waits)
         finally:
-            for job in jobs:
-                job.verdict.cancel()  # does nothing to those that are done
+            for wait in waits:
+                wait.cancel()  # does nothing to those that are done
+
+    def _submit(self, check: Check) -> asyncio.Future[Verdict]:
+        job = _Job(check, b"", asyncio.get_running_loop().create_future())
+        try:
+            job.packed = check.pack()
+        except VerifierError as error:
+            self._answer(job, Verdict(VerdictStatus.FAILED, None, None, check.verifier, str(error)))
+        else:
+            self._queue.append(job)
+            self._filled.set()
+        return job.verdict
 
     async def _slot(self, number: int) -> None:
         """Consumes the queue; waits for checks; unblocked by `judge`; produces verdicts."""
         worker: Worker | None = None
         while True:
             batch = await self._take()
-            worker = worker or await self._nursery.fork()
-            spent = await self._run(number, worker, batch)
-            self._running.pop(number, None)
+            try:
+                worker = worker or await self._nursery.fork()
+                spent = await self._run(number, worker, batch)
+            except BaseException:
+                self._requeue([job for job in batch if not job.verdict.done()])
+                raise
+            finally:
+                self._running.pop(number, None)
             if spent is None and worker.judged >= self._recycle_after:
                 spent = "recycled"
             if spent is not None:
@@ -153,19 +166,15 @@ class Pool:
         fair_share = max(1, min(BATCH, len(self._queue) // self.workers))
         while self._queue and len(batch) < fair_share:
             job = self._queue.popleft()
-            if job.verdict.done():
-                continue
-            if len(job.check.ground_truth) > MAX_GROUND_TRUTH_CHARS:
-                self._settle(job, Broken(f"ground_truth of {len(job.check.ground_truth)} characters is too long"), final=True)
-                continue
-            batch.append(job)
+            if not job.verdict.done():  # whoever asked may have gone
+                batch.append(job)
         return batch
 
     async def _run(self, number: int, worker: Worker, batch: list[_Job]) -> str | None:
         """Runs a batch on a worker; why the worker has to go, or None."""
         waiting = deque(batch)
         try:
-            await worker.send([job.check for job in batch])
+            await worker.send([job.packed for job in batch])
             while waiting:
                 self._running[number] = time.monotonic() + waiting[0].check.timeout_s + 90.0
                 outcome = await worker.outcome(waiting[0].check)
@@ -174,19 +183,19 @@ class Pool:
             self._time_out(waiting.popleft())
             self._requeue(waiting)
             return "timeout"
-        except WorkerDied as error:
+        except WorkerDiedError as error:
             self._settle(waiting.popleft(), Broken(str(error)))
             self._requeue(waiting)
             return "died"
         return None
 
-    def _settle(self, job: _Job, outcome: Scored | Broken, *, final: bool = False) -> None:
+    def _settle(self, job: _Job, outcome: Scored | Broken) -> None:
         job.attempts += 1
         name = job.check.verifier
         if isinstance(outcome, Scored):
             metrics.CHECK_SECONDS.labels(verifier=name).observe(outcome.seconds)
             self._answer(job, Verdict(VerdictStatus.SCORED, outcome.reward, outcome.accuracy, name, outcome.detail))
-        elif job.attempts < ATTEMPTS and not final:
+        elif job.attempts < ATTEMPTS:
             log.warning("verifier %s failed and is tried again: %s", name, outcome.reason)
             self._requeue([job])
         else:
@@ -195,7 +204,9 @@ class Pool:
     def _time_out(self, job: _Job) -> None:
         limit_s = job.check.timeout_s
         metrics.CHECK_SECONDS.labels(verifier=job.check.verifier).observe(limit_s)
-        self._answer(job, Verdict(VerdictStatus.TIMEOUT, None, None, job.check.verifier, f"no verdict within {limit_s:g} s"))
+        self._answer(
+            job, Verdict(VerdictStatus.TIMEOUT, None, None, job.check.verifier, f"no verdict within {limit_s:g} s")
+        )
 
     @staticmethod
     def _answer(job: _Job, verdict: Verdict) -> None:

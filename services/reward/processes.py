@@ -19,6 +19,7 @@ START_TIMEOUT_S = 120.0
 """Imports of all verifiers, on a busy machine."""
 
 COMMAND_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 5.0
 LOAD_TIMEOUT_S = 60.0
 """Import of one installed verifier, on its first check in a worker."""
 
@@ -29,7 +30,7 @@ _OURS_ALONE = ("MILLRACE_", "REDIS_URL")
 """Settings of the service, secrets among them, that verifiers have no business with."""
 
 
-class WorkerDied(VerifierError):
+class WorkerDiedError(VerifierError):
     """The worker's process ended, or said something that no worker says."""
 
 
@@ -46,24 +47,24 @@ class Worker:
         self._incoming = unpacker(MAX_REPLY_BYTES)
         self._loaded: set[str] = set()
 
-    async def send(self, checks: Sequence[Check]) -> None:
-        """Hands over a batch.
+    async def send(self, packed: Sequence[bytes]) -> None:
+        """Hands over packed checks.
 
         Raises:
-            WorkerDied: it is gone.
+            WorkerDiedError: it is gone.
         """
         try:
-            self._writer.write(msgpack.packb([check.pack() for check in checks]))
+            self._writer.writelines(packed)
             await self._writer.drain()
         except OSError as error:
-            raise WorkerDied(f"its process is gone: {error}") from error
+            raise WorkerDiedError(f"its process is gone: {error}") from error
 
     async def outcome(self, check: Check) -> Scored | Broken:
         """What became of the next check of the batch.
 
         Raises:
             TimeoutError: the check's limit passed; kill the worker.
-            WorkerDied: it is gone; kill what is left of it.
+            WorkerDiedError: it is gone; kill what is left of it.
         """
         if check.verifier not in self._loaded:
             reply = await self._receive(LOAD_TIMEOUT_S)
@@ -72,7 +73,7 @@ class Worker:
             self._loaded.add(check.verifier)
         reply = await self._receive(check.timeout_s)
         if isinstance(reply, Loaded):
-            raise WorkerDied("its process answered out of turn")
+            raise WorkerDiedError("its process answered out of turn")
         self.judged += 1
         return reply
 
@@ -97,9 +98,9 @@ class Worker:
                 data = await self._reader.read(1 << 16)
                 self._incoming.feed(data)
             except (OSError, ValueError, msgpack.exceptions.UnpackException, VerifierError) as error:
-                raise WorkerDied(f"its process broke off: {error}") from error
+                raise WorkerDiedError(f"its process broke off: {error}") from error
             if not data:
-                raise WorkerDied("its process died")
+                raise WorkerDiedError("its process died")
 
 
 class Nursery:
@@ -211,9 +212,13 @@ class Nursery:
 
     async def _stop(self) -> None:
         if self._control is not None:
-            self._control.close()
+            self._control.close()  # at which it kills its workers and ends
             self._control = None
         process, self._process = self._process, None
-        if process is not None:
-            process.kill()
+        if process is None:
+            return
+        try:
+            await asyncio.to_thread(process.wait, STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()  # at which the kernel ends its workers
             await asyncio.to_thread(process.wait)

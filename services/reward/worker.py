@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import resource
 import socket
 import time
@@ -22,6 +21,7 @@ CPU_MARGIN_S = 2.0
 """CPU seconds beyond a check's wall-clock limit after which the kernel ends the worker, should nobody be left to kill it."""
 
 MAX_BATCH_BYTES = 256 * 1024**2
+"""Of checks received and not yet begun."""
 
 
 def limit_resources() -> None:
@@ -31,24 +31,19 @@ def limit_resources() -> None:
 
 
 def work(connection: socket.socket) -> None:
-    """Judges batches until the connection closes."""
+    """Judges what comes until the connection closes."""
     verifiers: dict[str, Verifier] = {}
     incoming = unpacker(MAX_BATCH_BYTES)
     while data := connection.recv(1 << 16):
         incoming.feed(data)
-        for batch in incoming:
-            for name, response, ground_truth, extra_info, limit_s in batch:
-                _limit_cpu(limit_s)
-                reply = _loaded(connection, verifiers, name) or _judge(
-                    verifiers[name], response, ground_truth, extra_info
-                )
-                _send(connection, reply)
+        for name, response, ground_truth, extra_info, limit_s in incoming:
+            _limit_cpu(limit_s)
+            reply = None if name in verifiers else _load(connection, verifiers, name)
+            _send(connection, reply or _judge(verifiers[name], response, ground_truth, extra_info))
 
 
-def _loaded(connection: socket.socket, verifiers: dict[str, Verifier], name: str) -> list[Any] | None:
-    """Loads the verifier unless it is there; the reply to send instead of a verdict when that fails."""
-    if name in verifiers:
-        return None
+def _load(connection: socket.socket, verifiers: dict[str, Verifier], name: str) -> list[Any] | None:
+    """Loads the verifier and says so; when that fails, the reply to send instead of a verdict."""
     began = time.monotonic()
     try:
         verifiers[name] = load(name)
@@ -61,7 +56,7 @@ def _loaded(connection: socket.socket, verifiers: dict[str, Verifier], name: str
 def _judge(verifier: Verifier, response: str, ground_truth: str, extra_info: dict[str, Any]) -> list[Any]:
     began = time.monotonic()
     try:
-        score = verifier(response, ground_truth, extra_info)
+        score: object = verifier(response, ground_truth, extra_info)
         if not isinstance(score, Score):
             return [ERROR, f"answered {type(score).__name__}, not a Score"]
         return [SCORED, float(score.reward), float(score.accuracy), clean(score.detail), time.monotonic() - began]
@@ -78,15 +73,3 @@ def _limit_cpu(limit_s: float) -> None:
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     soft = math.ceil(used + limit_s + CPU_MARGIN_S)
     resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
-
-
-def run_forked(connection: socket.socket) -> None:
-    """The whole life of a worker in a freshly forked process; never returns."""
-    status = 1
-    try:
-        os.setsid()  # so that a kill takes along whatever a verifier started
-        limit_resources()
-        work(connection)
-        status = 0
-    finally:
-        os._exit(status)

@@ -1,69 +1,57 @@
 """The rollout server's end of the weight transfer: hears of versions, brings them into the stage, reports what became of them.
 
-    watch() ──► (lineage, n) ──► fetch(lineage, n) ──► StagedWeights ──► the engine applies ──► report(…)
-    any newer version            blocking: run it in a thread
+watch() ──► (lineage, n) ──► fetch(lineage, n) ──► StagedWeights ──► the engine applies ──► report(…)
+any newer version            blocking: run it in a thread
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping
-from types import TracebackType
-from typing import Self
+from collections.abc import AsyncIterator
 
 import grpc
 
 from services.common.errors import WeightSyncError
 from services.common.pb import weight_sync_pb2 as pb
 from services.common.pb import weight_sync_pb2_grpc as pb_grpc
-from services.common.snapshot import TensorSpec, UInt8Array
 from services.common.weight_channel import CLIENT_OPTIONS, token_metadata
 from services.rollout.announcements import Announcements
+from services.rollout.calls import describe
+from services.rollout.download import Download, Held, Source
 from services.rollout.stage import Stage, StagedWeights
-from services.rollout.tensor_file import map_tensors
-from services.rollout.transfer import BrokenStream, Plan, Transfer, read_manifest
 
-log = logging.getLogger(__name__)
-
-_CALL_S = 120.0  # deadline of one Fetch; one that got further is asked to go on
 _REPORT_S = 10.0
-_TRIES = 5  # in a row without a new byte
-_BACKOFF_S = 0.1
-_MAX_BACKOFF_S = 3.0
-_HOPELESS = {
-    grpc.StatusCode.NOT_FOUND,
-    grpc.StatusCode.UNAUTHENTICATED,
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.UNIMPLEMENTED,
-}
 
 
 class WeightReceiver:
     """One job's weights, from one learner, for one rollout server."""
 
     def __init__(self, address: str, job_id: str, server: str, stage: Stage, token: str | None = None) -> None:
-        """Connects lazily; `server` is this rollout server's stable name."""
-        self._address, self._job_id, self._server, self._stage = address, job_id, server, stage
-        self._metadata = token_metadata(token)
+        """Connects when it is first used; `server` is this rollout server's stable name."""
+        self._address, self._stage = address, stage
         self._channel = grpc.insecure_channel(address, options=CLIENT_OPTIONS)
-        self._stub = pb_grpc.WeightSyncStub(self._channel)  # type: ignore[no-untyped-call]  # generated code
+        stub = pb_grpc.WeightSyncStub(self._channel)  # type: ignore[no-untyped-call]  # generated code
+        self._source = Source(stub, job_id, server, token_metadata(token), threading.Event())
         self._fetching = threading.Lock()
-        self._closed = threading.Event()
-        self._held: StagedWeights | None = None
-        self._held_specs: tuple[TensorSpec, ...] = ()
+        self._held: Held | None = None
+        self._watches: list[Announcements] = []
 
     async def watch(self, *, unreachable_s: float = 60.0) -> AsyncIterator[tuple[int, int]]:
         """Versions as (lineage, n), each newer than the one before; those that a slow caller missed are left out. Ends after `close`.
 
         Raises:
-            WeightSyncError: refused (wrong token, another job), or nothing was heard for `unreachable_s` seconds of trying.
+            WeightSyncError: refused (wrong token, another job), or the learner could not be reached for `unreachable_s` seconds.
         """
-        request = pb.WatchRequest(job_id=self._job_id, server=self._server)
-        announcements = Announcements(self._stub, request, self._metadata, self._closed, unreachable_s)
-        async for version in announcements.follow():
-            yield version
+        request = pb.WatchRequest(job_id=self._source.job_id, server=self._source.server)
+        announcements = Announcements(self._source.stub, request, self._source.metadata, unreachable_s)
+        self._watches.append(announcements)
+        try:
+            async for version in announcements.follow():
+                yield version
+        finally:
+            announcements.stop()
+            self._watches.remove(announcements)
 
     def fetch(self, lineage: int, n: int, *, deadline_s: float = 1800.0) -> StagedWeights:
         """Brings the version into the stage, whole and verified: by a delta from the one fetched last where possible, else in full.
@@ -73,20 +61,15 @@ class WeightReceiver:
         Raises:
             WeightSyncError: the version is not to be had, broke off too often, or failed verification; says what and where.
         """
+        deadline = time.monotonic() + deadline_s
         if not self._fetching.acquire(timeout=deadline_s):
             raise WeightSyncError(f"version {(lineage, n)}: another fetch went on for {deadline_s:.0f} s")
         try:
-            held = self._held if self._held is not None and self._held.path.exists() else None
-            if held is not None and (held.lineage, held.policy_version) == (lineage, n):
-                return held
-            started = time.monotonic()
-            deadline = started + deadline_s
-            if held is not None:
-                try:
-                    return self._download((lineage, n), held, started, deadline)
-                except _NotByDelta as error:
-                    log.warning("version %s: %s; fetching it in full", (lineage, n), error)
-            return self._download((lineage, n), None, started, deadline)
+            if self._held is not None and not self._held.weights.path.exists():
+                self._held = None
+            if self._held is None or self._held.version != (lineage, n):
+                self._held = Download(self._source, (lineage, n), self._held, self._stage, deadline).run()
+            return self._held.weights
         finally:
             self._fetching.release()
 
@@ -103,12 +86,14 @@ class WeightReceiver:
     ) -> tuple[int, int] | None:
         """Tells the learner that the version is active (no `error`) or what went wrong; returns the newest version there is.
 
+        Blocks for at most 10 s.
+
         Raises:
             WeightSyncError: the learner did not answer.
         """
         request = pb.ReportRequest(
-            job_id=self._job_id,
-            server=self._server,
+            job_id=self._source.job_id,
+            server=self._source.server,
             version=pb.Version(lineage=lineage, n=n),
             error=error,
             fetch_seconds=fetch_s,
@@ -117,12 +102,15 @@ class WeightReceiver:
             wire_bytes=wire_bytes,
         )
         try:
-            reply: pb.ReportReply = self._stub.Report(request, timeout=_REPORT_S, metadata=self._metadata)
-        except grpc.RpcError as failure:
-            raise WeightSyncError(f"report of version {(lineage, n)} to {self._address}: {describe(failure)}") from failure
+            reply: pb.ReportReply = self._source.stub.Report(request, timeout=_REPORT_S, metadata=self._source.metadata)
+        except (grpc.RpcError, ValueError) as failure:
+            why = describe(failure) if isinstance(failure, grpc.RpcError) else str(failure)
+            raise WeightSyncError(f"report of version {(lineage, n)} to {self._address}: {why}") from failure
         return (reply.current.lineage, reply.current.n) if reply.HasField("current") else None
 
     def close(self) -> None:
-        """Ends a watch and a fetch that are under way (the fetch raises). The stage stays."""
-        self._closed.set()
+        """Ends a watch and a fetch that are under way (the fetch raises). The stage and its files stay."""
+        self._source.closed.set()
+        for watch in list(self._watches):
+            watch.stop()
         self._channel.close()

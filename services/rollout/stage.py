@@ -6,6 +6,7 @@ begin(specs) → write(…) … → commit → StagedWeights(path)        the ne
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -87,7 +88,7 @@ class Stage:
         """Removes all staged files and gives the directory up."""
         self._remove(self._staged)
         self._staged.clear()
-        if not any(self.directory.iterdir()):
+        with contextlib.suppress(OSError):  # something of others lies there, or the directory is gone
             self.directory.rmdir()
         os.close(self._lock)
 

@@ -1,6 +1,6 @@
 """One snapshot on its way in: takes the manifest and the chunks, in order, and verifies everything before it may be seen.
 
-    chunk ── offset? xxh3-64? ──► tensor's bytes (plain, or base ⊕ delta) ── xxh3-128? ──► unfinished file ──► commit
+chunk ── offset? xxh3-64? ──► tensor's bytes (plain, or base ⊕ delta) ── xxh3-128? ──► unfinished file ──► commit
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def read_manifest(manifest: pb.Manifest, version: tuple[int, int], base: tuple[i
     specs = []
     for tensor in manifest.tensors:
         shape = tuple(tensor.shape)
-        spec = TensorSpec(tensor.name, tensor.dtype, shape, plain_bytes(tensor.name, tensor.dtype, shape), tensor.digest)
+        spec = TensorSpec(
+            tensor.name, tensor.dtype, shape, plain_bytes(tensor.name, tensor.dtype, shape), tensor.digest
+        )
         if tensor.wire_bytes > delta.largest_delta(spec.nbytes) if is_delta else tensor.wire_bytes != spec.nbytes:
             raise WeightSyncError(f"{spec.name}: {tensor.wire_bytes} bytes on the wire for {spec.nbytes}")
         specs.append(spec)
@@ -75,6 +77,7 @@ class Transfer:
         self.received = 0
         """Good payload bytes so far: where to resume."""
         self._base = base
+        self._wire_bytes = sum(plan.wire_sizes)
         if plan.base is not None:
             for spec in plan.specs:
                 if spec.name not in base or base[spec.name].nbytes != spec.nbytes:
@@ -89,20 +92,20 @@ class Transfer:
         """Whether every tensor is there and verified."""
         return self._tensor == len(self.plan.specs)
 
-    def accept(self, chunk: pb.Chunk) -> None:
+    def accept(self, offset: int, data: bytes, checksum: int) -> None:
         """Takes the next chunk.
 
         Raises:
             BrokenStream: not the next bytes, or not what was sent; nothing of the chunk was taken.
             WeightSyncError: the bytes arrived as sent and are wrong all the same; names the tensor. The transfer is void.
         """
-        if chunk.offset != self.received:
-            raise BrokenStream(f"a chunk at offset {chunk.offset} came where {self.received} was next")
-        if not chunk.data or chunk_checksum(chunk.data) != chunk.checksum:
-            raise BrokenStream(f"the chunk at offset {chunk.offset} does not match its checksum")
-        if self.received + len(chunk.data) > sum(self.plan.wire_sizes):
-            raise BrokenStream(f"the chunk at offset {chunk.offset} goes beyond the end")
-        view = memoryview(chunk.data)
+        if offset != self.received:
+            raise BrokenStream(f"a chunk at offset {offset} came where {self.received} was next")
+        if not data or chunk_checksum(data) != checksum:
+            raise BrokenStream(f"the chunk at offset {offset} does not match its checksum")
+        if offset + len(data) > self._wire_bytes:
+            raise BrokenStream(f"the chunk at offset {offset} goes beyond the end")
+        view = memoryview(data)
         while view:
             taken = self._take(view)
             view = view[taken:]

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 
-def task_index(seed: int, ordinal: int, size: int, *, shuffle: bool) -> int:
+def task_index(seed: int, ordinal: int, size: int, shuffle: bool) -> int:
     """Which task the `ordinal`-th draw (from 0) of a dataset of `size` tasks is.
 
     Every epoch of `size` draws visits each task once; with `shuffle`, in an order of its own.

@@ -56,7 +56,7 @@ class Verifier(Protocol):
         ...
 
 
-def right_or_wrong(right: bool, found: str | None, reference: str, *, wrong_reward: float = 0.0) -> Score:  # noqa: FBT001
+def right_or_wrong(right: bool, found: str | None, reference: str, *, wrong_reward: float = 0.0) -> Score:
     """Reward 1 for a right answer, `wrong_reward` for any other, with a line that tells why."""
     if right:
         return Score(1.0, 1.0, f"{found} is right")

@@ -17,11 +17,23 @@ TAIL_CHARS = 300
 
 _ANSWER = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
 
-_UNITS = (
-    "square ways integers dollars mph inches hours km units sue points feet minutes digits cents degrees cm gm pounds meters meals "
-    "edges students childrentickets multiples"
-).split()
-_DECORATION = [r"\ldots", r"\dots", r"\mathrm{th}", r"^\circ", r"^{\circ}", r"\;", r",\!", "{,}", '"', r"\text{s}", r"\text{.}"]
+_UNITS = [
+    "square", "ways", "integers", "dollars", "mph", "inches", "hours", "km", "units", "sue", "points", "feet", "minutes", "digits",
+    "cents", "degrees", "cm", "gm", "pounds", "meters", "meals", "edges", "students", "childrentickets", "multiples",
+]  # fmt: skip
+_DECORATION = [
+    r"\ldots",
+    r"\dots",
+    r"\mathrm{th}",
+    r"^\circ",
+    r"^{\circ}",
+    r"\;",
+    r",\!",
+    "{,}",
+    '"',
+    r"\text{s}",
+    r"\text{.}",
+]
 _EMPTY_TEXT = [r"\text{}^2", r"\text{}^3", r"\text{}"]
 
 _REPLACED = [
@@ -39,7 +51,7 @@ _REWRITTEN = [
 
 
 def verify(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:  # noqa: ARG001
-    """The last `Answer: …` line, or where there is none the last `\\boxed{…}`, says what the reference says."""
+    r"""The last `Answer: …` line, or where there is none the last `\boxed{…}`, says what the reference says."""
     found = stated_answer(response[-TAIL_CHARS:])
     reference = normalise(ground_truth)
     answer = None if found is None else normalise(found)

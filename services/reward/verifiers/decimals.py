@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from decimal import Decimal
 
 _NUMBER = re.compile(
@@ -25,10 +26,8 @@ def first_number(text: str) -> Decimal | None:
 
 def last_number(text: str) -> Decimal | None:
     """The last number in the text, or None."""
-    last = None
-    for last in _NUMBER.finditer(text.translate(_MINUS_SIGNS)):
-        pass
-    return _value(last) if last else None
+    matches = deque(_NUMBER.finditer(text.translate(_MINUS_SIGNS)), maxlen=1)
+    return _value(matches[0]) if matches else None
 
 
 def whole_number(text: str) -> Decimal | None:
@@ -39,4 +38,6 @@ def whole_number(text: str) -> Decimal | None:
 
 def _value(match: re.Match[str]) -> Decimal:
     sign = "-" if (match["sign"] or "").startswith("-") else ""
-    return Decimal(sign + match["digits"].replace(",", ""))  # made from text, so exact at any length; arithmetic would round
+    return Decimal(
+        sign + match["digits"].replace(",", "")
+    )  # made from text, so exact at any length; arithmetic would round

@@ -1,8 +1,8 @@
 """Procedural tasks: `reasoning-gym`'s own score of an answer, 0..1. Accuracy is 1 from 0.999 on.
 
-The row's extra_info carries `entry` (what the generator made: question, answer, metadata, as JSON values) and, where it is not the default, the
-generator's `config`. Which text is the answer: the last `<answer>…</answer>` of the response; else, when the reference is a plain number, the
-last number of the response; else the whole response, stripped.
+The row's extra_info carries `entry` (what the generator made: question, answer, metadata, as JSON values), the `task`'s name (or its
+data_source or its metadata tells it) and, where it is not the default, the generator's `config`. Which text is the answer: the last `<answer>…</answer>` of the response; else, when the reference is a
+plain number, the last number of the response; else the whole response, stripped.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def verify(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Scor
     task = _task(entry, extra_info)
     config = json.dumps(_plain(extra_info.get("config") or {}), sort_keys=True)
     answer = answer_text(response, ground_truth)
-    score = _dataset(task, config).score_answer(answer, entry=_tuples(entry) if task in _COMPARES_TUPLES else _plain(entry))
+    score = _dataset(task, config).score_answer(
+        answer, entry=_tuples(entry) if task in _COMPARES_TUPLES else _plain(entry)
+    )
     if not isinstance(score, int | float) or not math.isfinite(score):
         raise VerifierError(f"task {task} scored {score!r}")
     reward = min(1.0, max(0.0, float(score)))
@@ -61,7 +63,7 @@ def answer_text(response: str, ground_truth: str) -> str:
 def _task(entry: dict[str, Any], extra_info: dict[str, Any]) -> str:
     data_source = str(extra_info.get("data_source", ""))
     named = data_source.removeprefix(PROCEDURAL_PREFIX) if data_source.startswith(PROCEDURAL_PREFIX) else None
-    task = named or entry["metadata"].get("source_dataset")
+    task = extra_info.get("task") or named or entry["metadata"].get("source_dataset")
     if task not in DATASETS:
         raise VerifierError(f"reasoning-gym has no task {task!r}")
     return str(task)

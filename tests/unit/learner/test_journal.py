@@ -13,7 +13,9 @@ from services.learner.ledger import Fate, Settled
 
 def record(step: int) -> BatchRecord:
     groups = tuple(bytes([step, i]) * 50 for i in range(3))
-    return BatchRecord(step, 1, groups, (Settled(step, Fate.TRAINED), Settled(step + 100, Fate.FAILED, "why")), issued=step + 101)
+    return BatchRecord(
+        step, 1, groups, (Settled(step, Fate.TRAINED), Settled(step + 100, Fate.FAILED, "why")), issued=step + 101
+    )
 
 
 def test_records_come_back_as_they_were_written(tmp_path: Path) -> None:
@@ -56,12 +58,8 @@ def test_any_flipped_byte_is_detected(tmp_path: Path) -> None:
     data = segment.read_bytes()
     for position in range(len(data)):
         segment.write_bytes(data[:position] + bytes([data[position] ^ 0x40]) + data[position + 1 :])
-        try:
-            steps = [r.step for r in Journal(tmp_path).records()]
-        except JournalError as error:
-            assert str(segment) in str(error)
-        else:  # a length that points beyond the end reads as a torn tail: records are missing, none is wrong
-            assert steps in ([], [1])
+        with pytest.raises(JournalError, match=segment.name):
+            list(Journal(tmp_path).records())
 
 
 def test_a_missing_step_is_an_error(tmp_path: Path) -> None:

@@ -1,0 +1,68 @@
+"""A job file and its `--set key.path=value` changes, as the JSON document to submit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from services.common.errors import ConfigError
+
+
+def load_job(path: Path, changes: Sequence[str] = ()) -> dict[str, Any]:
+    """The document in a YAML or JSON file with the changes made. What its keys mean is for the gateway to judge.
+
+    Raises:
+        ConfigError: no such file, not YAML, not a mapping of JSON values, or a change that cannot be made.
+    """
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path}: is not valid YAML: {error}") from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path}: must be a mapping with `model` and `data`, not {type(document).__name__}")
+    for change in changes:
+        apply_change(document, change)
+    try:
+        json.dumps(document, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: has a value that JSON cannot carry: {error}") from error
+    return document
+
+
+def apply_change(document: dict[str, Any], change: str) -> None:
+    """Sets one value, e.g. `learner.lr=3e-4` or `reward.verifiers={"*": math}`; missing sections are made.
+
+    Raises:
+        ConfigError: not of the form key.path=value, or the path leads through something that is not a section.
+    """
+    path, sign, text = change.partition("=")
+    keys = path.strip().split(".")
+    if not sign or not all(keys):
+        raise ConfigError(f"--set {change}: must look like learner.steps=100")
+    section = document
+    for depth, key in enumerate(keys[:-1], 1):
+        if section.get(key) is None:
+            section[key] = {}
+        section = section[key]
+        if not isinstance(section, dict):
+            raise ConfigError(f"--set {change}: {'.'.join(keys[:depth])} is not a section")
+    section[keys[-1]] = _value(change, text)
+
+
+def _value(change: str, text: str) -> object:
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {change}: the value is not valid YAML: {error}") from error
+    if isinstance(value, str):
+        try:
+            return float(value)  # YAML 1.1 takes 3e-4, without a point, for text
+        except ValueError:
+            return value
+    return value

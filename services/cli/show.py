@@ -1,0 +1,141 @@
+"""What the commands print for people."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+JsonObject = dict[str, Any]
+
+
+def step_line(step: JsonObject, steps: int | None = None) -> str:
+    """One line for one step record; what a record lacks is shown as a dash.
+
+    Example: `step  17/200  reward 0.412  accuracy 0.412  accept 0.64  age 0.8  gen 812 tok/s  train 640 tok/s  sync 0.041 s`
+    """
+    number = f"{step.get('step', 0)}/{steps}" if steps else str(step.get("step", 0))
+    width = 2 * len(str(steps)) + 1 if steps else 5
+    return "  ".join(
+        [
+            f"step {number:>{width}}",
+            f"reward {_number(step.get('reward'), '.3f')}",
+            f"accuracy {_number(step.get('accuracy'), '.3f')}",
+            f"accept {_number(step.get('accept_rate'), '.2f')}",
+            f"age {_number(step.get('policy_age_mean'), '.1f')}",
+            f"gen {_number(step.get('generated_tokens_per_s'), '.0f')} tok/s",
+            f"train {_number(step.get('trained_tokens_per_s'), '.0f')} tok/s",
+            f"sync {_number(step.get('sync_s'), '.3f')} s",
+        ]
+    )
+
+
+def print_jobs(console: Console, jobs: Iterable[JsonObject]) -> None:
+    """One row per job."""
+    rows = [
+        (job["id"], job["state"], f"{job['step']}/{job['steps']}", _ago(job.get("created_at")), job.get("cause") or "")
+        for job in jobs
+    ]
+    _print(console, ("job", "state", "step", "submitted", "cause"), rows, empty="no jobs yet: `millrace submit FILE`")
+
+
+def print_job(console: Console, job: JsonObject, evals: Sequence[JsonObject], last: JsonObject | None) -> None:
+    """All of one job but its spec."""
+    groups = ", ".join(f"{count} {fate}" for fate, count in job.get("groups", {}).items())
+    values = {
+        "job": job["id"],
+        "state": f"{job['state']} {'(cancel requested)' if job.get('cancel_requested') else ''}".strip(),
+        "cause": job.get("cause"),
+        "step": f"{job['step']} of {job['steps']}, policy version {job['policy_version']}, lineage {job['lineage']}",
+        "learner": job.get("learner"),
+        "groups": groups,
+        "submitted": _ago(job.get("created_at")),
+        "took": _duration(job.get("started_at"), job.get("finished_at")),
+        "weights": job.get("export"),
+        "newest step": step_line(last) if last else None,
+    }
+    table = Table.grid(padding=(0, 2))
+    for name, value in values.items():
+        if value:
+            table.add_row(f"[bold]{name}[/bold]", escape(str(value)))
+    for item in evals:
+        shown = ", ".join(
+            f"{name} {_number(value, '.4g')}" for name, value in item.items() if _is_number(value) and name != "at"
+        )
+        table.add_row("[bold]evaluation[/bold]", escape(shown))
+    console.print(table)
+
+
+def print_rollouts(console: Console, groups: Iterable[JsonObject]) -> None:
+    """Groups with their prompt and every rollout's reward and text."""
+    shown = False
+    for group in groups:
+        shown = True
+        console.rule(f"{group.get('purpose', 'train')} group {group.get('group_id')}", align="left")
+        console.print(f"[bold]prompt[/bold] {escape(str(group.get('prompt', '')))}")
+        console.print(f"[bold]ground truth[/bold] {escape(str(group.get('ground_truth', '')))}")
+        for rollout in group.get("rollouts", []):
+            mark = (
+                _number(rollout.get("reward"), "+.2f") if rollout.get("reward") is not None else rollout.get("status")
+            )
+            console.print(f"  [cyan]{escape(str(mark))}[/cyan] {escape(str(rollout.get('text', '')))}")
+    if not shown:
+        console.print("no rollouts yet")
+
+
+def print_workers(console: Console, workers: Iterable[JsonObject]) -> None:
+    """One row per worker."""
+    rows = [
+        (
+            worker["name"],
+            worker["kind"],
+            worker["state"],
+            worker.get("job_id") or "",
+            "" if worker.get("policy_version") is None else str(worker["policy_version"]),
+            f"{worker['host']}:{worker['pid']}",
+        )
+        for worker in workers
+    ]
+    _print(console, ("worker", "kind", "state", "job", "policy", "process"), rows, empty="no workers")
+
+
+def _print(console: Console, names: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str) -> None:
+    if not rows:
+        console.print(empty)
+        return
+    table = Table(*names, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*(escape(cell) for cell in row))
+    console.print(table)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _number(value: object, form: str) -> str:
+    return format(value, form) if _is_number(value) else "-"
+
+
+def _ago(at: object) -> str:
+    if not isinstance(at, int | float):
+        return ""
+    return f"{_span(max(0.0, time.time() - at))} ago"
+
+
+def _duration(start: object, end: object) -> str | None:
+    if not isinstance(start, int | float):
+        return None
+    return _span((end if isinstance(end, int | float) else time.time()) - start)
+
+
+def _span(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.0f} days"

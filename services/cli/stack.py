@@ -1,0 +1,172 @@
+"""What `millrace up` runs: the table of processes, with their environment, ports and cores.
+
+| process | stage | waits for | cores (CPU platform) |
+|---|---|---|---|
+| redis | 2 | PING and its data loaded | any |
+| gateway | 1 | /readyz | any |
+| reward-0 | 0 | /readyz | any |
+| learner-0 | 0 | /readyz | upper half |
+| rollout-0 … | 0 | /readyz | lower half, for vLLM's threads |
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.cli.cores import available_cores, plan_cores
+from services.cli.embedded_redis import EmbeddedRedis
+from services.cli.probes import health_probe, ready_probe
+from services.cli.supervisor import KILL_MARGIN_S, ProcessSpec
+from services.common.errors import ConfigError
+from services.common.settings import Platform, Settings
+
+START_TIMEOUT_S = 180.0
+GATEWAY_TOKEN = "gateway.token"  # noqa: S105  the name of the file that the gateway keeps it in
+_ANY = ("0.0.0.0", "::", "")  # noqa: S104  compared with, not bound to
+_SECRETS = ("MILLRACE_TOKEN", "MILLRACE_TOKEN_FILE")
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The table and what people need to know of it."""
+
+    table: tuple[ProcessSpec, ...]
+    url: str
+    redis_url: str
+    token_file: str | None
+
+
+def plan_stack(settings: Settings, *, servers: int, gateway_port: int, metrics_base: int | None) -> Stack:
+    """The stack of one machine.
+
+    Args:
+        settings: this process's; the services get the same environment.
+        servers: rollout servers.
+        gateway_port: 0 takes a free one.
+        metrics_base: first of the services' metrics ports, counting up; None takes free ones.
+
+    Raises:
+        ConfigError: a port is taken, or there is no Redis to start and REDIS_URL is not set.
+    """
+    home = settings.home.resolve()
+    host = "127.0.0.1" if settings.bind_host in _ANY else settings.bind_host
+    workers = ["reward-0", "learner-0", *(f"rollout-{number}" for number in range(servers))]
+    port, *ports = _take_ports(settings.bind_host, gateway_port, metrics_base, len(workers))
+    redis_url, redis = _plan_redis(home, settings.drain_timeout_s)
+    environment = {
+        **{name: value for name, value in os.environ.items() if name not in _SECRETS},
+        "REDIS_URL": redis_url,
+        "MILLRACE_HOME": str(home),
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    table = [*redis, _gateway(settings, environment, host, port)]
+    plan = plan_cores(available_cores() if settings.platform is Platform.CPU else [], servers)
+    cores = {"learner-0": plan.learner, **{f"rollout-{i}": share for i, share in enumerate(plan.rollout)}}
+    for name, metrics_port in zip(workers, ports, strict=True):
+        table.append(_worker(settings, environment, host, name, metrics_port, cores.get(name, frozenset())))
+    return Stack(tuple(table), f"http://{_bracketed(host)}:{port}", redis_url, _token_file(settings, home))
+
+
+def _plan_redis(home: Path, drain_timeout_s: float) -> tuple[str, list[ProcessSpec]]:
+    if url := os.environ.get("REDIS_URL"):
+        return url, []
+    redis = EmbeddedRedis(home / "redis", log_path=home / "logs" / "redis.log")
+    redis.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def ready(pid: int) -> str | None:
+        return None if redis.answers(pid) else f"no answer on port {redis.port}"
+
+    spec = ProcessSpec(
+        name="redis",
+        argv=tuple(redis.argv),
+        env={"PATH": os.environ.get("PATH", ""), "LANG": "C.UTF-8"},
+        stage=2,
+        ready=ready,
+        healthy=lambda _pid: None,
+        start_timeout_s=60.0,
+        drain_timeout_s=drain_timeout_s,
+    )
+    return redis.url, [spec]
+
+
+def _gateway(settings: Settings, environment: dict[str, str], host: str, port: int) -> ProcessSpec:
+    own = {"MILLRACE_GATEWAY_PORT": str(port), "MILLRACE_WORKER": "gateway"}
+    own |= {name: os.environ[name] for name in _SECRETS if name in os.environ}
+    return _service("gateway", "gateway", environment | own, f"http://{_bracketed(host)}:{port}", 1, settings, port)
+
+
+def _worker(
+    settings: Settings, environment: dict[str, str], host: str, name: str, port: int, cores: frozenset[int]
+) -> ProcessSpec:
+    own = {"MILLRACE_METRICS_PORT": str(port), "MILLRACE_WORKER": name}
+    service = name.partition("-")[0]
+    if service == "rollout" and cores:
+        # Only vLLM's computing threads are bound: the process that feeds them may run where there is room.
+        own["VLLM_CPU_OMP_THREADS_BIND"] = environment.get("VLLM_CPU_OMP_THREADS_BIND") or ",".join(
+            map(str, sorted(cores))
+        )
+        cores = frozenset()
+    if service == "reward":
+        own["OMP_NUM_THREADS"] = "1"
+    return _service(name, service, environment | own, f"http://{_bracketed(host)}:{port}", 0, settings, port, cores)
+
+
+def _service(
+    name: str,
+    service: str,
+    environment: dict[str, str],
+    base: str,
+    stage: int,
+    settings: Settings,
+    port: int,
+    cores: frozenset[int] = frozenset(),
+) -> ProcessSpec:
+    return ProcessSpec(
+        name=name,
+        argv=(sys.executable, "-m", f"services.{service}"),
+        env=environment,
+        stage=stage,
+        ready=ready_probe(f"{base}/readyz"),
+        healthy=health_probe(f"{base}/healthz"),
+        start_timeout_s=START_TIMEOUT_S,
+        drain_timeout_s=settings.drain_timeout_s + KILL_MARGIN_S,
+        port=port,
+        cores=cores,
+    )
+
+
+def _token_file(settings: Settings, home: Path) -> str | None:
+    """The file that has, or will have, the gateway's token: it makes one when nobody gave any."""
+    if settings.token_file is not None:
+        return str(settings.token_file.resolve())
+    return None if settings.token is not None else str(home / GATEWAY_TOKEN)
+
+
+def _take_ports(host: str, gateway_port: int, metrics_base: int | None, count: int) -> list[int]:
+    """The gateway's port and `count` more, none of them taken a moment ago and all different."""
+    wanted = [gateway_port, *(0 if metrics_base is None else metrics_base + number for number in range(count))]
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with ExitStack() as held:
+        taken = []
+        for number, port in enumerate(wanted):
+            probe = held.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                option = "--metrics-base" if number else "--port"
+                raise ConfigError(
+                    f"port {port} on {host or 'all addresses'} cannot be taken ({error.strerror}): choose another with {option}"
+                ) from error
+            taken.append(int(probe.getsockname()[1]))
+        return taken
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,252 @@
+"""Starts a table of processes, restarts what dies, and takes them all down in order.
+
+table ──► start ──► ready? ──► watch ──┬─ died or unhealthy ──► back off ──► start again ──► … ──► give up
+                                       └─ SIGINT, SIGTERM  ──► drain stage 0, 1, 2 … ──► kill what is left
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from services.cli import children
+from services.cli.state import ProcessState
+from services.common.errors import MillraceError
+
+POLL_S = 0.1
+PROBE_EVERY_S = 0.5
+HEALTH_EVERY_S = 5.0
+UNHEALTHY_IN_A_ROW = 3
+BACK_OFF_S: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Waits before the restarts that follow quick deaths in a row; after as many, the supervisor gives up."""
+QUICK_S = 20.0
+"""A process that dies before it was ready, or sooner than this after its start, died quickly."""
+KILL_MARGIN_S = 15.0
+LOG_LIMIT_BYTES = 64 * 1024 * 1024
+CONFIG_ERROR_CODE = 2
+"""What a service ends with when its settings are wrong: starting it again cannot help."""
+
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+Probe = Callable[[int], str | None]
+"""Given the process id, answers None when all is well, else why not."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """One row of the table."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    """Its whole environment."""
+    stage: int
+    """Processes of a lower stage start later and drain earlier than those of a higher one."""
+    ready: Probe
+    healthy: Probe
+    start_timeout_s: float
+    drain_timeout_s: float
+    port: int | None = None
+    cores: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True)
+class _Child:
+    spec: ProcessSpec
+    log_path: Path
+    process: subprocess.Popen[bytes] | None = None
+    created: float = 0.0
+    started: float = 0.0
+    ready: bool = False
+    restarts: int = 0
+    quick_deaths: int = 0
+    restart_at: float = 0.0
+    next_probe: float = 0.0
+    unhealthy: int = 0
+    trouble: str = field(default="not asked yet")
+
+
+class GaveUp(MillraceError):  # noqa: N818  it is what happened
+    """A process could not be kept alive; the message names it and its log."""
+
+
+class Supervisor:
+    """Runs the table until it is asked to stop. Lives in the main thread."""
+
+    def __init__(
+        self,
+        table: Sequence[ProcessSpec],
+        logs: Path,
+        *,
+        say: Callable[[str], None],
+        changed: Callable[[bool, dict[str, ProcessState]], None],
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            table: the processes.
+            logs: folder of their logs, `<name>.log`.
+            say: told what happened, for people.
+            changed: told whether all are ready, and the processes, whenever either changes.
+        """
+        self._table = [_Child(spec, logs / f"{spec.name}.log") for spec in table]
+        self._say = say
+        self._changed = changed
+        self._stops = 0
+
+    def run(self) -> None:
+        """Starts everything, keeps it alive until SIGINT, SIGTERM or SIGHUP, then drains it; a second signal kills what is left.
+
+        Raises:
+            GaveUp: a process died too often or too soon, or did not become ready; the others were drained.
+        """
+        children.adopt_orphans()
+        handlers = {number: signal.signal(number, self._on_signal) for number in _STOP_SIGNALS}
+        try:
+            for stage in sorted({child.spec.stage for child in self._table}, reverse=True):
+                self._start_stage(stage)
+            if not self._stops:
+                self._say("ready")
+            while not self._stops:
+                self._watch(self._table)
+                time.sleep(POLL_S)
+        finally:
+            self._drain()
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, _number: int, _frame: object) -> None:
+        self._stops += 1
+
+    def _start_stage(self, stage: int) -> None:
+        members = [child for child in self._table if child.spec.stage == stage]
+        for child in members:
+            self._start(child)
+        begun = [child for child in self._table if child.spec.stage >= stage]
+        while not self._stops and not all(child.ready for child in members):
+            self._watch(begun)
+            time.sleep(POLL_S)
+
+    def _start(self, child: _Child) -> None:
+        if child.log_path.exists() and child.log_path.stat().st_size > LOG_LIMIT_BYTES:
+            child.log_path.replace(child.log_path.with_suffix(".log.1"))
+        child.process = children.start_child(
+            child.spec.argv, env=child.spec.env, log_path=child.log_path, cores=child.spec.cores
+        )
+        child.created = children.created_at(child.process.pid)
+        child.started = time.monotonic()
+        child.ready, child.unhealthy, child.next_probe = False, 0, 0.0
+        child.trouble = "not asked yet"
+        self._tell()
+
+    def _watch(self, table: Sequence[_Child]) -> None:
+        for child in table:
+            if child.process is None:
+                if time.monotonic() >= child.restart_at:
+                    child.restarts += 1
+                    self._start(child)
+                continue
+            code = child.process.poll()
+            if code is not None:
+                self._bury(child, _describe_exit(code), may_restart=code != CONFIG_ERROR_CODE)
+            else:
+                self._probe(child)
+
+    def _probe(self, child: _Child) -> None:
+        now = time.monotonic()
+        if child.process is None or now < child.next_probe:
+            return
+        if not child.ready:
+            child.next_probe = now + PROBE_EVERY_S
+            trouble = child.spec.ready(child.process.pid)
+            if trouble is None:
+                child.ready = True
+                if child.restarts:
+                    self._say(f"{child.spec.name} is ready again, {now - child.started:.1f} s after its start")
+                self._tell()
+            elif now - child.started > child.spec.start_timeout_s:
+                what = f"was not ready within {child.spec.start_timeout_s:.0f} s ({trouble})"
+                self._bury(child, what, may_restart=child.restarts > 0)
+            return
+        child.next_probe = now + HEALTH_EVERY_S
+        trouble = child.spec.healthy(child.process.pid)
+        child.unhealthy = 0 if trouble is None else child.unhealthy + 1
+        if trouble is not None and child.unhealthy >= UNHEALTHY_IN_A_ROW:
+            self._bury(child, f"is not healthy ({trouble})")
+
+    def _bury(self, child: _Child, what: str, *, may_restart: bool = True) -> None:
+        """Ends what is left of a process and decides when it starts again.
+
+        Raises:
+            GaveUp: it will not.
+        """
+        if child.process is None:
+            return
+        quick = not child.ready or time.monotonic() - child.started < QUICK_S
+        child.quick_deaths = child.quick_deaths + 1 if quick else 0
+        self._end(child)
+        if not may_restart or child.quick_deaths > len(BACK_OFF_S):
+            raise GaveUp(f"{child.spec.name} {what}; gave up on it. {_last_words(child.log_path)}")
+        wait_s = BACK_OFF_S[max(0, child.quick_deaths - 1)]
+        child.restart_at = time.monotonic() + wait_s
+        self._say(f"{child.spec.name} {what}; starting it again in {wait_s:g} s (log: {child.log_path})")
+        self._tell()
+
+    def _end(self, child: _Child) -> None:
+        if child.process is None:
+            return
+        children.kill_tree(child.process.pid)
+        child.process.wait()
+        child.process, child.ready = None, False
+        children.kill_orphans(other.process.pid for other in self._table if other.process is not None)
+
+    def _drain(self) -> None:
+        asked = self._stops
+        for stage in sorted({child.spec.stage for child in self._table}):
+            members = [child for child in self._table if child.spec.stage == stage and child.process is not None]
+            if members:
+                self._say(f"draining {', '.join(child.spec.name for child in members)}")
+            for child in members:
+                if child.process is not None:
+                    child.process.terminate()
+            deadline = time.monotonic() + max((child.spec.drain_timeout_s for child in members), default=0.0)
+            while time.monotonic() < deadline and self._stops <= max(asked, 1) and any(map(_is_running, members)):
+                time.sleep(POLL_S)
+            for child in members:
+                if _is_running(child):
+                    self._say(f"{child.spec.name} did not drain in time: killed")
+                self._end(child)
+
+    def _tell(self) -> None:
+        states = {
+            child.spec.name: ProcessState(
+                child.process.pid, child.created, child.spec.port, ready=child.ready, restarts=child.restarts
+            )
+            for child in self._table
+            if child.process is not None
+        }
+        self._changed(all(child.ready for child in self._table), states)
+
+
+def _is_running(child: _Child) -> bool:
+    return child.process is not None and child.process.poll() is None
+
+
+def _describe_exit(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+
+
+def _last_words(path: Path, size: int = 600) -> str:
+    """The end of a log, for an error message."""
+    try:
+        with path.open("rb") as file:
+            file.seek(-min(size, os.fstat(file.fileno()).st_size), os.SEEK_END)
+            text = file.read().decode(errors="replace").strip()
+    except OSError:
+        text = ""
+    return f"Its log ({path}) ends:\n{text}" if text else f"Its log is {path}."

@@ -1,0 +1,147 @@
+"""`millrace up` and `millrace down`: runs the stack of one machine, in the foreground or detached, and ends it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from services.cli.children import created_at, is_same, kill_tree
+from services.cli.stack import plan_stack
+from services.cli.state import ProcessState, UpState, only_one, read_state, remove_state, write_state
+from services.cli.supervisor import GaveUp, Supervisor
+from services.common.errors import ConfigError, DeadlineExceeded
+from services.common.settings import load_settings
+
+DETACH_TIMEOUT_S = 300.0
+DOWN_TIMEOUT_S = 180.0
+LEFTOVER_GRACE_S = 10.0
+
+Say = Callable[[str], None]
+
+
+def run_up(home: Path, *, servers: int, gateway_port: int, metrics_base: int | None, say: Say) -> None:
+    """Runs the stack until a signal ends it.
+
+    Raises:
+        ConfigError: it is up already, or a setting is wrong.
+        GaveUp: a process could not be kept alive.
+    """
+    os.environ["MILLRACE_HOME"] = str(home)
+    settings = load_settings()
+    with only_one(home):
+        _end_leftovers(home, say)
+        stack = plan_stack(settings, servers=servers, gateway_port=gateway_port, metrics_base=metrics_base)
+        state = UpState(os.getpid(), created_at(os.getpid()), stack.url, stack.redis_url, stack.token_file, ready=False)
+
+        def changed(ready: bool, processes: dict[str, ProcessState]) -> None:
+            write_state(home, replace(state, ready=ready, processes=processes))
+
+        changed(False, {})
+        say(f"starting {', '.join(spec.name for spec in stack.table)} (logs: {home / 'logs'})")
+        try:
+            Supervisor(stack.table, home / "logs", say=say, changed=changed).run()
+        finally:
+            remove_state(home)
+
+
+def detach(home: Path, arguments: list[str], say: Say, timeout_s: float = DETACH_TIMEOUT_S) -> UpState:
+    """Runs `millrace up` with these arguments in the background and waits until all is ready.
+
+    Raises:
+        ConfigError: it is up already.
+        GaveUp: it ended before it was ready.
+        DeadlineExceeded: it was not ready in time, and goes on trying.
+    """
+    with only_one(home):
+        pass  # refuses a second one here, where somebody reads it
+    log_path = home / "logs" / "up.log"
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "services.cli.main", "up", "--home", str(home), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        state = read_state(home)
+        if state is not None and state.pid == process.pid and state.ready:
+            return state
+        if process.poll() is not None:
+            raise GaveUp(
+                f"millrace ended before it was ready (log: {log_path}):\n{log_path.read_text().strip()[-2000:]}"
+            )
+        time.sleep(0.1)
+    say(f"it goes on trying; its log is {log_path}, and `millrace down` ends it")
+    raise DeadlineExceeded(f"millrace was not ready within {timeout_s:.0f} s")
+
+
+def run_down(home: Path, say: Say, *, timeout_s: float = DOWN_TIMEOUT_S, grace_s: float = LEFTOVER_GRACE_S) -> None:
+    """Ends the stack of a home and waits until it is gone; what was left by one that was killed is ended too.
+
+    Raises:
+        DeadlineExceeded: it did not drain in time; it was killed.
+    """
+    state = read_state(home)
+    if state is None:
+        say(f"nothing is up in {home}")
+        return
+    if not state.is_alive():
+        _end_leftovers(home, say, grace_s)
+        remove_state(home)
+        return
+    say(f"draining (process {state.pid})")
+    os.kill(state.pid, signal.SIGTERM)
+    deadline = time.monotonic() + timeout_s
+    while state.is_alive():
+        if time.monotonic() > deadline:
+            latest = read_state(home) or state
+            os.kill(state.pid, signal.SIGKILL)
+            _kill(latest)
+            remove_state(home)
+            raise DeadlineExceeded(f"millrace in {home} did not drain within {timeout_s:.0f} s: killed")
+        time.sleep(0.1)
+    say("down")
+
+
+def _end_leftovers(home: Path, say: Say, grace_s: float = LEFTOVER_GRACE_S) -> None:
+    """Waits for the processes of a supervisor that was killed, then kills those that stay: two learners must never share a home."""
+    state = read_state(home)
+    if state is None or state.is_alive():
+        return
+    deadline = time.monotonic() + grace_s
+    while _left(state):
+        if time.monotonic() > deadline:
+            say(f"killing what an earlier `millrace up` left: {', '.join(_left(state))}")
+            _kill(state)
+            return
+        time.sleep(0.1)
+
+
+def _left(state: UpState) -> list[str]:
+    return [name for name, process in state.processes.items() if is_same(process.pid, process.created)]
+
+
+def _kill(state: UpState) -> None:
+    for name in _left(state):
+        kill_tree(state.processes[name].pid)
+
+
+def require_state(home: Path) -> UpState:
+    """What runs in a home.
+
+    Raises:
+        ConfigError: nothing does.
+    """
+    state = read_state(home)
+    if state is None or not state.is_alive():
+        raise ConfigError(f"nothing is up in {home}: start it with `millrace up`, or name a gateway with --url")
+    return state

@@ -1,0 +1,80 @@
+"""What the demo shows while it runs: one line per step under fixed headings, and a progress bar on a terminal."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+HEADINGS = (
+    ("step", 5), ("reward", 7), ("accuracy", 9), ("accept", 7), ("age", 5), ("gen tok/s", 10), ("train tok/s", 12),
+    ("sync s", 7), ("pause s", 8),
+)  # fmt: skip
+
+
+def heading() -> str:
+    """The line above the steps."""
+    return " ".join(name.rjust(width) for name, width in HEADINGS)
+
+
+def step_line(step: dict[str, Any]) -> str:
+    """One step as a line. `reward` and `accuracy` are over all rollouts judged, not only the informative ones."""
+    cells = (
+        str(step["step"]), _number(step["reward"], 3), _number(step["accuracy"], 3), _number(step["accept_rate"], 2),
+        _number(step["policy_age_mean"], 2), _number(step["generated_tokens_per_s"], 0),
+        _number(step["trained_tokens_per_s"], 0), _number(step["sync_s"], 3), _number(step["pause_s"], 3),
+    )  # fmt: skip
+    return " ".join(cell.rjust(width) for cell, (_, width) in zip(cells, HEADINGS, strict=True))
+
+
+def eval_line(result: dict[str, Any]) -> str:
+    """One evaluation as a line, labelled with the policy versions that answered."""
+    versions = f"{result['min_policy_version']}..{result['max_policy_version']}"
+    return (
+        f"  held-out evaluation, policy versions {versions}: avg@{result['k']} {_number(result['avg_at_k'], 3)}, "
+        f"pass@{result['k']} {_number(result['pass_at_k'], 3)} over {result['tasks']} tasks ({result['seconds']:.0f} s)"
+    )
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+class Board:
+    """A progress bar below the lines; where output is no terminal, the lines alone."""
+
+    def __init__(self, console: Console, steps: int) -> None:
+        """Nothing is shown before `with`."""
+        self._console = console
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._progress.add_task("steps", total=steps)
+
+    def __enter__(self) -> Self:
+        """Shows the bar."""
+        self._progress.start()
+        self.say(heading())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Takes the bar away."""
+        self._progress.stop()
+
+    def say(self, line: str) -> None:
+        """A line above the bar."""
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def step(self, step: dict[str, Any]) -> None:
+        """One more step."""
+        self.say(step_line(step))
+        self._progress.update(self._task, completed=step["step"])

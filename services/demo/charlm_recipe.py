@@ -1,0 +1,36 @@
+"""What the demo's small model is and what it was taught: everything that its weights depend on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TinyRecipe:
+    """Sizes, warm start and seed of the small model; a change of any value makes the cached model stale.
+
+    The warm start imitates demonstrations of which a share is wrong, as a base model's data are. The model learns to
+    compute, and also to be wrong about as often as its teacher; what is left for reinforcement learning is to tell the
+    two apart, which the reward alone can do.
+    """
+
+    version: int = 1  # of the code: raised when the same values give other weights
+
+    hidden_size: int = 128
+    intermediate_size: int = 384
+    layers: int = 2  # even: pipeline parallelism 2 divides
+    heads: int = 4  # even, with the KV heads: tensor parallelism 2 divides
+    kv_heads: int = 2
+    max_positions: int = 256
+
+    min_terms: int = 2  # reasoning-gym's `chain_sum`, in its own words: terms of 0..9 joined by + and -
+    max_terms: int = 3
+    min_digits: int = 1
+    max_digits: int = 1
+    demonstrations: int = 120_000
+    wrong_share: float = 0.25  # demonstrations whose answer is off by 1, 2 or 3
+
+    steps: int = 1000
+    batch_size: int = 128
+    lr: float = 4e-3
+    seed: int = 0

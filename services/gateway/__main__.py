@@ -1,0 +1,79 @@
+"""`python -m services.gateway`: load settings, bind, serve until SIGTERM, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+
+import uvicorn
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialWithJitterBackoff
+
+from services.common.connection import connect
+from services.common.errors import ConfigError
+from services.common.logs import configure_logging
+from services.common.settings import Settings, load_settings
+from services.gateway.app import create_app
+from services.gateway.auth import load_token
+
+log = logging.getLogger("millrace.gateway")
+
+
+def main() -> int:
+    """Runs the gateway; the exit code is 0 after a drain, 2 over a wrong setting."""
+    try:
+        settings = load_settings()
+        configure_logging("gateway", settings.log_level)
+        token = load_token(settings)
+        listener = _bind(settings)
+    except ConfigError as error:
+        print(f"gateway: {error}", file=sys.stderr)  # noqa: T201  the one line that the person who started it needs
+        return 2
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _drained)
+    asyncio.run(_serve(settings, token, listener))
+    return 0
+
+
+async def _serve(settings: Settings, token: str, listener: socket.socket) -> None:
+    redis = connect(settings.redis_url)
+    # People wait for these answers: give up on Redis after about a second instead of ten, and say 503.
+    redis.set_retry(Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 3))
+    config = uvicorn.Config(
+        create_app(settings, redis, token),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        ws="none",
+        timeout_graceful_shutdown=max(1, int(settings.drain_timeout_s)),
+    )
+    host, port = listener.getsockname()[:2]
+    log.info("listening on http://%s:%d", host, port)
+    try:
+        await uvicorn.Server(config).serve(sockets=[listener])
+    finally:
+        await redis.aclose()
+
+
+def _bind(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.bind_host else socket.AF_INET
+    try:
+        return socket.create_server((settings.bind_host, settings.gateway_port), family=family, backlog=512)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on MILLRACE_BIND_HOST={settings.bind_host}, MILLRACE_GATEWAY_PORT={settings.gateway_port}: "
+            f"{error.strerror or error}"
+        ) from error
+
+
+def _drained(number: int, _: object) -> None:
+    """The server raises the signal again once it has drained; dying of it would hide that all went well."""
+    log.info("drained after %s", signal.Signals(number).name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

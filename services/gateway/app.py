@@ -1,0 +1,79 @@
+"""The gateway's HTTP application, wired.
+
+    request ─► Observer ─► RequestTimeout ─► BearerAuth ─► BodyLimit ─► routes ─► JobStore, Redis
+               count, log   504              401            413, 408     4xx, 503 by errors.py
+
+The order matters: nothing is looked up, and no body is read, for a request without the token.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+from fastapi import Depends, FastAPI
+from fastapi.security import HTTPBearer
+from redis.asyncio import Redis
+
+from services.common.jobs import JobStore
+from services.common.settings import Settings
+from services.gateway import jobs_routes, reads_routes, service_routes
+from services.gateway.admission import Admission, InstalledChecks
+from services.gateway.auth import BearerAuth, open_paths
+from services.gateway.body_limit import BodyLimit, RequestTimeout
+from services.gateway.context import Context, EventTimes
+from services.gateway.errors import install_handlers
+from services.gateway.metrics import GatewayMetrics, Observer
+
+_BEARER = HTTPBearer(auto_error=False, description="The gateway's token; `<home>/gateway.token` holds a generated one.")
+"""For the OpenAPI only: BearerAuth has already refused what must be refused."""
+
+
+def create_app(
+    settings: Settings,
+    redis: Redis,
+    token: str,
+    *,
+    admission: Admission | None = None,
+    event_times: EventTimes | None = None,
+) -> FastAPI:
+    """The application; whoever made the Redis client closes it.
+
+    Args:
+        settings: address and directories.
+        redis: client whose replies are bytes.
+        token: what requests must bear.
+        admission: checks on new jobs (default: the installed ones).
+        event_times: pace of event streams.
+    """
+    metrics = GatewayMetrics()
+    app = FastAPI(
+        title="Millrace gateway",
+        summary="Submit, watch and cancel reinforcement-learning jobs.",
+        version=_version(),
+        redoc_url=None,
+        redirect_slashes=False,
+        separate_input_output_schemas=False,
+    )
+    app.state.context = Context(
+        redis=redis,
+        store=JobStore(redis),
+        admission=admission or Admission(InstalledChecks(settings)),
+        metrics=metrics,
+        event_times=event_times or EventTimes(),
+    )
+    for router in (jobs_routes.router, reads_routes.router):
+        app.include_router(router, dependencies=[Depends(_BEARER)])
+    app.include_router(service_routes.router)
+    install_handlers(app)
+    app.add_middleware(BodyLimit)
+    app.add_middleware(BearerAuth, token=token, open_paths=open_paths(settings))
+    app.add_middleware(RequestTimeout)
+    app.add_middleware(Observer, metrics=metrics)
+    return app
+
+
+def _version() -> str:
+    try:
+        return version("millrace")
+    except PackageNotFoundError:
+        return "0"

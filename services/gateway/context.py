@@ -1,0 +1,67 @@
+"""What the routes work with, and how they get at it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, cast
+
+from fastapi import Depends, Path, Request
+from redis.asyncio import Redis
+from starlette.exceptions import HTTPException
+
+from services.common.jobs import JobRecord, JobStore
+from services.gateway.admission import Admission
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.schemas import EXAMPLE_JOB_ID, JOB_ID_PATTERN
+
+_JOB_ID = re.compile(JOB_ID_PATTERN)
+
+
+@dataclass(frozen=True, slots=True)
+class EventTimes:
+    """The pace of event streams, seconds."""
+
+    poll_s: float = 0.5
+    """How often the job's events are looked at."""
+    heartbeat_s: float = 15.0
+    """A comment is sent this often, so that proxies keep the connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The parts of one gateway."""
+
+    redis: Redis
+    store: JobStore
+    admission: Admission
+    metrics: GatewayMetrics
+    event_times: EventTimes
+
+
+def _context(request: Request) -> Context:
+    return cast("Context", request.app.state.context)
+
+
+ContextDep = Annotated[Context, Depends(_context)]
+
+
+async def _record(
+    context: ContextDep,
+    job_id: Annotated[
+        str,
+        Path(
+            description="The job's id.",
+            examples=[EXAMPLE_JOB_ID],
+            json_schema_extra={"pattern": JOB_ID_PATTERN},  # told, not enforced here: any id that is no job's is a 404
+        ),
+    ],
+) -> JobRecord:
+    record = await context.store.find(job_id) if _JOB_ID.fullmatch(job_id) else None
+    if record is None:
+        raise HTTPException(404, "there is no such job")
+    return record
+
+
+RecordDep = Annotated[JobRecord, Depends(_record)]
+"""The job that the path names; 404 when there is none."""

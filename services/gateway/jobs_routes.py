@@ -1,0 +1,137 @@
+"""Submitting, listing, reading and cancelling jobs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from starlette.exceptions import HTTPException
+
+from services.common import keys
+from services.common.jobs import JobRecord
+from services.common.spec import JobSpec
+from services.gateway.context import Context, ContextDep, RecordDep
+from services.gateway.errors import SpecRefused, documented
+from services.gateway.idempotency import HEADER, create_once
+from services.gateway.schemas import EXAMPLE_JOB_ID, EXAMPLE_SPEC, Job, JobList, JobSummary
+from services.gateway.spec_body import MEDIA_TYPES, UnsupportedMediaType, read_spec
+
+router = APIRouter(prefix="/jobs", tags=["jobs"])
+
+_BODY = {
+    "required": True,
+    "description": "The job spec; `GET /jobs/schema` describes it. Keys that it does not know are refused.",
+    "content": {
+        media_type: {
+            "schema": {"$ref": "#/components/schemas/JobSpec"},
+            "examples": {"demo": {"summary": "A small arithmetic job", "value": EXAMPLE_SPEC}},
+        }
+        for media_type in MEDIA_TYPES
+    },
+}
+_CREATED: dict[str, Any] = {
+    "description": "The job was taken in, or had been under the same Idempotency-Key.",
+    "headers": {
+        "Location": {"description": "The job's path.", "schema": {"type": "string"}},
+        "Idempotency-Replayed": {
+            "description": "`true` when the job had been taken in before.", "schema": {"type": "string"},
+        },
+    },
+    "links": {
+        "job": {"operationId": "get_job", "parameters": {"job_id": "$response.body#/id"}},
+        "cancel": {"operationId": "cancel_job", "parameters": {"job_id": "$response.body#/id"}},
+    },
+}  # fmt: skip
+
+
+@router.post(
+    "",
+    operation_id="submit_job",
+    summary="Submit a job",
+    status_code=201,
+    response_model=Job,
+    responses={201: _CREATED, **documented(408, 409, 413, 415, 422)},
+    openapi_extra={"requestBody": _BODY},
+)
+async def submit(
+    context: ContextDep,
+    request: Request,
+    response: Response,
+    idempotency_key: Annotated[
+        str | None,
+        Header(
+            alias=HEADER,
+            min_length=1,
+            max_length=200,
+            pattern=r"^[!-~]+$",
+            description="Any token of your own. Repeating a request with the same key and spec gives the same job.",
+            examples=["5f0c2d8e-submit-demo"],
+        ),
+    ] = None,
+) -> Job:
+    """Checks the spec, its model, its data and its verifiers, and queues the job. Jobs run one at a time per learner."""
+    try:
+        spec = await read_spec(request)
+        unchecked = await context.admission.admit(spec)
+    except UnsupportedMediaType as error:
+        raise HTTPException(415, str(error)) from error
+    except SpecRefused:
+        context.metrics.refused.inc()
+        raise
+
+    async def create() -> JobRecord:
+        return await _create(context, spec, unchecked)
+
+    if idempotency_key is None:
+        record = await create()
+    else:
+        record, replayed = await create_once(context.redis, context.store, idempotency_key, spec, create)
+        if replayed:
+            response.headers["Idempotency-Replayed"] = "true"
+    response.headers["Location"] = f"/jobs/{record.id}"
+    return Job.of(record)
+
+
+async def _create(context: Context, spec: JobSpec, unchecked: tuple[str, ...]) -> JobRecord:
+    record = await context.store.create(spec)
+    context.metrics.submitted.inc()
+    if unchecked:
+        message = f"not checked in time, left to the learner: {', '.join(unchecked)}"
+        await context.store.event(record.id, "admission", {"message": message, "unchecked": list(unchecked)})
+    return record
+
+
+@router.get("", operation_id="list_jobs", summary="List jobs", responses=documented(422))
+async def list_jobs(
+    context: ContextDep,
+    limit: Annotated[int, Query(ge=1, le=500, description="Most jobs to return.", examples=[20])] = 100,
+    offset: Annotated[int, Query(ge=0, le=1_000_000, description="Jobs to skip, from the newest.", examples=[0])] = 0,
+) -> JobList:
+    """Jobs, newest first, without their specs."""
+    records = await context.store.list(offset=offset, limit=limit)
+    total = int(await context.redis.zcard(keys.JOBS))
+    return JobList(total=total, jobs=[JobSummary.of(record) for record in records])
+
+
+@router.get("/schema", operation_id="job_schema", summary="JSON schema of the job spec", responses=documented())
+async def schema() -> dict[str, Any]:
+    """The JSON schema of what `POST /jobs` takes."""
+    return JobSpec.model_json_schema()
+
+
+@router.get("/{job_id}", operation_id="get_job", summary="Read a job", responses=documented(404, 422))
+async def get_job(record: RecordDep) -> Job:
+    """The job's record and its resolved spec."""
+    return Job.of(record)
+
+
+@router.post(
+    "/{job_id}/cancel",
+    operation_id="cancel_job",
+    summary="Cancel a job",
+    response_description=f"The record, e.g. of `{EXAMPLE_JOB_ID}`: cancelled, or with `cancel_requested`.",
+    responses=documented(404, 408, 409, 413, 422),
+)
+async def cancel(context: ContextDep, record: RecordDep) -> Job:
+    """Cancels a queued job at once and asks the learner of a running one to stop; 409 when the job has ended."""
+    return Job.of(await context.store.cancel(record.id))

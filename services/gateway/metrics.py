@@ -1,0 +1,105 @@
+"""The gateway's Prometheus metrics, and the line that is logged for each request. No label has more values than routes there are."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.common import keys
+from services.common.logs import log_context
+from services.common.workers import WorkerKind, alive
+
+log = logging.getLogger("millrace.gateway.access")
+
+METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE"})
+QUIET = frozenset({"/healthz", "/readyz", "/metrics"})
+"""Paths that machines ask for every few seconds: logged at DEBUG."""
+
+
+class GatewayMetrics:
+    """All metrics of one gateway, in a registry of their own."""
+
+    def __init__(self) -> None:
+        """Everything at zero."""
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        self.requests = Counter(
+            "millrace_gateway_requests_total",
+            "HTTP requests answered.",
+            ["method", "route", "status"],
+            registry=self.registry,
+        )
+        self.seconds = Histogram(
+            "millrace_gateway_request_seconds",
+            "Time from a request to the end of its answer; event streams are left out.",
+            ["route"],
+            buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+            registry=self.registry,
+        )
+        self.submitted = Counter("millrace_gateway_jobs_submitted_total", "Jobs taken in.", registry=self.registry)
+        self.refused = Counter("millrace_gateway_jobs_refused_total", "Job specs refused.", registry=self.registry)
+        self.streams = Gauge("millrace_gateway_event_streams", "Event streams open now.", registry=self.registry)
+        self.queued = Gauge("millrace_gateway_queued_jobs", "Jobs waiting for a learner.", registry=self.registry)
+        self.active = Gauge("millrace_gateway_active_jobs", "Jobs that servers may attach to.", registry=self.registry)
+        self.workers = Gauge(
+            "millrace_gateway_workers", "Workers with a fresh heartbeat.", ["kind"], registry=self.registry
+        )
+        self.redis_up = Gauge("millrace_gateway_redis_up", "1 when Redis answers, else 0.", registry=self.registry)
+
+    async def refresh(self, redis: Redis) -> None:
+        """Looks up what the gauges of the whole system show; without Redis they keep their last values."""
+        try:
+            self.queued.set(await redis.zcard(keys.QUEUE))
+            self.active.set(await redis.hlen(keys.ACTIVE))
+            kinds = [status.kind for status in await alive(redis)]
+        except RedisError:
+            self.redis_up.set(0)
+            return
+        self.redis_up.set(1)
+        for kind in WorkerKind:
+            self.workers.labels(kind=kind).set(kinds.count(kind))
+
+
+class Observer:
+    """The outermost layer: counts, times and logs every request by its route, never by what the client wrote into the path."""
+
+    def __init__(self, app: ASGIApp, *, metrics: GatewayMetrics) -> None:
+        """Watches `app`."""
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        status = 500  # what the server answers when the app raises before it has
+
+        async def watch(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watch)
+        finally:
+            self._note(scope, status, time.perf_counter() - started)
+
+    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", None) or "unmatched"
+        method = scope["method"] if scope["method"] in METHODS else "other"
+        self._metrics.requests.labels(method=method, route=route, status=status).inc()
+        if not route.endswith("/events"):
+            self._metrics.seconds.labels(route=route).observe(seconds)
+        level = logging.DEBUG if route in QUIET else logging.INFO
+        job_id = str(scope.get("path_params", {}).get("job_id", ""))[:80]
+        with log_context(**({"job_id": job_id} if job_id else {})):
+            log.log(level, "%s %s -> %d in %.1f ms", method, route, status, seconds * 1000)

@@ -1,0 +1,1 @@
+"""The mathematics of the learner: pure functions, numpy for rewards and torch for tokens."""

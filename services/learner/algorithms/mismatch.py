@@ -1,0 +1,32 @@
+"""How far the learner and the engine disagree about the tokens that the engine sampled: health figures, without gradients."""
+
+from __future__ import annotations
+
+import torch
+
+from services.learner.algorithms.kl import KlEstimator, kl_estimate
+from services.learner.algorithms.ratios import bounded
+
+
+def mismatch_metrics(trainer_logprobs: torch.Tensor, inference_logprobs: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Per-token values [R], to be averaged over the unmasked tokens of the global batch; r = π_trainer / π_inference.
+
+    `mismatch_kl_k1` and `mismatch_kl_k3` mean to KL(π_inference ‖ π_trainer). `ratio` and `ratio_squared` make the effective sample share.
+    `mean_abs_logprob_difference` is never negative, so the caller gets the largest difference as its maximum over unmasked tokens.
+    Log-ratios are bounded (`LOG_RATIO_BOUND`), except in the difference itself.
+    """
+    difference = (trainer_logprobs - inference_logprobs).detach()
+    log_ratio = bounded(difference)
+    ratio = log_ratio.exp()
+    return {
+        "mismatch_kl_k1": kl_estimate(KlEstimator.K1, log_ratio),
+        "mismatch_kl_k3": kl_estimate(KlEstimator.K3, log_ratio),
+        "mean_abs_logprob_difference": difference.abs(),
+        "ratio": ratio,
+        "ratio_squared": ratio.square(),
+    }
+
+
+def effective_sample_share(ratio_mean: float, ratio_squared_mean: float) -> float:
+    """(Σ r)² / (n · Σ r²) from the two means: 1 where learner and engine agree, 1/n where one token carries all the weight."""
+    return ratio_mean**2 / ratio_squared_mean if ratio_squared_mean > 0.0 else 0.0

@@ -1,0 +1,149 @@
+"""mbridge's Hugging Face ↔ Megatron translation, for Megatron's local layer spec: no Transformer Engine, on any platform."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from mbridge.models import LLaMABridge, Qwen2Bridge, Qwen3Bridge
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from transformers import AutoConfig
+
+from services.common.errors import ModelError
+from services.learner.megatron.attention import PackedCoreAttention
+from services.learner.megatron.parallel import Layout
+
+_LAYER = "model.layers.{layer_number}"
+
+_LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""What Megatron's Llama 3 frequency scaling has built in; only the factor is free."""
+
+
+class _LocalSpec:
+    """Mixed into a bridge: what differs with the local layer spec, and what transformers 5 moved."""
+
+    hf_config: Any
+    config: Any
+
+    _OTHER_MAPPING = {"input_layernorm.weight": [f"{_LAYER}.input_layernorm.weight"]}  # noqa: RUF012  as in the base
+    _MLP_MAPPING = {  # noqa: RUF012
+        "pre_mlp_layernorm.weight": [f"{_LAYER}.post_attention_layernorm.weight"],
+        "mlp.linear_fc1.weight": [f"{_LAYER}.mlp.gate_proj.weight", f"{_LAYER}.mlp.up_proj.weight"],
+        "mlp.linear_fc2.weight": [f"{_LAYER}.mlp.down_proj.weight"],
+    }
+
+    def _adjust_mapping_for_shared_weights(self) -> None:
+        """Keeps the mapping to this instance: the base changes its class's, and with it every later model's."""
+        self._DIRECT_MAPPING = dict(type(self)._DIRECT_MAPPING)  # type: ignore[attr-defined]  # noqa: N806, SLF001
+        if self.hf_config.tie_word_embeddings:
+            self._DIRECT_MAPPING["output_layer.weight"] = "model.embed_tokens.weight"
+
+    def _get_transformer_layer_spec(self, vp_stage: int | None = None) -> Any:  # noqa: ANN401, ARG002
+        spec = get_gpt_layer_local_spec(qk_layernorm=self.config.qk_layernorm, normalization="RMSNorm")
+        spec.submodules.self_attention.submodules.core_attention = PackedCoreAttention
+        return spec
+
+    def _get_gptmodel_args(self) -> dict[str, Any]:
+        return {
+            "vocab_size": self.hf_config.vocab_size,
+            "max_sequence_length": self.hf_config.max_position_embeddings,
+            "position_embedding_type": "rope",
+            **rope_arguments(self.hf_config),
+        }
+
+
+class LocalLlamaBridge(_LocalSpec, LLaMABridge):  # type: ignore[misc]  # mbridge comes without types
+    """Llama and what follows its layout (SmolLM2, TinyLlama)."""
+
+
+class LocalQwen2Bridge(_LocalSpec, Qwen2Bridge):  # type: ignore[misc]
+    """Qwen2 and Qwen2.5: biases on query, key and value."""
+
+
+class LocalQwen3Bridge(_LocalSpec, Qwen3Bridge):  # type: ignore[misc]
+    """Qwen3 (dense): norms on query and key."""
+
+
+_BRIDGES = {"llama": LocalLlamaBridge, "qwen2": LocalQwen2Bridge, "qwen3": LocalQwen3Bridge}
+
+
+def open_bridge(model_dir: Path, layout: Layout, dtype: torch.dtype, overrides: dict[str, Any]) -> Any:  # noqa: ANN401
+    """The bridge for the model in the directory.
+
+    Args:
+        model_dir: a Hugging Face directory with config.json and safetensors.
+        layout: this rank's place.
+        dtype: of the parameters.
+        overrides: fields of Megatron's TransformerConfig.
+
+    Raises:
+        ModelError: the directory holds no model that can be trained here, or its sizes do not divide; names why.
+    """
+    try:
+        hf_config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{model_dir}: {error}") from error
+    if hf_config.model_type not in _BRIDGES:
+        known = ", ".join(sorted(_BRIDGES))
+        raise ModelError(f"{model_dir}: model_type {hf_config.model_type!r} cannot be trained (can be: {known})")
+    if not any(model_dir.glob("*.safetensors")):
+        raise ModelError(f"{model_dir}: no safetensors file")
+    check_model(hf_config, model_dir, layout)
+    bridge = _BRIDGES[hf_config.model_type](hf_config, dtype=dtype)
+    bridge.set_extra_args(**overrides)
+    return bridge
+
+
+def check_model(hf_config: Any, model_dir: Path, layout: Layout) -> None:  # noqa: ANN401  transformers comes without types
+    """Refuses what would be trained wrongly, or not at all.
+
+    Raises:
+        ModelError: names the key of config.json.
+    """
+    refused: dict[str, Any] = {
+        # Qwen2's biases on query, key and value are no setting; this one adds a bias to the output projection, which mbridge leaves out
+        "attention_bias": hf_config.model_type != "qwen2" and getattr(hf_config, "attention_bias", False),
+        "mlp_bias": getattr(hf_config, "mlp_bias", False),
+        "use_sliding_window": getattr(hf_config, "use_sliding_window", False),
+        "hidden_act": hf_config.hidden_act if hf_config.hidden_act != "silu" else False,
+    }
+    for key, value in refused.items():
+        if value:
+            raise ModelError(f"{model_dir}: {key} = {value!r} is not supported")
+    divided = {
+        "vocab_size": ("tensor_parallel_size", layout.tp_size),
+        "num_attention_heads": ("tensor_parallel_size", layout.tp_size),
+        "num_key_value_heads": ("tensor_parallel_size", layout.tp_size),
+        "intermediate_size": ("tensor_parallel_size", layout.tp_size),
+        "num_hidden_layers": ("pipeline_parallel_size", layout.pp_size),
+    }
+    for key, (name, size) in divided.items():
+        if getattr(hf_config, key) % size:
+            raise ModelError(f"{model_dir}: {key} = {getattr(hf_config, key)} is not divisible by {name} = {size}")
+    rope_arguments(hf_config)
+
+
+def rope_arguments(hf_config: Any) -> dict[str, Any]:  # noqa: ANN401
+    """GPTModel's arguments for the model's rotary embedding; transformers 5 keeps them in `rope_parameters`, earlier ones apart.
+
+    Raises:
+        ModelError: a scaling that Megatron does not have.
+    """
+    parameters = getattr(hf_config, "rope_parameters", None) or getattr(hf_config, "rope_scaling", None) or {}
+    theta = parameters.get("rope_theta") or getattr(hf_config, "rope_theta", 10_000.0)
+    kind = parameters.get("rope_type", "default")
+    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ModelError(f"rope_parameters: partial_rotary_factor = {parameters['partial_rotary_factor']} is not supported")
+    match kind:
+        case "default":
+            return {"rotary_base": theta}
+        case "linear":
+            return {"rotary_base": theta, "seq_len_interpolation_factor": parameters["factor"]}
+        case "llama3":
+            for key, value in _LLAMA3_ROPE.items():
+                if parameters.get(key) != value:
+                    raise ModelError(f"rope_parameters: {key} = {parameters.get(key)} is not supported (only {value})")
+            return {"rotary_base": theta, "rope_scaling": True, "rope_scaling_factor": parameters["factor"]}
+        case _:
+            raise ModelError(f"rope_parameters: rope_type = {kind!r} is not supported")

@@ -1,0 +1,72 @@
+"""Log-probs of chosen tokens and the entropy, from logits whose vocabulary is split over the tensor-parallel ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd.function import once_differentiable
+
+
+def token_logprobs(
+    logits: torch.Tensor, targets: torch.Tensor, *, temperature: float = 1.0, group: dist.ProcessGroup | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-prob of each target, and the entropy of each distribution, under softmax(logits / temperature).
+
+    Args:
+        logits: [R, V / TP], this rank's slice of the vocabulary, in rank order; computed in at least float32.
+        targets: int64 [R], ids in the whole vocabulary.
+        temperature: above 0.
+        group: the tensor-parallel group; None where the vocabulary is whole.
+
+    Returns:
+        log-probs [R], differentiable in the logits, and entropies [R] in nats, which carry no gradient.
+    """
+    values: tuple[torch.Tensor, torch.Tensor] = _TokenLogprobs.apply(logits, targets, temperature, group)
+    return values
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """One softmax serves value, entropy and gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401  torch's own type of it is private
+        logits: torch.Tensor,
+        targets: torch.Tensor,
+        temperature: float,
+        group: dist.ProcessGroup | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        scaled = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+        peak = _reduced(scaled.amax(dim=-1), dist.ReduceOp.MAX, group)
+        scaled -= peak[:, None]
+        width = scaled.shape[-1]
+        local = targets - width * (dist.get_rank(group) if group is not None else 0)
+        here = (local >= 0) & (local < width)
+        local = torch.where(here, local, torch.zeros_like(local))
+        target = torch.where(here, scaled.gather(-1, local[:, None])[:, 0], scaled.new_zeros(()))
+        weights = scaled.exp()
+        sums = torch.stack([weights.sum(-1), (weights * scaled).sum(-1), target])
+        total, weighted, target = _reduced(sums, dist.ReduceOp.SUM, group)
+        log_total = total.log()
+        ctx.save_for_backward(weights.div_(total[:, None]), local, here)
+        ctx.temperature, ctx.dtype = temperature, logits.dtype
+        entropy = log_total - weighted / total
+        ctx.mark_non_differentiable(entropy)
+        return target - log_total, entropy
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # noqa: ANN401
+        probabilities, local, here = ctx.saved_tensors
+        scale = grad / ctx.temperature
+        gradient = probabilities * -scale[:, None]
+        gradient.scatter_add_(-1, local[:, None], torch.where(here, scale, torch.zeros_like(scale))[:, None])
+        return gradient.to(ctx.dtype), None, None, None
+
+
+def _reduced(values: torch.Tensor, op: dist.ReduceOp.RedOpType, group: dist.ProcessGroup | None) -> torch.Tensor:
+    if group is not None and dist.get_world_size(group) > 1:
+        dist.all_reduce(values, op=op, group=group)
+    return values

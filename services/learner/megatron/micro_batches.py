@@ -1,0 +1,75 @@
+"""How a global batch is split:  sequences ─► data-parallel ranks ─► rows ─► micro-batches.
+
+Every rank computes the whole plan from the same input, so nothing about it travels. The plan changes speed only, never the loss.
+"""
+
+from __future__ import annotations
+
+from services.common.errors import ConfigError
+from services.learner.megatron.batch import Row, Sequence
+
+MicroBatchPlan = list[Row]
+"""The rows of one micro-batch; none at all is an empty micro-batch."""
+
+
+def plan_micro_batches(
+    sequences: list[Sequence], data_parallel_size: int, *, max_tokens: int, packing: bool
+) -> list[list[MicroBatchPlan]]:
+    """For each data-parallel rank its micro-batches: as many on every rank, at least one, each of at most `max_tokens` padded tokens.
+
+    Raises:
+        ConfigError: a sequence alone is longer than `max_tokens`.
+    """
+    lengths = [s.row_len for s in sequences]
+    longest = max(lengths, default=0)
+    if longest > max_tokens:
+        raise ConfigError(f"max_tokens_per_micro_batch is {max_tokens}, but a sequence takes {longest} positions")
+    plans = []
+    for mine in split_over_ranks(lengths, data_parallel_size):
+        rows = pack_rows(lengths, mine) if packing else [(i,) for i in mine]
+        plans.append(fill_micro_batches(lengths, rows, max_tokens))
+    count = max(1, *(len(plan) for plan in plans))
+    return [plan + [[] for _ in range(count - len(plan))] for plan in plans]
+
+
+def split_over_ranks(lengths: list[int], ranks: int) -> list[list[int]]:
+    """Deals indices out, longest first, there and back again: no rank gets more than one longest sequence above another."""
+    dealt: list[list[int]] = [[] for _ in range(ranks)]
+    for place, index in enumerate(longest_first(lengths)):
+        lap, seat = divmod(place, ranks)
+        dealt[seat if lap % 2 == 0 else ranks - 1 - seat].append(index)
+    return dealt
+
+
+def pack_rows(lengths: list[int], indices: list[int]) -> list[Row]:
+    """First-fit-decreasing into rows no longer than the longest sequence: attention's cost grows with the square of the row."""
+    capacity = max((lengths[i] for i in indices), default=0)
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for i in indices:
+        place = next((r for r, free in enumerate(room) if free >= lengths[i]), None)
+        if place is None:
+            rows.append([i])
+            room.append(capacity - lengths[i])
+        else:
+            rows[place].append(i)
+            room[place] -= lengths[i]
+    return [tuple(row) for row in rows]
+
+
+def fill_micro_batches(lengths: list[int], rows: list[Row], max_tokens: int) -> list[MicroBatchPlan]:
+    """Neighbouring rows of like length together, longest first, up to `max_tokens` padded tokens."""
+    row_lengths = [sum(lengths[i] for i in row) for row in rows]
+    plan: list[MicroBatchPlan] = []
+    width = 0
+    for r in longest_first(row_lengths):
+        if not plan or width * (len(plan[-1]) + 1) > max_tokens:
+            plan.append([])
+            width = row_lengths[r]
+        plan[-1].append(rows[r])
+    return plan
+
+
+def longest_first(lengths: list[int]) -> list[int]:
+    """Indices by falling length; equal lengths keep their order."""
+    return sorted(range(len(lengths)), key=lambda i: -lengths[i])

@@ -1,0 +1,120 @@
+"""This rank's part of the policy: a Megatron GPTModel that computes logits where a response token is predicted, and nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.tensor_parallel import set_defaults_if_not_set_tensor_model_parallel_attributes
+from megatron.core.transformer.module import Float16Module
+
+from services.common.errors import ModelError
+from services.learner.megatron.attention import block_diagonal_mask
+from services.learner.megatron.batch import MicroBatch
+from services.learner.megatron.bridges import open_bridge
+from services.learner.megatron.parallel import Layout
+from services.learner.megatron.settings import TrainerSettings
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(slots=True)
+class Policy:
+    """The model of this rank, and how its weights are called elsewhere."""
+
+    bridge: Any
+    chunk: torch.nn.Module
+    """The bare GPTModel of this pipeline stage."""
+    model: Any
+    """The same, in Megatron's wrappers: precision, gradient buffers and their reduction."""
+    selection: ResponseSelection
+
+    def forward(self, batch: MicroBatch) -> torch.Tensor:
+        """Runs this stage: hidden states [s, b, h], or on the last stage logits [R, V / TP]."""
+        self.selection.positions = batch.positions
+        mask = block_diagonal_mask(batch.segment_ids) if batch.segment_ids is not None else None
+        output: torch.Tensor = self.model(batch.tokens, None, mask)
+        return output
+
+    @property
+    def tied(self) -> bool:
+        """Whether embedding and output layer are one tensor."""
+        return bool(self.bridge.hf_config.tie_word_embeddings)
+
+
+@dataclass(slots=True)
+class ResponseSelection:
+    """Ahead of the output layer: keeps the hidden states of the wanted positions. With a large vocabulary the logits are most of the work."""
+
+    positions: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    """int64 [R], into the flattened [s · b]."""
+
+    def __call__(self, _: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """[s, b, h] → [R, 1, h]."""
+        hidden, *rest = args
+        chosen = hidden.flatten(0, 1).index_select(0, self.positions)
+        return chosen[:, None], *rest
+
+
+def build_policy(model_dir: Path, settings: TrainerSettings, layout: Layout) -> Policy:
+    """Builds this rank's part and loads its weights.
+
+    Raises:
+        ModelError: the directory's model cannot be trained with this layout, or tensors are missing.
+    """
+    dtype = DTYPES[settings.dtype]
+    bridge = open_bridge(model_dir, layout, dtype, _overrides())
+    provider = bridge._model_provider([])  # noqa: SLF001  its public get_model prints, and wraps in its own way
+    chunk = provider(pre_process=layout.is_first_stage, post_process=layout.is_last_stage)
+    for parameter in chunk.parameters():
+        set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
+    chunk.cuda(torch.cuda.current_device())
+    selection = ResponseSelection()
+    if layout.is_last_stage:
+        chunk.output_layer.register_forward_pre_hook(selection)
+    wrapped = Float16Module(bridge.config, chunk) if dtype is torch.bfloat16 else chunk
+    ddp_config = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True, use_distributed_optimizer=settings.use_distributed_optimizer, overlap_grad_reduce=False
+    )
+    model = DistributedDataParallel(bridge.config, ddp_config, wrapped, disable_bucketing=True)
+    bridge.config.finalize_model_grads_func = finalize_model_grads
+    policy = Policy(bridge, chunk, model, selection)
+    load_weights(policy, model_dir)
+    return policy
+
+
+def load_weights(policy: Policy, model_dir: Path) -> None:
+    """Reads this rank's part of the safetensors.
+
+    Raises:
+        ModelError: tensors are missing, or their shapes are not those that config.json says.
+    """
+    try:
+        with torch.no_grad():
+            policy.bridge.load_weights([policy.chunk], str(model_dir))
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise ModelError(f"{model_dir}: its weights do not fit its config.json: {error}") from error
+
+
+def _overrides() -> dict[str, Any]:
+    """Settings that differ from mbridge's, the same on every platform."""
+    return {
+        "use_cpu_initialization": True,
+        "init_method": _leave,  # every weight is loaded: drawing random ones first would only take time
+        "output_layer_init_method": _leave,
+        "sequence_parallel": False,  # it wants row lengths divisible by TP
+        "masked_softmax_fusion": False,
+        "bias_activation_fusion": False,
+        "gradient_accumulation_fusion": False,
+        "persist_layer_norm": False,
+        "calculate_per_token_loss": True,  # micro-batches give sums; Megatron divides by the tokens of the global batch
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+    }
+
+
+def _leave(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor

@@ -1,0 +1,64 @@
+"""Megatron's AdamW with a linear warm-up, and a step that is taken whole or not at all."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import megatron.core.optimizer as megatron_optimizer
+import torch
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+from services.learner.megatron.settings import TrainerSettings
+
+
+def learning_rate(settings: TrainerSettings, step: int) -> float:
+    """The rate of optimizer step `step`, counted from 1: rises linearly to `lr` at step `lr_warmup_steps`, then stays."""
+    if step >= settings.lr_warmup_steps:
+        return settings.lr
+    return settings.lr * step / settings.lr_warmup_steps
+
+
+class Optimizer:
+    """AdamW over this rank's part of the model (and, with the distributed optimizer, of the state)."""
+
+    def __init__(self, settings: TrainerSettings, model: Any) -> None:  # noqa: ANN401  Megatron comes without types
+        """Builds Megatron's optimizer over a model in Megatron's gradient buffers."""
+        bf16 = settings.dtype == "bfloat16"
+        config = OptimizerConfig(
+            optimizer="adam", lr=settings.lr, min_lr=settings.lr, adam_beta1=settings.adam_beta1, adam_beta2=settings.adam_beta2,
+            adam_eps=settings.adam_eps, weight_decay=settings.weight_decay, clip_grad=settings.clip_grad, bf16=bf16,
+            params_dtype=torch.bfloat16 if bf16 else torch.float32, use_distributed_optimizer=settings.use_distributed_optimizer,
+        )  # fmt: skip
+        # Older releases leave biases and norms out of the decay by themselves; newer ones when they are asked to.
+        overrides = getattr(megatron_optimizer, "get_standard_config_overrides", None)
+        extra = {"config_overrides": overrides(config)} if overrides is not None else {}
+        self._settings = settings
+        self._megatron = get_megatron_optimizer(config, [model], use_gloo_process_groups=False, **extra)
+        for group in self._megatron.param_groups:
+            group["weight_decay"] = settings.weight_decay * group.get("wd_mult", 1.0)
+
+    def zero_grad(self) -> None:
+        """Forgets the gradients of the step before."""
+        self._megatron.zero_grad()
+
+    def step(self, step: int) -> tuple[float, bool]:
+        """Takes optimizer step `step` (from 1) on the gradients that the schedule has reduced, clipped to `clip_grad`.
+
+        Returns:
+            The gradient norm over all ranks before clipping, and whether the step was taken: with a norm that is not finite, nothing changes.
+        """
+        for group in self._megatron.param_groups:
+            group["lr"] = learning_rate(self._settings, step)
+        overflow = self._megatron.prepare_grads()
+        norm = float(self._megatron.get_grad_norm())
+        if overflow or not math.isfinite(norm):
+            return norm, False
+        taken, _, _ = self._megatron.step()
+        return norm, bool(taken)
+
+    @property
+    def parts(self) -> list[torch.optim.Optimizer]:
+        """The torch optimizers underneath, which hold master weights and moments."""
+        chained = getattr(self._megatron, "chained_optimizers", [self._megatron])
+        return [part.optimizer for part in chained if getattr(part, "optimizer", None) is not None]

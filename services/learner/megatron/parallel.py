@@ -1,0 +1,82 @@
+"""Which part of the model and of the batch this rank holds."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+from services.common.errors import ConfigError
+from services.learner.megatron.platform import backend_name
+from services.learner.megatron.settings import TrainerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Sizes and this rank's place in tensor (TP), pipeline (PP) and data (DP) parallelism."""
+
+    rank: int
+    tp_size: int
+    tp_rank: int
+    pp_size: int
+    pp_rank: int
+    dp_size: int
+    dp_rank: int
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether this rank holds the embedding."""
+        return self.pp_rank == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether this rank computes logits and losses."""
+        return self.pp_rank == self.pp_size - 1
+
+    @property
+    def speaks_for_its_batch(self) -> bool:
+        """Of the ranks that see the same losses, the one that counts in sums over all ranks."""
+        return self.is_last_stage and self.tp_rank == 0
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What a checkpoint of every rank's own part depends on."""
+        return {
+            "tensor_parallel_size": self.tp_size,
+            "pipeline_parallel_size": self.pp_size,
+            "data_parallel_size": self.dp_size,
+        }
+
+
+def join(settings: TrainerSettings) -> Layout:
+    """Joins the process group that the launcher's environment names (without a launcher: a group of one) and Megatron's groups.
+
+    Raises:
+        ConfigError: the number of ranks does not divide.
+    """
+    if not dist.is_initialized():
+        backend = backend_name(settings.platform)
+        timeout = timedelta(seconds=settings.collective_timeout_s)
+        if "RANK" in os.environ:
+            dist.init_process_group(backend, timeout=timeout)
+        else:
+            dist.init_process_group(backend, timeout=timeout, store=dist.HashStore(), rank=0, world_size=1)
+    tp_size, pp_size, world_size = settings.tensor_parallel_size, settings.pipeline_parallel_size, dist.get_world_size()
+    if world_size % (tp_size * pp_size):
+        raise ConfigError(
+            f"{world_size} ranks cannot be split into tensor_parallel_size {tp_size} × pipeline_parallel_size {pp_size}"
+        )
+    if not parallel_state.model_parallel_is_initialized():
+        parallel_state.initialize_model_parallel(tp_size, pp_size, create_gloo_process_groups=False)
+    return Layout(
+        rank=dist.get_rank(),
+        tp_size=tp_size,
+        tp_rank=parallel_state.get_tensor_model_parallel_rank(),
+        pp_size=pp_size,
+        pp_rank=parallel_state.get_pipeline_model_parallel_rank(),
+        dp_size=world_size // (tp_size * pp_size),
+        dp_rank=parallel_state.get_data_parallel_rank(),
+    )

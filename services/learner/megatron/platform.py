@@ -1,0 +1,128 @@
+"""The one place of the training backend that knows which machine it runs on.
+
+    cpu   Megatron asks torch.cuda for its device, its allocations and its synchronisation: answered with the CPU's
+    cuda  nothing to do
+    npu   torch_npu and MindSpeed's Megatron adaptor answer the same calls with the NPU's
+
+`prepare` comes before the first import of Megatron in a rank, and after it no Hugging Face model may be built in that process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+
+from services.common.settings import Platform
+
+_BACKENDS = {Platform.CPU: "gloo", Platform.CUDA: "nccl", Platform.NPU: "hccl"}
+
+_CPU_TYPE_NAMES = {
+    "torch.FloatTensor": "torch.cuda.FloatTensor",
+    "torch.BFloat16Tensor": "torch.cuda.BFloat16Tensor",
+    "torch.HalfTensor": "torch.cuda.HalfTensor",
+}
+"""What `Tensor.type()` answers → what Megatron's optimizers compare it with."""
+
+_state = {"cpu_adapted": False}
+
+
+def prepare(platform: Platform | str, *, threads: int | None = None) -> None:
+    """Makes this process ready to import Megatron; a second call changes nothing.
+
+    Args:
+        platform: `cpu`, `cuda` or `npu`.
+        threads: computing threads of this rank; None leaves what OMP_NUM_THREADS says. More threads than cores cost much.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    match Platform(platform):
+        case Platform.CPU:
+            if not _state["cpu_adapted"]:
+                _state["cpu_adapted"] = True
+                _answer_cuda_calls_on_the_cpu()
+        case Platform.NPU:
+            importlib.import_module("torch_npu")
+            importlib.import_module("mindspeed.megatron_adaptor")
+            torch.get_device_module("npu").set_device(local_rank())
+        case Platform.CUDA:
+            torch.cuda.set_device(local_rank())
+
+
+def backend_name(platform: Platform | str) -> str:
+    """The name of torch.distributed's backend: gloo, nccl or hccl."""
+    return _BACKENDS[Platform(platform)]
+
+
+def device_of(platform: Platform | str) -> torch.device:
+    """The device that this rank computes on."""
+    platform = Platform(platform)
+    return torch.device("cpu") if platform is Platform.CPU else torch.device(platform.value, local_rank())
+
+
+def rng_states(platform: Platform | str) -> dict[str, torch.Tensor]:
+    """This rank's random number states, uint8 tensors by name."""
+    states = {"cpu": torch.get_rng_state()}
+    if Platform(platform) is not Platform.CPU:
+        states["device"] = torch.get_device_module(device_of(platform)).get_rng_state()
+    return states
+
+
+def set_rng_states(platform: Platform | str, states: dict[str, torch.Tensor]) -> None:
+    """Puts back what `rng_states` gave."""
+    torch.set_rng_state(states["cpu"])
+    if Platform(platform) is not Platform.CPU:
+        torch.get_device_module(device_of(platform)).set_rng_state(states["device"])
+
+
+def local_rank() -> int:
+    """This rank's ordinal on its machine, as the launcher says; 0 without one."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def _answer_cuda_calls_on_the_cpu() -> None:
+    """Patches what Megatron calls and nothing more: wider patches have given Hugging Face models wrong logits, silently."""
+    cpu = torch.device("cpu")
+    cuda: dict[str, Any] = {
+        "current_device": lambda: cpu,
+        "synchronize": lambda *_, **__: None,
+        "empty_cache": lambda: None,
+        "set_device": lambda _: None,
+    }
+    tensor: dict[str, Any] = {"cuda": lambda self, *_, **__: self, "type": _type_named_as_on_cuda(torch.Tensor.type)}
+    factories = {name: _redirected(getattr(torch, name)) for name in ("tensor", "zeros", "ones", "empty")}
+    patches: list[tuple[Any, dict[str, Any]]] = [
+        (torch.cuda, cuda),
+        (torch.Tensor, tensor),
+        (torch.nn.Module, {"cuda": lambda self, *_, **__: self}),
+        (torch, factories),
+    ]
+    for owner, replacements in patches:
+        for name, replacement in replacements.items():
+            setattr(owner, name, replacement)
+
+
+def _redirected(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The factory, with device="cuda" read as the CPU."""
+
+    @wraps(factory)
+    def build(*args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401  the factory's own arguments
+        device = kwargs.get("device")
+        if device is not None and str(device).startswith("cuda"):
+            kwargs["device"] = "cpu"
+        return factory(*args, **kwargs)
+
+    return build
+
+
+def _type_named_as_on_cuda(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def type_(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  a name or a converted tensor
+        result = original(self, *args, **kwargs)
+        return _CPU_TYPE_NAMES.get(result, result) if isinstance(result, str) else result
+
+    return type_

@@ -1,0 +1,47 @@
+"""What one optimizer step says of itself."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """Figures over the whole global batch, the same on every rank.
+
+    Example: StepStats(step=3, loss=-0.012, grad_norm=0.41, lr=1e-6, tokens=41200, sequences=512, micro_batches=6, padding=0.04,
+    skipped="", metrics={"entropy": 1.3, "mismatch_kl": 0.0004, "clip_fraction": 0.02})
+    """
+
+    step: int
+    """Optimizer steps so far, this one included."""
+    loss: float
+    """Mean over the global batch's unmasked response tokens."""
+    grad_norm: float
+    """Before clipping."""
+    lr: float
+    tokens: int
+    """Unmasked response tokens."""
+    sequences: int
+    micro_batches: int
+    """Of each rank."""
+    padding: float
+    """Share of the positions computed that hold no token."""
+    skipped: str = ""
+    """Why the weights were left as they are; empty when the step was taken."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Means over unmasked response tokens, unless the name says otherwise: `entropy`, mismatch figures, and what the loss function gave."""
+
+    def as_record(self) -> dict[str, Any]:
+        """JSON values under flat names; a figure that is not finite is None."""
+        figures = {"loss": self.loss, "grad_norm": self.grad_norm, "lr": self.lr, "padding_share": self.padding, **self.metrics}
+        return {
+            "optimizer_step": self.step,
+            "loss_tokens": self.tokens,
+            "sequences": self.sequences,
+            "micro_batches": self.micro_batches,
+            "skipped": self.skipped,
+            **{name: value if math.isfinite(value) else None for name, value in figures.items()},
+        }

@@ -1,0 +1,213 @@
+"""The training backend, as every rank of a job drives it: the same calls, in the same order, on all of them.
+
+    sequences ─► plan ─► micro-batches ─► forward_backward_func ─► gradients, summed ─► AdamW ─► export (rank 0) | save
+                                               └─ loss_fn on the last stage
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core.parallel_state import get_tensor_model_parallel_group
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+from services.common.types import Float32Array
+from services.learner.megatron.batch import MicroBatch, Sequence, collate, response_offsets
+from services.learner.megatron.logprobs import token_logprobs
+from services.learner.megatron.loss import LossFunction, LossInputs
+from services.learner.megatron.micro_batches import MicroBatchPlan, plan_micro_batches
+from services.learner.megatron.mismatch import effective_sample_share, mismatch_metrics
+from services.learner.megatron.model import DTYPES, build_policy
+from services.learner.megatron.optimizer import Optimizer, learning_rate
+from services.learner.megatron.parallel import join
+from services.learner.megatron.platform import device_of
+from services.learner.megatron.settings import TrainerSettings
+from services.learner.megatron.state import RankState
+from services.learner.megatron.stats import StepStats
+from services.learner.megatron.tally import Tally
+from services.learner.megatron.weights import Exporter, write_directory
+
+__all__ = ["MegatronTrainer", "StepStats"]
+
+log = logging.getLogger(__name__)
+
+OldLogprobs = Literal["inference", "trainer"]
+
+OnLogits = Callable[[MicroBatch, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""What the last stage does with a micro-batch and its logits: gives the summed loss and the number of tokens it sums over."""
+
+
+class MegatronTrainer:
+    """One rank's part of the policy in training. `platform.prepare` comes first, before this module is imported."""
+
+    def __init__(self, model_dir: Path, settings: TrainerSettings, loss_fn: LossFunction) -> None:
+        """Joins the other ranks and loads the model.
+
+        Raises:
+            ConfigError: the ranks or the model do not divide, or the model is not one that can be trained; names what.
+        """
+        self._model_dir = Path(model_dir)
+        self._settings = settings
+        self._loss_fn = loss_fn
+        self.layout = join(settings)
+        self.device = device_of(settings.platform)
+        torch.manual_seed(settings.seed + self.layout.rank)
+        self._policy = build_policy(self._model_dir, settings, self.layout)
+        self._optimizer = Optimizer(settings, self._policy.model)
+        self._exporter = Exporter(self._policy, self.layout, self.device)
+        self._state = RankState(settings, self.layout, self._policy.chunk, self._optimizer)
+        self.step = 0
+        """Optimizer steps asked for so far, the skipped ones included."""
+
+    def train(self, sequences: list[Sequence], *, old_logprobs: OldLogprobs = "inference") -> StepStats:
+        """One optimizer step on the global batch, which every rank is given whole.
+
+        Args:
+            sequences: the batch; its order does not matter beyond rounding.
+            old_logprobs: what the loss gets as the proximal policy: the engine's log-probs, or the trainer's own at the start of the step.
+
+        The loss is the sum of token losses over the whole global batch divided by its number of unmasked tokens. A loss or gradient that
+        is not finite leaves weights and optimizer as they are, and the stats say so.
+        """
+        self.step += 1
+        plan, micro_batches = self._prepare(sequences)
+        global_tokens = sum(int(s.loss_mask.sum()) for s in sequences)
+        counting = sum(bool(s.loss_mask.any()) for s in sequences)
+        figures = {"step": self.step, "tokens": global_tokens, "sequences": len(sequences), "micro_batches": len(micro_batches)}
+        rate, padding = learning_rate(self._settings, self.step), _padding(sequences, plan)
+        if global_tokens == 0:
+            return StepStats(**figures, loss=0.0, grad_norm=0.0, lr=rate, padding=padding, skipped="no token to train on")
+        tally = Tally()
+        self._policy.model.zero_grad_buffer()
+        self._optimizer.zero_grad()
+        totals = (max(global_tokens, 1), max(counting, 1))
+        self._run(micro_batches, partial(self._loss, tally, old_logprobs, totals), forward_only=False)
+        sums = tally.totals(self.layout, self.device)
+        largest = sums.pop("max_abs_logprob_difference")
+        means = {name: value / global_tokens for name, value in sums.items()}
+        loss = means.pop("loss")
+        share = effective_sample_share(means.pop("ratio"), means.pop("ratio_squared"))
+        metrics = means | {"max_abs_logprob_difference": largest, "effective_sample_share": share}
+        grad_norm, taken = self._optimizer.step(self.step) if math.isfinite(loss) else (math.nan, False)
+        skipped = "" if taken else f"loss {loss} and gradient norm {grad_norm} are not both finite"
+        if skipped:
+            log.warning("step %d left the weights as they are: %s", self.step, skipped)
+        return StepStats(**figures, loss=loss, grad_norm=grad_norm, lr=rate, padding=padding, skipped=skipped, metrics=metrics)
+
+    @torch.no_grad()
+    def logprobs(self, sequences: list[Sequence]) -> list[Float32Array]:
+        """The log-prob of each response token under the present weights, float32 [R] per sequence, on every rank."""
+        _, micro_batches = self._prepare(sequences)
+        offsets = response_offsets(sequences)
+        values = torch.zeros(offsets[-1], dtype=torch.float32, device=self.device)
+        self._run(micro_batches, partial(self._keep_logprobs, values), forward_only=True)
+        if dist.get_world_size() > 1:
+            dist.all_reduce(values)  # every place is written by one rank only, so the sum is exact
+        return np.split(values.cpu().numpy(), offsets[1:-1])
+
+    def export(self) -> dict[str, torch.Tensor] | None:
+        """Hugging Face name → CPU tensor in `publish_dtype`, `lm_head.weight` always among them, on rank 0; None elsewhere."""
+        return self._exporter.gather(DTYPES[self._settings.publish_dtype])
+
+    def save_hf(self, folder: Path) -> None:
+        """Writes a Hugging Face directory (weights in the dtype of the model loaded first, config, tokenizer); returns when it is there."""
+        weights = self._exporter.gather(None)
+        if weights is not None:
+            write_directory(weights, self._model_dir, Path(folder))
+        dist.barrier()
+
+    def save(self, folder: Path) -> None:
+        """Writes every rank's part of a checkpoint into the directory, which all ranks see; returns when all have."""
+        self._state.save(Path(folder), self.step)
+        dist.barrier()
+
+    def load(self, folder: Path) -> None:
+        """Continues where `save` was called, bit for bit on a CPU.
+
+        Raises:
+            ConfigError: the checkpoint was saved with another layout, or is not whole.
+        """
+        self.step = self._state.load(Path(folder))
+        dist.barrier()
+
+    def _prepare(self, sequences: list[Sequence]) -> tuple[list[list[MicroBatchPlan]], list[MicroBatch]]:
+        """The plan for all data-parallel ranks, and this one's micro-batches."""
+        plan = plan_micro_batches(
+            sequences,
+            self.layout.dp_size,
+            max_tokens=self._settings.max_tokens_per_micro_batch,
+            packing=self._settings.packing,
+        )
+        offsets = response_offsets(sequences)
+        return plan, [collate(sequences, rows, offsets, self.device) for rows in plan[self.layout.dp_rank]]
+
+    def _run(self, micro_batches: list[MicroBatch], on_logits: OnLogits, *, forward_only: bool) -> None:
+        """Megatron's schedule over the micro-batches: pipelined where there are stages, and gradients reduced at the end."""
+
+        def forward_step(batches: Iterator[MicroBatch], _: object) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
+            batch = next(batches)
+
+            def loss_of(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
+                return *on_logits(batch, logits[0]), {}
+
+            return self._policy.forward(batch), loss_of
+
+        get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=iter(micro_batches),
+            model=[self._policy.model],
+            num_microbatches=len(micro_batches),
+            seq_length=max(batch.tokens.shape[1] for batch in micro_batches),
+            micro_batch_size=1,  # shapes travel with the tensors between stages; these two are not looked at
+            forward_only=forward_only,
+        )
+
+    def _token_logprobs(self, batch: MicroBatch, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        group = get_tensor_model_parallel_group() if self.layout.tp_size > 1 else None
+        return token_logprobs(logits, batch.targets, temperature=self._settings.temperature, group=group)
+
+    def _loss(
+        self, tally: Tally, old: OldLogprobs, totals: tuple[int, int], batch: MicroBatch, logits: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        trainer_logprobs, entropy = self._token_logprobs(batch, logits)
+        inputs = LossInputs(
+            trainer_logprobs=trainer_logprobs,
+            # with one optimizer step per batch the weights at the step's start are these very ones
+            old_logprobs=trainer_logprobs.detach() if old == "trainer" else batch.inference_logprobs,
+            inference_logprobs=batch.inference_logprobs,
+            advantages=batch.advantages,
+            loss_mask=batch.loss_mask,
+            sequence_ids=batch.sequence_ids,
+            global_tokens=totals[0],
+            global_sequences=totals[1],
+        )
+        token_loss, metrics = self._loss_fn(inputs)
+        detached = trainer_logprobs.detach()
+        own = {"loss": token_loss, "entropy": entropy, **mismatch_metrics(detached, batch.inference_logprobs)}
+        tally.add(metrics | own, batch.loss_mask)
+        tally.add_difference(detached - batch.inference_logprobs, batch.loss_mask)
+        loss = torch.where(batch.loss_mask, token_loss, token_loss.new_zeros(())).sum()
+        return loss, batch.loss_mask.sum().int()
+
+    def _keep_logprobs(self, values: torch.Tensor, batch: MicroBatch, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logprobs, _ = self._token_logprobs(batch, logits)
+        if self.layout.speaks_for_its_batch:
+            real = batch.offsets >= 0
+            values[batch.offsets[real]] = logprobs[real]
+        return logprobs.new_zeros(()), batch.loss_mask.sum().int()
+
+
+def _padding(sequences: list[Sequence], plan: list[list[MicroBatchPlan]]) -> float:
+    """Share of the computed positions that hold no token."""
+    computed = 0
+    for micro_batch in (rows for rank in plan for rows in rank):
+        computed += len(micro_batch) * max((sum(sequences[i].row_len for i in row) for row in micro_batch), default=0) or 1
+    return 1.0 - sum(s.row_len for s in sequences) / computed

@@ -1,0 +1,118 @@
+"""The policy's weights under their Hugging Face names: gathered over TP and PP on rank 0, and as a directory."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from huggingface_hub import save_torch_state_dict
+from megatron.core import parallel_state
+from safetensors import safe_open
+
+from services.learner.megatron.collectives import gather_json
+from services.learner.megatron.model import Policy
+from services.learner.megatron.parallel import Layout
+
+LM_HEAD = "lm_head.weight"
+EMBEDDING = "model.embed_tokens.weight"
+
+_COPIED = {".json", ".jinja", ".txt", ".model"}
+"""Endings of what goes along with the weights: config, tokenizer, chat template. No code, no other weights."""
+
+_TORCH_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+class Exporter:
+    """Gathers the weights; every rank calls `gather` at the same time."""
+
+    def __init__(self, policy: Policy, layout: Layout, device: torch.device) -> None:
+        """Lets every rank know which stage holds what."""
+        self._policy = policy
+        self._layout = layout
+        self._device = device
+        names = policy.bridge._weight_name_mapping_mcore_local_to_global(policy.chunk)  # noqa: SLF001
+        self._parameters = [
+            (names[name], parameter)
+            for name, parameter in policy.chunk.named_parameters()
+            # with tied embeddings the last stage keeps a second copy of the first one's
+            if not (policy.tied and name == "output_layer.weight")
+        ]
+        sends = layout.tp_rank == 0 and layout.dp_rank == 0
+        mine = [[name, list(self._whole_shape(p))] for name, p in self._parameters] if sends else []
+        self._senders: list[list[tuple[str, list[int]]]] = gather_json(mine, device)
+
+    def gather(self, dtype: torch.dtype | None) -> dict[str, torch.Tensor] | None:
+        """Hugging Face name → tensor, copies on the CPU, on rank 0; None on the other ranks.
+
+        Args:
+            dtype: of the tensors; None for that of the parameters. A cast to it is the only change to a weight.
+
+        `lm_head.weight` is always there: an engine that packs its output layer would go on sampling with a stale one otherwise.
+        """
+        if self._layout.dp_rank != 0:
+            return None
+        merged = self._merged(dtype)
+        if self._layout.rank != 0:
+            for _, tensor in merged:
+                if self._layout.tp_rank == 0:
+                    dist.send(tensor.contiguous(), dst=0)
+            return None
+        weights: dict[str, torch.Tensor] = {}
+        for rank, entries in enumerate(self._senders):
+            if rank == 0:
+                for name, tensor in merged:
+                    self._add(weights, name, tensor)
+                continue
+            for name, shape in entries:
+                tensor = torch.empty(shape, dtype=dtype or self._policy.bridge.dtype, device=self._device)
+                dist.recv(tensor, src=rank)
+                self._add(weights, name, tensor)
+        if self._policy.tied:
+            weights[LM_HEAD] = weights[EMBEDDING].clone()
+        return weights
+
+    def _add(self, weights: dict[str, torch.Tensor], name: str, tensor: torch.Tensor) -> None:
+        for hf_name, value in zip(*self._policy.bridge._weight_to_hf_format(name, tensor), strict=True):  # noqa: SLF001
+            weights[hf_name] = value.detach().to("cpu", copy=True).contiguous()
+
+    def _merged(self, dtype: torch.dtype | None) -> Iterator[tuple[str, torch.Tensor]]:
+        """This stage's parameters, whole on its first tensor-parallel rank."""
+        group = parallel_state.get_tensor_model_parallel_group()
+        for name, parameter in self._parameters:
+            shard = parameter.detach() if dtype is None else parameter.detach().to(dtype)
+            if self._layout.tp_size == 1 or not parameter.tensor_model_parallel:  # type: ignore[attr-defined]
+                yield name, shard
+                continue
+            shards = [torch.empty_like(shard) for _ in range(self._layout.tp_size)]
+            dist.all_gather(shards, shard.contiguous(), group=group)
+            yield name, self._policy.bridge._weight_merge_across_tp(name, shards, parameter)  # noqa: SLF001
+
+    def _whole_shape(self, parameter: torch.Tensor) -> torch.Size:
+        if self._layout.tp_size == 1 or not parameter.tensor_model_parallel:  # type: ignore[attr-defined]
+            return parameter.shape
+        shape = list(parameter.shape)
+        shape[parameter.partition_dim] *= self._layout.tp_size  # type: ignore[attr-defined]
+        return torch.Size(shape)
+
+
+def source_dtypes(model_dir: Path) -> dict[str, torch.dtype]:
+    """The dtype of each tensor in the directory's safetensors, read from their headers."""
+    dtypes = {}
+    for path in sorted(model_dir.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            dtypes |= {name: _TORCH_DTYPES[file.get_slice(name).get_dtype()] for name in file.keys()}  # noqa: SIM118
+    return dtypes
+
+
+def write_directory(weights: dict[str, torch.Tensor], source: Path, target: Path) -> None:
+    """Writes a Hugging Face directory: the tensors that the source has, in its dtypes, and its config and tokenizer files."""
+    target.mkdir(parents=True, exist_ok=True)
+    for path in sorted(source.iterdir()):
+        if path.suffix in _COPIED and path.is_file() and not path.name.endswith(".safetensors.index.json"):
+            shutil.copyfile(path, target / path.name)
+    dtypes = source_dtypes(source)
+    tensors = {name: weights[name].to(dtype) for name, dtype in dtypes.items() if name in weights}
+    save_torch_state_dict(tensors, target, metadata={"format": "pt"})

@@ -1,0 +1,142 @@
+"""What the reward service does for one running job."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from redis.asyncio import Redis
+
+from services.common import codec
+from services.common.connection import BLOCK_S
+from services.common.errors import EntryError, StreamFull
+from services.common.keys import Stage
+from services.common.lifecycle import Drain
+from services.common.logs import log_context
+from services.common.spec import RewardSpec
+from services.common.streams import MAX_STREAM_LENGTH, Consumer, Entry
+from services.common.types import RolloutGroup, ScoredGroup
+from services.reward import metrics
+from services.reward.judging import judge_group, without_text
+from services.reward.pool import Pool
+from services.reward.samples import keep_sample
+
+log = logging.getLogger(__name__)
+
+CONSUMER_GROUP = "reward"
+MAX_GROUPS = 64
+"""Groups of a job held at once."""
+
+READ_COUNT = 16
+MAX_DELIVERIES = 5
+"""An entry delivered more often than this has brought servers down: it is put aside."""
+
+LEASE_S = 60.0
+FULL_RETRY_S = 0.25
+
+
+class Attachment:
+    """Judges one job's groups.
+
+    rollouts stream ── read ──► decode ── verdicts (pool) ── hop ──► scored stream
+                                   └─ cannot be used ──► dead letters
+    """
+
+    def __init__(
+        self,
+        commands: Redis,
+        blocking: Redis,
+        pool: Pool,
+        job_id: str,
+        spec: RewardSpec,
+        *,
+        name: str,
+        drain: Drain,
+        lease_s: float = LEASE_S,
+        bound: int = MAX_STREAM_LENGTH,
+    ) -> None:
+        """Reads under the stable name of this server; `bound` is the most entries the scored stream may hold."""
+        self._commands = commands
+        self._pool = pool
+        self._job_id = job_id
+        self._spec = spec
+        self._drain = drain
+        self._lease_s = lease_s
+        self._bound = bound
+        self._consumer = Consumer(
+            commands, blocking, job_id, Stage.ROLLOUTS, group=CONSUMER_GROUP, name=name, lease_s=lease_s
+        )
+
+    @property
+    def in_flight(self) -> int:
+        """Groups delivered and not yet sent on."""
+        return self._consumer.held
+
+    async def run(self) -> None:
+        """Consumes the rollouts stream; waits for entries; unblocked by rollout servers; produces scored groups. Returns on drain."""
+        with log_context(job_id=self._job_id):
+            async with asyncio.TaskGroup() as tasks:
+                renewing = tasks.create_task(self._renew())
+                groups: set[asyncio.Task[None]] = set()
+                while not self._drain.requested:
+                    if len(groups) >= MAX_GROUPS:
+                        await asyncio.wait(groups, return_when=asyncio.FIRST_COMPLETED, timeout=BLOCK_S)
+                    else:
+                        count = min(READ_COUNT, MAX_GROUPS - len(groups))
+                        entries = await self._consumer.read(count, BLOCK_S)
+                        groups |= {tasks.create_task(self._handle(entry)) for entry in entries}
+                    groups = {group for group in groups if not group.done()}
+                if groups:
+                    await asyncio.wait(groups)
+                renewing.cancel()
+
+    async def _handle(self, entry: Entry) -> None:
+        try:
+            group = self._open(entry)
+            with log_context(group_id=group.task.group_id):
+                scored = group_failed(group) or await judge_group(self._pool, group, self._spec)
+                payload = codec.encode(without_text(scored))
+                await self._send_on(entry, payload, scored)
+        except EntryError as error:
+            log.warning("entry %s (%s) is put aside: %s", entry.id, entry.member, error)
+            await self._consumer.dead_letter(entry, str(error))
+            metrics.GROUPS.labels(result="dead_letter").inc()
+
+    def _open(self, entry: Entry) -> RolloutGroup:
+        if entry.deliveries > MAX_DELIVERIES:
+            raise EntryError(f"delivered {entry.deliveries} times without success")
+        group = codec.decode(RolloutGroup, entry.payload)
+        if group.task.job_id != self._job_id:
+            raise EntryError(
+                f"task.job_id: belongs to job {group.task.job_id!r}, found on the stream of {self._job_id!r}"
+            )
+        if group.task.member != entry.member:
+            raise EntryError(f"member: the entry says {entry.member!r}, its task {group.task.member!r}")
+        return group
+
+    async def _send_on(self, entry: Entry, payload: bytes, scored: ScoredGroup) -> None:
+        """Hops to the scored stream. While that is full it waits; on a drain the entry stays pending, for others to claim."""
+        while True:
+            try:
+                moved = await self._consumer.hop(entry, Stage.SCORED, payload, bound=self._bound)
+            except StreamFull:
+                metrics.BLOCKED_SECONDS.inc(FULL_RETRY_S)
+                if await self._drain.wait(FULL_RETRY_S):
+                    return
+            else:
+                break
+        metrics.GROUPS.labels(result="passed_on" if scored.group.failure else "judged").inc()
+        if not scored.group.failure:
+            metrics.JUDGE_SECONDS.observe(scored.judge_s)
+            if moved:
+                await keep_sample(self._commands, scored)
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(self._lease_s / 3)
+            await self._consumer.renew()
+
+
+def group_failed(group: RolloutGroup) -> ScoredGroup | None:
+    """A group that could not be sampled, as it passes through: nothing to judge. None when there is."""
+    return ScoredGroup(group, (), 0.0) if group.failure is not None and not group.rollouts else None

@@ -1,0 +1,79 @@
+"""The newest judged groups with their text, for people to read (`GET /jobs/{id}/rollouts`)."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from redis.asyncio import Redis
+
+from services.common import keys
+from services.common.types import Message, Rollout, ScoredGroup, Verdict
+
+KEEP = 256
+"""Groups kept for a job."""
+
+PROMPT_CHARS = 8_192
+TEXT_CHARS = 8_192
+GROUP_CHARS = 65_536
+"""Text kept of one group, shared out evenly: all samples of a job stay within some 20 MB."""
+
+
+async def keep_sample(redis: Redis, scored: ScoredGroup) -> None:
+    """Puts the group before the job's other samples and lets the oldest go."""
+    key = keys.samples(scored.group.task.job_id)
+    async with redis.pipeline(transaction=True) as pipe:
+        pipe.lpush(key, json.dumps(sample(scored), ensure_ascii=False))
+        pipe.ltrim(key, 0, KEEP - 1)
+        await pipe.execute()
+
+
+def sample(scored: ScoredGroup) -> dict[str, Any]:
+    """The group as JSON values, long texts cut in the middle."""
+    task = scored.group.task
+    room = min(TEXT_CHARS, GROUP_CHARS // max(1, len(scored.group.rollouts)))
+    return {
+        "group_id": task.group_id,
+        "lineage": task.lineage,
+        "attempt": task.attempt,
+        "purpose": task.purpose,
+        "prompt": shorten(_prompt(task.prompt), PROMPT_CHARS),
+        "ground_truth": shorten(task.ground_truth, PROMPT_CHARS),
+        "data_source": task.data_source,
+        "rollouts": [
+            _rollout(rollout, verdict, room)
+            for rollout, verdict in zip(scored.group.rollouts, scored.verdicts, strict=True)
+        ],
+        "server": scored.group.server,
+        "at": time.time(),
+    }
+
+
+def shorten(text: str, limit: int) -> str:
+    """The text, or its beginning and its end when it is longer than `limit` characters."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]} […{len(text) - 2 * half} characters…] {text[-half:]}"
+
+
+def _prompt(messages: tuple[Message, ...]) -> str:
+    if len(messages) == 1:
+        return messages[0].content
+    return "\n\n".join(f"{message.role}: {message.content}" for message in messages)
+
+
+def _rollout(rollout: Rollout, verdict: Verdict, room: int) -> dict[str, Any]:
+    return {
+        "text": shorten(rollout.text, room),
+        "reward": verdict.reward,
+        "accuracy": verdict.accuracy,
+        "status": verdict.status,
+        "verifier": verdict.verifier,
+        "detail": verdict.detail,
+        "finish_reason": rollout.finish_reason,
+        "min_policy_version": rollout.min_policy_version,
+        "max_policy_version": rollout.max_policy_version,
+        "tokens": len(rollout.tokens),
+    }

@@ -1,0 +1,167 @@
+"""The reward service.
+
+Redis: active jobs ──poll──► attach ──► rollouts stream ──► verdicts (worker processes) ──► scored stream
+                                └── detach when a job is retired                        └──► samples, for people
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+from redis.asyncio import Redis
+
+from services.common import keys
+from services.common.connection import BLOCK_S, connect
+from services.common.errors import MillraceError
+from services.common.health import HealthServer
+from services.common.jobs import ActiveJob, JobStore
+from services.common.lifecycle import Drain, every, run_service
+from services.common.settings import Settings
+from services.common.spec import RewardSpec
+from services.common.workers import HEARTBEAT_S, WorkerKind, WorkerStatus, beat, leave
+from services.reward import metrics
+from services.reward.attachment import Attachment
+from services.reward.pool import Pool
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.5
+STUCK_S = 60.0
+"""Without a look at the active jobs for so long the service is not healthy."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Attached:
+    attachment: Attachment
+    task: asyncio.Task[None]
+
+
+class RewardService:
+    """Attaches to every active job and judges its groups."""
+
+    def __init__(self, commands: Redis, blocking: Redis, pool: Pool, *, name: str, drain: Drain) -> None:
+        """Runs nothing yet; the pool is started by its owner."""
+        self._commands = commands
+        self._blocking = blocking
+        self._pool = pool
+        self._name = name
+        self._drain = drain
+        self._attached: dict[str, _Attached] = {}
+        self._refused: set[str] = set()
+        self._looked_at: float | None = None
+        self.metrics_port: int | None = None
+        """Where /metrics is served, for the list of workers."""
+
+    def healthy(self) -> str | None:
+        """Why the process should be restarted, or None."""
+        if self._looked_at is not None and time.monotonic() - self._looked_at > STUCK_S and not self._drain.requested:
+            return f"no look at the active jobs for {STUCK_S:.0f} s"
+        return self._pool.trouble()
+
+    def ready(self) -> str | None:
+        """Why it takes no work, or None."""
+        if self._drain.requested:
+            return "draining"
+        return "starting" if self._looked_at is None else self._pool.trouble()
+
+    async def follow_jobs(self) -> None:
+        """Consumes the active jobs; waits half a second; unblocked by learners that activate or retire; produces attachments."""
+        store = JobStore(self._commands)
+        try:
+            while True:
+                await self._attach_and_detach(await store.active())
+                self._looked_at = time.monotonic()
+                if await self._drain.wait(POLL_S):
+                    break
+            await asyncio.gather(*(attached.task for attached in self._attached.values()))
+        finally:
+            for attached in self._attached.values():
+                attached.task.cancel()
+            await asyncio.gather(*(attached.task for attached in self._attached.values()), return_exceptions=True)
+
+    async def heartbeat(self) -> None:
+        """Consumes nothing; waits for the next beat; produces this worker's entry in the list of workers, and gauges."""
+        await every(HEARTBEAT_S, self._drain, self._beat)
+
+    async def _attach_and_detach(self, active: Mapping[str, ActiveJob]) -> None:
+        for job_id, attached in list(self._attached.items()):
+            if attached.task.done() and not self._drain.requested:
+                attached.task.result()
+                raise MillraceError(f"the loop of job {job_id} ended without being asked to")
+            if job_id not in active:
+                await self._detach(job_id)
+        self._refused &= active.keys()
+        for job_id in active.keys() - self._attached.keys() - self._refused:
+            self._attach(active[job_id])
+
+    def _attach(self, job: ActiveJob) -> None:
+        try:
+            spec = RewardSpec.model_validate(job.spec.get("reward", {}))
+        except ValidationError:
+            log.exception("job %s is not judged here: its reward section is not understood", job.job_id)
+            self._refused.add(job.job_id)
+            return
+        attachment = Attachment(
+            self._commands, self._blocking, self._pool, job.job_id, spec, name=self._name, drain=self._drain
+        )
+        task = asyncio.create_task(attachment.run(), name=f"job {job.job_id}")
+        self._attached[job.job_id] = _Attached(attachment, task)
+        log.info("attached to job %s", job.job_id)
+
+    async def _detach(self, job_id: str) -> None:
+        """Lets go of a retired job. What a read or hop in flight made of its deleted streams goes too."""
+        task = self._attached.pop(job_id).task
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        if not await self._commands.hexists(keys.ACTIVE, job_id):
+            await self._commands.delete(*keys.work(job_id))
+        log.info("detached from job %s", job_id)
+
+    async def _beat(self) -> None:
+        in_flight = sum(attached.attachment.in_flight for attached in self._attached.values())
+        metrics.GROUPS_IN_FLIGHT.set(in_flight)
+        metrics.CHECKS_QUEUED.set(self._pool.queued)
+        state = "draining" if self._drain.requested else "judging" if in_flight else "idle"
+        detail: dict[str, str | int | float] = {
+            "jobs": len(self._attached), "groups_in_flight": in_flight, "checks_queued": self._pool.queued,
+            "verifier_processes": self._pool.workers,
+        }  # fmt: skip
+        job_id = next(iter(self._attached), None)
+        status = WorkerStatus(
+            self._name, WorkerKind.REWARD, state, job_id=job_id, metrics_port=self.metrics_port, detail=detail
+        )
+        await beat(self._commands, status)
+
+
+async def run(settings: Settings, *, drain: Drain | None = None, pool: Pool | None = None) -> None:
+    """Runs the service until it is told to drain.
+
+    Args:
+        settings: of the process.
+        drain: requested by others (tests); by default by SIGTERM and SIGINT.
+        pool: not yet started; by default one with `default_workers()`.
+    """
+    name = settings.worker_name("reward")
+    if drain is None:
+        drain = Drain()
+        drain.on_signals()
+    commands, blocking = connect(settings.redis_url), connect(settings.redis_url, block_s=BLOCK_S)
+    async with pool or Pool(log_level=settings.log_level) as started:
+        service = RewardService(commands, blocking, started, name=name, drain=drain)
+        health = HealthServer(settings.bind_host, settings.metrics_port, healthy=service.healthy, ready=service.ready)
+        health.start()
+        service.metrics_port = health.port
+        log.info("reward service %s: %d verifier processes, health on port %d", name, started.workers, health.port)
+        try:
+            loops = {"jobs": service.follow_jobs, "heartbeat": service.heartbeat}
+            await run_service(drain, loops, drain_timeout_s=settings.drain_timeout_s)
+        finally:
+            health.stop()
+            await leave(commands, name)
+            await blocking.aclose()
+            await commands.aclose()

@@ -1,0 +1,58 @@
+"""Runs the supervisor over stand-ins: drive.py HOME NAME:STAGE:MODE …, state in HOME/up.json, what it says on stdout."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from services.cli import supervisor
+from services.cli.children import created_at, free_port
+from services.cli.probes import health_probe, ready_probe
+from services.cli.state import ProcessState, UpState, only_one, write_state
+from services.cli.supervisor import ProcessSpec, Supervisor
+from services.common.errors import MillraceError
+
+STAND_IN = Path(__file__).parent / "stand_in.py"
+
+
+def spec(home: Path, name: str, stage: str, mode: str) -> ProcessSpec:
+    port = free_port()
+    base = f"http://127.0.0.1:{port}"
+    return ProcessSpec(
+        name=name,
+        argv=(sys.executable, str(STAND_IN), name, str(port), str(home / "notes"), "0.3", mode),
+        env=dict(os.environ),
+        stage=int(stage),
+        ready=ready_probe(f"{base}/readyz"),
+        healthy=health_probe(f"{base}/healthz"),
+        start_timeout_s=5.0 if mode == "unready" else 30.0,
+        drain_timeout_s=2.0,
+        port=port,
+    )
+
+
+def main() -> None:
+    home = Path(sys.argv[1])
+    supervisor.BACK_OFF_S = (0.1, 0.1, 0.2)
+    supervisor.HEALTH_EVERY_S = 0.2
+    state = UpState(os.getpid(), created_at(os.getpid()), "http://x", "redis://x", None, ready=False)
+
+    def changed(ready: bool, processes: dict[str, ProcessState]) -> None:
+        write_state(home, replace(state, ready=ready, processes=processes))
+
+    def say(text: str) -> None:
+        print(text, flush=True)  # noqa: T201  the test reads it
+
+    try:
+        with only_one(home):
+            table = [spec(home, *row.split(":")) for row in sys.argv[2:]]
+            Supervisor(table, home / "logs", say=say, changed=changed).run()
+    except MillraceError as error:
+        say(f"{type(error).__name__}: {error}")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""A stand-in for a service: answers /readyz and /healthz, notes when it is asked to stop, and has a child in a session of its own.
+
+Usage: stand_in.py NAME PORT NOTES DRAIN_S MODE, with MODE one of `good`, `quick` (dies at once), `wrong` (ends with code 2),
+`deaf` (ignores SIGTERM), `unready`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from services.common.health import HealthServer
+
+
+def main() -> None:
+    name, port, notes, drain_s, mode = sys.argv[1:]
+    stop = threading.Event()
+
+    def note(what: str) -> None:
+        with Path(notes).open("a") as file:
+            file.write(f"{what} {name} {os.getpid()}\n")
+
+    note("start")
+    if mode in {"quick", "wrong"}:
+        sys.stderr.write(f"{name} says why\n")
+        sys.exit(2 if mode == "wrong" else 1)
+    signal.signal(signal.SIGTERM, (lambda *_: note("deaf")) if mode == "deaf" else (lambda *_: stop.set()))
+    helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    note(f"helper={helper.pid}")
+    sick = Path(f"{notes}.sick-{name}")
+    HealthServer(
+        "127.0.0.1",
+        int(port),
+        healthy=lambda: "sick" if sick.exists() else None,
+        ready=lambda: "not yet" if mode == "unready" else None,
+        registry=CollectorRegistry(),
+    ).start()
+    stop.wait()
+    note("term")
+    time.sleep(float(drain_s))
+    helper.kill()
+    note("end")
+
+
+if __name__ == "__main__":
+    main()

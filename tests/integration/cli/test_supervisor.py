@@ -1,0 +1,208 @@
+"""The supervisor over real processes: what dies comes back, a drain has an order, and nothing survives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from services.cli.state import UpState, read_state
+
+DRIVE = Path(__file__).parent / "drive.py"
+GOOD = ("redis:2:good", "gateway:1:good", "learner-0:0:good", "rollout-0:0:good")
+
+
+class Stack:
+    """A supervisor in a process of its own."""
+
+    def __init__(self, home: Path, *rows: str) -> None:
+        self.home = home
+        with (home / "said").open("wb") as said:
+            self.process = subprocess.Popen([sys.executable, str(DRIVE), str(home), *rows], stdout=said, stderr=said)
+
+    @property
+    def said(self) -> str:
+        return (self.home / "said").read_text()
+
+    @property
+    def state(self) -> UpState | None:
+        return read_state(self.home)
+
+    def notes(self) -> list[list[str]]:
+        """What the stand-ins noted, in order: [what, name, pid]."""
+        path = self.home / "notes"
+        return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+    def started(self) -> set[int]:
+        """Every process that the stack ever had, helpers included."""
+        pids = {int(note[2]) for note in self.notes()}
+        return pids | {int(note[0].partition("=")[2]) for note in self.notes() if note[0].startswith("helper=")}
+
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, f"waited in vain; it said:\n{self.said}\n{self.state}"
+            time.sleep(0.05)
+
+    def is_ready(self) -> bool:
+        return self.state is not None and self.state.ready
+
+    def pid(self, name: str) -> int:
+        assert self.state is not None
+        return self.state.processes[name].pid
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(60)
+
+
+def running(pids: set[int]) -> set[int]:
+    return {pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE}
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Stack]]:
+    stacks: list[Stack] = []
+
+    def begin(*rows: str) -> Stack:
+        stacks.append(Stack(tmp_path, *rows))
+        return stacks[-1]
+
+    yield begin
+    for stack in stacks:
+        stack.process.kill()
+        stack.process.wait()
+        for pid in running(stack.started()):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_drain_takes_the_stages_in_order_and_nothing_survives(start: Callable[..., Stack]) -> None:
+    stack = start(*GOOD)
+    stack.wait_until(stack.is_ready)
+    assert stack.end() == 0
+    order = [note[1] for note in stack.notes() if note[0] == "end"]
+    assert set(order[:2]) == {"learner-0", "rollout-0"}
+    assert order[2:] == ["gateway", "redis"]
+    asked = [(note[0], note[1]) for note in stack.notes()]
+    assert asked.index(("end", "learner-0")) < asked.index(("term", "gateway")) < asked.index(("term", "redis"))
+    assert len(stack.started()) == 8
+    assert not running(stack.started())
+
+
+def test_the_higher_stage_is_ready_before_the_lower_starts(start: Callable[..., Stack]) -> None:
+    stack = start(*reversed(GOOD))
+    stack.wait_until(stack.is_ready)
+    order = [note[1] for note in stack.notes() if note[0] == "start"]
+    assert order[:2] == ["redis", "gateway"]
+    assert set(order[2:]) == {"learner-0", "rollout-0"}
+    stack.end()
+
+
+def test_a_killed_process_is_restarted_and_its_orphans_are_ended(start: Callable[..., Stack]) -> None:
+    stack = start(*GOOD)
+    stack.wait_until(stack.is_ready)
+    before, untouched = stack.pid("rollout-0"), stack.pid("learner-0")
+    helper = next(
+        int(note[0].partition("=")[2])
+        for note in stack.notes()
+        if note[0].startswith("helper=") and int(note[2]) == before
+    )
+    assert running({helper}) == {helper}
+    os.kill(before, signal.SIGKILL)
+    stack.wait_until(lambda: stack.is_ready() and stack.pid("rollout-0") != before)
+    assert "rollout-0 was killed by SIGKILL; starting it again" in stack.said
+    assert stack.state is not None
+    assert stack.state.processes["rollout-0"].restarts == 1
+    assert stack.pid("learner-0") == untouched
+    assert not running({helper})
+    assert stack.end() == 0
+    assert not running(stack.started())
+
+
+def test_a_process_that_says_it_is_sick_is_restarted(start: Callable[..., Stack]) -> None:
+    stack = start("reward-0:0:good")
+    stack.wait_until(stack.is_ready)
+    before = stack.pid("reward-0")
+    sick = stack.home / "notes.sick-reward-0"
+    sick.touch()
+    stack.wait_until(lambda: "reward-0 is not healthy (503: sick)" in stack.said)
+    sick.unlink()
+    stack.wait_until(lambda: stack.is_ready() and stack.pid("reward-0") != before)
+    stack.end()
+
+
+def test_what_keeps_dying_is_given_up_with_its_last_words_and_the_rest_is_drained(start: Callable[..., Stack]) -> None:
+    stack = start("gateway:1:good", "learner-0:0:quick")
+    assert stack.process.wait(60) == 1
+    assert "GaveUp: learner-0 ended with code 1; gave up on it." in stack.said
+    assert stack.said.rstrip().endswith("learner-0 says why")
+    assert [note[1] for note in stack.notes()].count("learner-0") == 4  # the first start and one for each wait
+    assert ["end", "gateway"] in [note[:2] for note in stack.notes()]
+    assert not running(stack.started())
+
+
+def test_a_wrong_setting_is_not_tried_again(start: Callable[..., Stack]) -> None:
+    stack = start("learner-0:0:wrong")
+    assert stack.process.wait(60) == 1
+    assert "GaveUp: learner-0 ended with code 2" in stack.said
+    assert len(stack.notes()) == 1
+
+
+def test_what_never_becomes_ready_is_named_with_its_reason(start: Callable[..., Stack]) -> None:
+    stack = start("rollout-0:0:unready")
+    assert stack.process.wait(60) == 1
+    assert "GaveUp: rollout-0 was not ready within 5 s (503: not yet)" in stack.said
+    assert not running(stack.started())
+
+
+def test_what_does_not_drain_in_time_is_killed(start: Callable[..., Stack]) -> None:
+    stack = start("rollout-0:0:deaf", "gateway:1:good")
+    stack.wait_until(stack.is_ready)
+    assert stack.end() == 0
+    assert "rollout-0 did not drain in time: killed" in stack.said
+    assert ["end", "gateway"] in [note[:2] for note in stack.notes()]
+    assert not running(stack.started())
+
+
+def test_a_second_signal_does_not_wait_for_the_drain(start: Callable[..., Stack]) -> None:
+    stack = start("rollout-0:0:deaf")
+    stack.wait_until(stack.is_ready)
+    stack.process.send_signal(signal.SIGINT)
+    stack.wait_until(lambda: "deaf" in [note[0] for note in stack.notes()])
+    begun = time.monotonic()
+    assert stack.end(signal.SIGINT) == 0
+    assert time.monotonic() - begun < 1.5
+    assert not running(stack.started())
+
+
+def test_starting_twice_on_one_home_is_refused(start: Callable[..., Stack]) -> None:
+    stack = start("gateway:1:good")
+    stack.wait_until(stack.is_ready)
+    second = subprocess.run(
+        [sys.executable, str(DRIVE), str(stack.home), *GOOD], capture_output=True, text=True, check=False
+    )
+    assert second.returncode == 1
+    assert f"ConfigError: millrace is already up in {stack.home} (process {stack.process.pid}" in second.stdout
+    assert stack.process.poll() is None
+    assert stack.end() == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")
+def test_a_killed_supervisor_takes_its_processes_along(start: Callable[..., Stack]) -> None:
+    stack = start(*GOOD)
+    stack.wait_until(stack.is_ready)
+    stack.end(signal.SIGKILL)
+    stack.wait_until(lambda: not running(stack.started()))
+    assert sorted(note[1] for note in stack.notes() if note[0] == "end") == [
+        "gateway",
+        "learner-0",
+        "redis",
+        "rollout-0",
+    ]

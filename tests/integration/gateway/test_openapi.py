@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from services.common.jobs import JobState, JobStore
+from services.common.spec import JobSpec
+from services.gateway.schemas import EXAMPLE_JOB_ID
+
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+    "unsupported_method",
+    "allow_header_conformance",
+    "missing_required_header",
+    "ignored_auth",
+)
+"""Left out: checks that take a number in a string, or a model that is not there, for what it is not here."""
+
+
+@pytest.fixture
+async def example_job(store: JobStore, document: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job under the id that the OpenAPI's examples name. It has ended, so that its event stream ends too."""
+    monkeypatch.setattr(secrets, "token_hex", lambda _: EXAMPLE_JOB_ID.rpartition("-")[2])
+    record = await store.create(JobSpec.model_validate(document))
+    assert record.id == EXAMPLE_JOB_ID
+    await store.transition(record.id, JobState.CANCELLED, allowed=[JobState.QUEUED])
+
+
+def fuzz(process: Any, folder: Path, *options: str) -> None:
+    """Runs schemathesis with a fixed seed, and fails with what it said."""
+    url = process.url
+    arguments = [
+        sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json", "--checks", ",".join(CHECKS), "--request-timeout", "20", "--seed", "1", "--no-color", *options,
+    ]  # fmt: skip
+    done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=270, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    answered = [line for line in process.log.read_text().splitlines() if " -> 5" in line]
+    assert not answered, answered
+
+
+@pytest.mark.usefixtures("example_job")
+def test_no_request_makes_a_server_error_and_every_answer_fits_the_openapi(process: Any, tmp_path: Path) -> None:
+    token = (process.home / "gateway.token").read_text().strip()
+    bearer = f"Authorization: Bearer {token}"
+    every = ("--phases", "examples,coverage,fuzzing", "--header", bearer)
+    # Apart, so that no stream is opened on a job that schemathesis made and that nobody will ever end.
+    fuzz(process, tmp_path, *every, "--max-examples", "5", "--include-operation-id", "job_events")
+    fuzz(process, tmp_path, *every, "--max-examples", "20", "--exclude-operation-id", "job_events")
+    listed = httpx.get(f"{process.url}/jobs", headers={"Authorization": f"Bearer {token}"}).json()
+    assert listed["total"] > 1, "no spec got through: the fuzzing never reached a created job"
+
+
+@pytest.mark.usefixtures("example_job")
+def test_without_a_token_every_answer_fits_the_openapi_too(process: Any, tmp_path: Path) -> None:
+    fuzz(process, tmp_path, "--phases", "examples,fuzzing", "--max-examples", "3")
+
+
+async def test_every_operation_and_every_parameter_is_described(client: httpx.AsyncClient) -> None:
+    document = (await client.get("/openapi.json")).json()
+    for path, item in document["paths"].items():
+        for method, operation in item.items():
+            assert operation["summary"], (path, method)
+            assert operation["description"], (path, method)
+            assert operation["operationId"]
+            for parameter in operation.get("parameters", []):
+                assert parameter["description"], (path, parameter["name"])
+                assert parameter["schema"].get("examples") or parameter.get("examples"), (path, parameter["name"])
+    for name in ("JobSpec", "JobSummary", "History", "Samples", "Worker", "ErrorDetail"):
+        for field, schema in document["components"]["schemas"][name]["properties"].items():
+            assert "$ref" in schema or schema.get("description"), (name, field)

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+import redis.asyncio
+
+from services.common import keys
+from services.common.jobs import JobStore
+from services.common.spec import JobSpec
+from services.common.workers import WorkerKind, WorkerStatus, beat, leave
+
+Redis = redis.asyncio.Redis
+
+
+@pytest.fixture
+async def job_id(store: JobStore, document: dict[str, Any]) -> str:
+    return (await store.create(JobSpec.model_validate(document))).id
+
+
+async def write_steps(redis: Redis, job_id: str, steps: list[int]) -> None:
+    await redis.rpush(keys.steps(job_id), *(json.dumps({"step": step, "reward": step / 10}) for step in steps))
+
+
+async def steps_of(client: httpx.AsyncClient, job_id: str, **query: int) -> list[int]:
+    answer = await client.get(f"/jobs/{job_id}/metrics", params=query)
+    assert answer.status_code == 200
+    return [item["step"] for item in answer.json()["steps"]]
+
+
+async def test_a_new_job_has_an_empty_history(client: httpx.AsyncClient, job_id: str) -> None:
+    assert (await client.get(f"/jobs/{job_id}/metrics")).json() == {"total": 0, "steps": [], "evals": []}
+    assert (await client.get(f"/jobs/{job_id}/rollouts")).json() == {"samples": []}
+
+
+async def test_history_is_read_from_a_step_on_and_without_one_from_the_end(
+    client: httpx.AsyncClient, redis: Redis, job_id: str
+) -> None:
+    await write_steps(redis, job_id, list(range(1, 2501)))
+    await redis.rpush(keys.evals(job_id), json.dumps({"step": 0, "avg_at_k": 0.25}))
+    assert await steps_of(client, job_id) == list(range(1501, 2501))
+    assert await steps_of(client, job_id, limit=3) == [2498, 2499, 2500]
+    assert await steps_of(client, job_id, **{"from": 1, "limit": 2}) == [1, 2]
+    assert await steps_of(client, job_id, **{"from": 100, "limit": 2000}) == list(range(100, 2100))
+    assert await steps_of(client, job_id, **{"from": 2500}) == [2500]
+    assert await steps_of(client, job_id, **{"from": 2501}) == []
+    history = (await client.get(f"/jobs/{job_id}/metrics?limit=1")).json()
+    assert history["total"] == 2500
+    assert history["steps"] == [{"step": 2500, "reward": 250.0}]
+    assert history["evals"] == [{"step": 0, "avg_at_k": 0.25}]
+
+
+async def test_no_step_is_missed_where_a_rollback_repeated_some(
+    client: httpx.AsyncClient, redis: Redis, job_id: str
+) -> None:
+    await write_steps(redis, job_id, [1, 2, 3, 4, 2, 3, 4, 5, 6])
+    assert await steps_of(client, job_id, **{"from": 4}) == [4, 4, 5, 6]
+
+
+@pytest.mark.parametrize("query", ["from=0", "from=x", "limit=0", "limit=10001"])
+async def test_a_range_that_cannot_be_names_the_parameter(client: httpx.AsyncClient, job_id: str, query: str) -> None:
+    answer = await client.get(f"/jobs/{job_id}/metrics?{query}")
+    assert answer.status_code == 422
+    assert answer.json()["error"]["fields"][0]["field"] == query.partition("=")[0]
+
+
+async def test_what_is_no_json_object_is_left_out_and_nan_is_null(
+    client: httpx.AsyncClient, redis: Redis, job_id: str
+) -> None:
+    await redis.rpush(
+        keys.steps(job_id), '{"step": 1, "kl": NaN, "lr": 1e400}', "broken", "[1]", b"\xff", '{"step": 2}'
+    )
+    answer = await client.get(f"/jobs/{job_id}/metrics")
+    assert answer.json()["steps"] == [{"step": 1, "kl": None, "lr": None}, {"step": 2}]
+
+
+async def test_the_newest_samples_come_first(client: httpx.AsyncClient, redis: Redis, job_id: str) -> None:
+    for group_id in range(30):
+        await redis.lpush(
+            keys.samples(job_id), json.dumps({"group_id": group_id, "rollouts": [{"text": "é \u2028 <b>"}]})
+        )
+    samples = (await client.get(f"/jobs/{job_id}/rollouts")).json()["samples"]
+    assert [sample["group_id"] for sample in samples] == list(range(29, 9, -1))
+    assert samples[0]["rollouts"][0]["text"] == "é \u2028 <b>"
+    assert len((await client.get(f"/jobs/{job_id}/rollouts?limit=3")).json()["samples"]) == 3
+
+
+async def test_workers_are_listed_while_their_heart_beats(client: httpx.AsyncClient, redis: Redis) -> None:
+    assert (await client.get("/workers")).json() == {"workers": []}
+    await beat(
+        redis,
+        WorkerStatus("rollout-b", WorkerKind.ROLLOUT, "sampling", job_id="j", policy_version=3, detail={"q": 0.5}),
+    )
+    await beat(redis, WorkerStatus("learner-a", WorkerKind.LEARNER, "idle"))
+    workers = (await client.get("/workers")).json()["workers"]
+    assert [(worker["name"], worker["kind"], worker["state"]) for worker in workers] == [
+        ("learner-a", "learner", "idle"),
+        ("rollout-b", "rollout", "sampling"),
+    ]
+    assert (workers[1]["policy_version"], workers[1]["detail"]) == (3, {"q": 0.5})
+    metrics = (await client.get("/metrics")).text
+    assert 'millrace_gateway_workers{kind="rollout"} 1.0' in metrics
+    await leave(redis, "rollout-b")
+    await redis.pexpire(keys.worker("learner-a"), 1)
+    await asyncio.sleep(0.05)
+    assert (await client.get("/workers")).json() == {"workers": []}
+
+
+async def test_the_samples_are_as_the_reward_service_writes_them(
+    client: httpx.AsyncClient, redis: Redis, job_id: str
+) -> None:
+    from services.common.types import (
+        FinishReason, Message, Purpose, Rollout, RolloutGroup, ScoredGroup, Task, Verdict, VerdictStatus, VersionSpan,
+    )  # fmt: skip
+    from services.reward.samples import keep_sample
+
+    task = Task(
+        job_id, 1, 7, 1, Purpose.TRAIN, (Message("user", "2 + 3 ="),), "openai/gsm8k", "5", {}, 1, 1.0, 16, 4, 60.0
+    )
+    rollout = Rollout(b"\0" * 8, b"\0" * 8, "5", FinishReason.STOP, (VersionSpan(0, 4), VersionSpan(1, 5)))
+    verdict = Verdict(VerdictStatus.SCORED, 1.0, 1.0, "gsm8k")
+    await keep_sample(redis, ScoredGroup(RolloutGroup(task, "rollout-a", b"\0" * 4, (rollout,), 0.1), (verdict,), 0.1))
+    [sample] = (await client.get(f"/jobs/{job_id}/rollouts")).json()["samples"]
+    assert (sample["group_id"], sample["rollouts"][0]["text"], sample["rollouts"][0]["reward"]) == (7, "5", 1.0)
+    assert sample["rollouts"][0]["max_policy_version"] == 5

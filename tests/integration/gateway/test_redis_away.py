@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from services.cli.embedded_redis import EmbeddedRedis
+from services.common.connection import connect
+from services.common.settings import Settings
+from services.gateway.app import create_app
+
+ROUTES = ["/jobs", "/jobs/demo-00000000", "/jobs/demo-00000000/metrics", "/jobs/demo-00000000/events", "/workers"]
+
+
+@pytest.fixture
+async def cut_off(home: Path, token: str) -> AsyncIterator[httpx.AsyncClient]:
+    """A gateway whose Redis is not there."""
+    redis = connect("redis://user:canary-password@127.0.0.1:1/0")
+    redis.set_retry(Retry(NoBackoff(), 0))
+    transport = httpx.ASGITransport(create_app(Settings(home=home), redis, token))
+    headers = {"Authorization": f"Bearer {token}"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=headers) as opened:
+        yield opened
+    await redis.aclose()
+
+
+@pytest.mark.parametrize("path", [*ROUTES, "/readyz"])
+async def test_without_redis_every_read_says_try_again(
+    cut_off: httpx.AsyncClient, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = await cut_off.get(path)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+    assert int(answer.headers["retry-after"]) > 0
+    assert "canary" not in answer.text + caplog.text
+
+
+@pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": "k"}])
+async def test_without_redis_a_good_job_is_not_lost_but_put_off(
+    cut_off: httpx.AsyncClient, document: dict[str, Any], headers: dict[str, str]
+) -> None:
+    answer = await cut_off.post("/jobs", json=document, headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+
+
+async def test_without_redis_the_process_is_still_healthy_and_measured(cut_off: httpx.AsyncClient) -> None:
+    assert (await cut_off.get("/healthz")).status_code == 200
+    assert "millrace_gateway_redis_up 0.0" in (await cut_off.get("/metrics")).text
+    assert (await cut_off.get("/jobs/schema")).status_code == 200
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[EmbeddedRedis]:
+    """A server that the test may stop."""
+    server = EmbeddedRedis(tmp_path / "redis")
+    server.start()
+    yield server
+    server.stop()
+
+
+def test_the_gateway_outlives_a_restart_of_redis_and_loses_no_job(
+    own_redis: EmbeddedRedis, home: Path, tmp_path: Path, document: dict[str, Any], start_gateway: Any
+) -> None:
+    with start_gateway(own_redis.url, home, tmp_path / "gateway.log") as process:
+        bearer = {"Authorization": f"Bearer {(home / 'gateway.token').read_text().strip()}"}
+        with httpx.Client(base_url=process.url, headers=bearer, timeout=30) as client:
+            job = client.post("/jobs", json=document).json()
+            own_redis.stop()
+            started = time.monotonic()
+            assert client.get("/jobs").status_code == 503
+            assert time.monotonic() - started < 10
+            assert client.get("/readyz").status_code == 503
+            assert client.get("/healthz").status_code == 200
+            own_redis.start()
+            assert client.get("/readyz").status_code == 200
+            assert client.get(f"/jobs/{job['id']}").json() == job
+            assert client.post("/jobs", json=document).status_code == 201

@@ -1,0 +1,151 @@
+"""The command line: usage, exit codes, and errors that say what to do next."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.cli.children import created_at
+from services.cli.state import ProcessState, UpState, only_one, read_state, write_state
+from services.cli.tokens import find_token
+from services.cli.up import require_state, run_down
+from services.common.errors import ConfigError
+
+
+def millrace(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MILLRACE_")}
+    command = [sys.executable, "-m", "services.cli.main", *arguments]
+    return subprocess.run(command, env=environment | variables, capture_output=True, text=True, check=False, timeout=60)
+
+
+def state_of(home: Path, pid: int, created: float) -> UpState:
+    state = UpState(pid, created, "http://127.0.0.1:1", "redis://x", None, ready=True)
+    write_state(home, state)
+    return state
+
+
+def test_help_names_every_command_and_imports_nothing_heavy() -> None:
+    done = millrace("--help")
+    assert done.returncode == 0
+    for command in ("up", "down", "submit", "jobs", "show", "rollouts", "cancel", "workers"):
+        assert f" {command} " in done.stdout
+    code = "import sys, services.cli.main; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"pydantic", "httpx", "redis", "numpy", "reasoning_gym", "torch"} & set(loaded)
+
+
+def test_wrong_usage_ends_with_2() -> None:
+    assert millrace("submit").returncode == 2
+    assert millrace("up", "--rollout", "many").returncode == 2
+
+
+def test_without_a_stack_the_next_step_is_named(tmp_path: Path) -> None:
+    done = millrace("jobs", "--home", str(tmp_path))
+    assert done.returncode == 1
+    assert "start it with `millrace up`" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_gateway_that_is_away_is_named() -> None:
+    done = millrace("jobs", "--url", "http://127.0.0.1:1", MILLRACE_TOKEN="x")  # noqa: S106
+    assert done.returncode == 1
+    assert "http://127.0.0.1:1 does not answer" in done.stderr
+
+
+def test_an_address_without_a_scheme_is_refused() -> None:
+    done = millrace("jobs", "--url", "localhost:8080")
+    assert done.returncode == 1
+    assert "must begin with http://" in done.stderr
+
+
+def test_a_broken_job_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("[")
+    done = millrace("submit", str(path), "--home", str(tmp_path))
+    assert done.returncode == 1
+    assert "job.yaml: is not valid YAML" in done.stderr
+
+
+def test_a_taken_port_is_named_with_the_option_that_helps(tmp_path: Path) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = millrace("up", "--home", str(tmp_path), "--port", str(port))
+    assert done.returncode == 1
+    assert f"port {port} on 127.0.0.1 cannot be taken" in done.stderr
+    assert "--port" in done.stderr
+    assert read_state(tmp_path) is None
+
+
+def test_the_state_is_for_its_owner_only_and_reads_back(tmp_path: Path) -> None:
+    processes = {"redis": ProcessState(1, 2.0, 3, ready=True, restarts=4)}
+    state = UpState(7, 1.5, "http://x", "redis://x", "/token", ready=False, processes=processes)
+    write_state(tmp_path, state)
+    assert read_state(tmp_path) == state
+    assert stat.S_IMODE((tmp_path / "up.json").stat().st_mode) == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["up.json"]
+
+
+@pytest.mark.parametrize("text", ["", "{", json.dumps({"pid": "x"})])
+def test_a_state_that_cannot_be_read_is_no_state(tmp_path: Path, text: str) -> None:
+    (tmp_path / "up.json").write_text(text)
+    assert read_state(tmp_path) is None
+
+
+def test_a_reused_process_id_is_not_taken_for_the_stack(tmp_path: Path) -> None:
+    assert state_of(tmp_path, os.getpid(), created_at(os.getpid())).is_alive()
+    state_of(tmp_path, os.getpid(), created_at(os.getpid()) - 100)
+    with pytest.raises(ConfigError, match="nothing is up"):
+        require_state(tmp_path)
+
+
+def test_down_ends_what_a_killed_supervisor_left(tmp_path: Path) -> None:
+    left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    try:
+        processes = {"learner-0": ProcessState(left.pid, created_at(left.pid), 1, ready=True, restarts=0)}
+        write_state(tmp_path, UpState(os.getpid(), 1.0, "http://x", "redis://x", None, ready=True, processes=processes))
+        said: list[str] = []
+        run_down(tmp_path, said.append, grace_s=0.2)
+        assert left.wait(10) == -9
+        assert said == ["killing what an earlier `millrace up` left: learner-0"]
+        assert read_state(tmp_path) is None
+    finally:
+        left.kill()
+        left.wait()
+
+
+def test_down_without_a_stack_says_so(tmp_path: Path) -> None:
+    said: list[str] = []
+    run_down(tmp_path, said.append)
+    assert said == [f"nothing is up in {tmp_path}"]
+
+
+def test_a_home_is_held_by_one_only(tmp_path: Path) -> None:
+    with only_one(tmp_path), pytest.raises(ConfigError, match="already up"), only_one(tmp_path):
+        pass
+    with only_one(tmp_path):
+        pass
+
+
+def test_the_token_is_taken_from_the_nearest_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MILLRACE_TOKEN", "MILLRACE_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "a").write_text("of-the-stack\n")
+    (tmp_path / "b").write_text("of-the-file\n")
+    assert find_token(None) is None
+    assert find_token(str(tmp_path / "a")) == "of-the-stack"
+    monkeypatch.setenv("MILLRACE_TOKEN_FILE", str(tmp_path / "b"))
+    assert find_token(str(tmp_path / "a")) == "of-the-file"
+    monkeypatch.setenv("MILLRACE_TOKEN", "of-the-environment")
+    assert find_token(str(tmp_path / "a")) == "of-the-environment"
+    monkeypatch.delenv("MILLRACE_TOKEN")
+    monkeypatch.setenv("MILLRACE_TOKEN_FILE", str(tmp_path / "gone"))
+    with pytest.raises(ConfigError, match=r"gone cannot be read"):
+        find_token(None)

@@ -1,0 +1,52 @@
+"""What people read."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from services.cli.show import print_job, print_rollouts, step_line
+
+STEP = {
+    "step": 7, "reward": 0.4123, "accuracy": 0.4, "accept_rate": 0.637, "policy_age_mean": 0.84,
+    "generated_tokens_per_s": 812.4, "trained_tokens_per_s": 640.2, "sync_s": 0.0412,
+}  # fmt: skip
+
+
+def test_a_step_is_one_line() -> None:
+    assert step_line(STEP, 200) == (
+        "step   7/200  reward 0.412  accuracy 0.400  accept 0.64  age 0.8  gen 812 tok/s  train 640 tok/s  sync 0.041 s"
+    )
+
+
+def test_what_a_step_lacks_is_a_dash() -> None:
+    assert step_line({"step": 7, "reward": None}).startswith("step     7  reward -  accuracy -")
+
+
+def test_text_from_a_model_is_never_markup() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    print_rollouts(
+        console, [{"group_id": 1, "prompt": "[bold]p[/bold]", "rollouts": [{"text": "[/x] [red]r", "reward": 1.0}]}]
+    )
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "[bold]p[/bold]" in text
+    assert "+1.00 [/x] [red]r" in text
+
+
+def test_a_failed_job_shows_its_cause() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    job = {
+        "id": "j",
+        "state": "failed",
+        "cause": "out of [memory]",
+        "step": 3,
+        "steps": 9,
+        "policy_version": 3,
+        "lineage": 1,
+    }
+    print_job(console, job, [{"step": 0, "avg_at_k": 0.38}], STEP)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "out of [memory]" in text
+    assert "3 of 9" in text
+    assert "avg_at_k 0.38" in text

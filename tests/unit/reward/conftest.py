@@ -1,0 +1,65 @@
+"""A package of odd verifiers, installed where only the tests' processes find it; pools; rollout groups."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.reward.check import Check
+from services.reward.pool import Pool
+
+OFFERED = [
+    "always_right", "sleep", "endless_regex", "raises", "fails_once", "dies", "exits", "not_a_score", "nan", "eats_memory",
+    "shows_environment", "leaves_a_child", "process",
+]  # fmt: skip
+
+PoolMaker = Callable[..., AbstractAsyncContextManager[Pool]]
+
+
+@pytest.fixture
+def plugins(tmp_path: Path) -> dict[str, str]:
+    """The environment of a process that has the odd verifiers installed."""
+    site = tmp_path / "site"
+    metadata = site / "odd_verifiers-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    shutil.copy(Path(__file__).with_name("odd_verifiers.py"), site)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: odd-verifiers\nVersion: 1.0\n")
+    lines = [f"odd_{name} = odd_verifiers:{name}" for name in OFFERED]
+    lines += [
+        "gsm8k = odd_verifiers:gsm8k",
+        "odd_missing = odd_verifiers:nowhere",
+        "odd_broken = no_such_package:verify",
+    ]
+    (metadata / "entry_points.txt").write_text("[millrace.verifiers]\n" + "\n".join(lines) + "\n")
+    path = os.pathsep.join(part for part in (str(site), os.environ.get("PYTHONPATH")) if part)
+    return {**os.environ, "PYTHONPATH": path, "ODD_VERIFIERS_MARK": str(tmp_path / "mark")}
+
+
+@pytest.fixture
+def pool_of(plugins: dict[str, str]) -> PoolMaker:
+    """Makes a running pool that knows the odd verifiers."""
+
+    @asynccontextmanager
+    async def make(workers: int = 1, **settings: Any) -> AsyncIterator[Pool]:
+        async with Pool(workers, environment=plugins, **settings) as pool:
+            yield pool
+
+    return make
+
+
+def check(
+    verifier: str, response: str = "", ground_truth: str = "1", *, timeout_s: float = 5.0, **extra_info: Any
+) -> Check:
+    return Check(verifier, response, ground_truth, "somewhere", extra_info, timeout_s)
+
+
+@pytest.fixture(name="check")
+def check_maker() -> Callable[..., Check]:
+    """Makes checks from the verifier's name and the response."""
+    return check

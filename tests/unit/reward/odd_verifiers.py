@@ -1,0 +1,82 @@
+"""Verifiers that misbehave in every way; the tests install them as a package of their own and load them by entry point."""
+
+# ruff: noqa: ARG001  every verifier has the same three arguments
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from services.reward.verifiers.base import Score
+
+MARK_FILE = "ODD_VERIFIERS_MARK"
+
+
+def always_right(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:
+    return Score(1.0, 1.0, f"{len(response)} characters, {ground_truth}, {extra_info.get('data_source')}")
+
+
+def sleep(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:
+    time.sleep(float(response))
+    return Score(1.0, 1.0, "awake")
+
+
+def endless_regex(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:
+    return Score(1.0 if re.fullmatch(r"(a+)+b", response) else 0.0, 0.0)
+
+
+def raises(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:
+    raise ValueError(f"cannot cope with {response!r}")
+
+
+def fails_once(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:
+    mark = Path(os.environ[MARK_FILE])
+    if not mark.exists():
+        mark.touch()
+        raise OSError("the first time is hard")
+    return Score(1.0, 1.0)
+
+
+def dies(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return Score(1.0, 1.0)
+
+
+def exits(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:
+    raise SystemExit(0)
+
+
+def not_a_score(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Any:
+    return 1.0
+
+
+def nan(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:
+    return Score(float("nan"), 1.0)
+
+
+def eats_memory(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:
+    return Score(1.0, 1.0, str(len(bytearray(64 * 1024**3))))
+
+
+def shows_environment(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:
+    return Score(1.0, 1.0, ",".join(sorted(name for name in os.environ if "MILLRACE" in name or "REDIS" in name)))
+
+
+def leaves_a_child(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:
+    child = subprocess.Popen(["sleep", "60"])
+    Path(response).write_text(str(child.pid))
+    time.sleep(60)
+    return Score(1.0, 1.0)
+
+
+def process(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:
+    return Score(1.0, 1.0, str(os.getpid()))
+
+
+def gsm8k(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:
+    return Score(-7.0, 0.0, "an impostor")
