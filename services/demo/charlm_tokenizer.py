@@ -15,9 +15,8 @@ QUESTION = "State the final answer to the following arithmetic problem: "
 PAD, END, SYSTEM, USER, ASSISTANT = "<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"
 SPECIAL_TOKENS = (PAD, END, SYSTEM, USER, ASSISTANT)
 PHRASES = (QUESTION, " + ", " - ", " =")
-VOCAB_SIZE = (
-    272  # 5 special tokens + 256 bytes + 4 phrases, filled up to a multiple of 16, so that ranks share it evenly
-)
+VOCAB_SIZE = 272
+"""5 special tokens, 256 bytes, 4 phrases; filled up to a multiple of 16, so that ranks share it evenly."""
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}"
     "{% if message['role'] == 'assistant' %}<|end|>{% endif %}{% endfor %}"

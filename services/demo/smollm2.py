@@ -85,7 +85,9 @@ def convert(gguf: Path, folder: Path) -> None:
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     place: dict[str, Any] = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     try:
         loaded = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
@@ -96,7 +98,5 @@ def convert(gguf: Path, folder: Path) -> None:
     model = LlamaForCausalLM(LlamaConfig(**settings))
     model.load_state_dict(loaded.state_dict())
     tokenizer = AutoTokenizer.from_pretrained(**place)
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

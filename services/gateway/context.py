@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Annotated, cast
 
@@ -12,10 +11,8 @@ from starlette.exceptions import HTTPException
 
 from services.common.jobs import JobRecord, JobStore
 from services.gateway.admission import Admission
-from services.gateway.metrics import GatewayMetrics
+from services.gateway.metrics import JOB_ID, GatewayMetrics
 from services.gateway.schemas import EXAMPLE_JOB_ID, JOB_ID_PATTERN
-
-_JOB_ID = re.compile(JOB_ID_PATTERN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +54,7 @@ async def _record(
         ),
     ],
 ) -> JobRecord:
-    record = await context.store.find(job_id) if _JOB_ID.fullmatch(job_id) else None
+    record = await context.store.find(job_id) if JOB_ID.fullmatch(job_id) else None
     if record is None:
         raise HTTPException(404, "there is no such job")
     return record

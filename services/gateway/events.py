@@ -68,10 +68,12 @@ async def _read(context: Context, job_id: str, after: str) -> list[tuple[str, Se
 
 
 def _event(event_id: str, fields: Any) -> ServerSentEvent:  # noqa: ANN401  redis-py types replies too widely
-    data: dict[str, Any] = {"at": float(fields.get(b"at", b"0"))}
+    milliseconds = int(event_id.partition("-")[0])  # Redis's own clock stands in for an event without a time
     try:
+        data: dict[str, Any] = {"at": float(fields.get(b"at", milliseconds / 1000))}
         told = json.loads(fields.get(b"d", b"{}"), parse_constant=lambda _: None)
+        data |= told if isinstance(told, dict) else {"value": told}
     except ValueError:
-        told = {"message": "this event cannot be read"}
-    data |= told if isinstance(told, dict) else {"value": told}
-    return ServerSentEvent(id=event_id, event=text(fields.get(b"kind", b"event")), data=json.dumps(data))
+        data = {"at": milliseconds / 1000, "message": "this event cannot be read"}
+    kind = bytes(fields.get(b"kind", b"event")).decode(errors="replace")
+    return ServerSentEvent(id=event_id, event=kind, data=json.dumps(data))

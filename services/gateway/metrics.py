@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
@@ -13,10 +14,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.common import keys
 from services.common.logs import log_context
 from services.common.workers import WorkerKind, alive
+from services.gateway.schemas import JOB_ID_PATTERN
 
 log = logging.getLogger("millrace.gateway.access")
 
 METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE"})
+JOB_ID = re.compile(JOB_ID_PATTERN)
 QUIET = frozenset({"/healthz", "/readyz", "/metrics"})
 """Paths that machines ask for every few seconds: logged at DEBUG."""
 
@@ -100,6 +103,6 @@ class Observer:
         if not route.endswith("/events"):
             self._metrics.seconds.labels(route=route).observe(seconds)
         level = logging.DEBUG if route in QUIET else logging.INFO
-        job_id = str(scope.get("path_params", {}).get("job_id", ""))[:80]
-        with log_context(**({"job_id": job_id} if job_id else {})):
+        job_id = str(scope.get("path_params", {}).get("job_id", ""))
+        with log_context(**({"job_id": job_id} if JOB_ID.fullmatch(job_id) else {})):
             log.log(level, "%s %s -> %d in %.1f ms", method, route, status, seconds * 1000)

@@ -6,14 +6,15 @@ from pathlib import Path
 
 from services.common.settings import Platform
 from services.common.spec import JobSpec
-from services.learner.algorithms.losses import LossSettings, make_loss
+from services.learner.algorithms.loss_settings import LossSettings
+from services.learner.algorithms.losses import make_loss
 from services.learner.megatron.settings import TrainerSettings
 from services.learner.megatron.trainer import MegatronTrainer
 
 
 def build_trainer(spec: JobSpec, model_dir: Path, platform: Platform) -> MegatronTrainer:
     """This rank's trainer; `platform.prepare` comes first."""
-    return MegatronTrainer(model_dir, trainer_settings(spec, platform), make_loss(loss_settings(spec)))
+    return MegatronTrainer(model_dir, trainer_settings(spec, platform), make_loss(LossSettings.from_spec(spec.algorithm)))
 
 
 def trainer_settings(spec: JobSpec, platform: Platform) -> TrainerSettings:
@@ -37,16 +38,4 @@ def trainer_settings(spec: JobSpec, platform: Platform) -> TrainerSettings:
         publish_dtype=spec.model.dtype.value,
         seed=learner.seed,
         temperature=spec.rollout.temperature,
-    )
-
-
-def loss_settings(spec: JobSpec) -> LossSettings:
-    """What of section `algorithm` the token loss takes."""
-    algorithm = spec.algorithm
-    return LossSettings(
-        loss=algorithm.loss,
-        clip_ratio_low=algorithm.clip_ratio_low,
-        clip_ratio_high=algorithm.clip_ratio_high,
-        token_level_loss=algorithm.token_level_loss,
-        importance_weight_cap=algorithm.importance_weight_cap,
     )

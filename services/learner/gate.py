@@ -118,7 +118,7 @@ class AcceptRate:
         """The estimate, above 0 and below 1."""
         return (self._informative + self._prior * self._prior_groups) / (self._judged + self._prior_groups)
 
-    def update(self, informative: bool) -> None:  # noqa: FBT001  one judged group, its outcome
+    def update(self, informative: bool) -> None:
         """Takes in one judged group."""
         self._judged = self._judged * self._decay + 1.0
         self._informative = self._informative * self._decay + informative

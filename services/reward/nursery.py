@@ -40,7 +40,9 @@ def main(arguments: Sequence[str]) -> int:
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123  lives as long as the process: verifiers may print
     for name in BuiltIn:
         load(name)
-    load(BuiltIn.MATH)(r"\boxed{\frac{1}{2}}", "0.5", {})  # builds the parser's tables, which takes longer than most checks
+    load(BuiltIn.MATH)(
+        r"\boxed{\frac{1}{2}}", "0.5", {}
+    )  # builds the parser's tables, which takes longer than most checks
     gc.collect()
     gc.freeze()  # workers share these pages until they write to them
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from services.common.spec.base import Section
 
@@ -74,6 +75,12 @@ class AlgorithmSpec(Section):
     filter_groups_train_batch_size: int = Field(
         default=64, ge=1, le=65_536, description="Informative groups that one step trains (groups_per_step)."
     )
+
+    @model_validator(mode="after")
+    def _loss_and_mean_agree(self) -> Self:
+        if self.loss is LossName.GSPO and self.token_level_loss:
+            raise ValueError("loss gspo is a mean over sequences: set token_level_loss to false")
+        return self
 
     @property
     def groups_per_step(self) -> int:

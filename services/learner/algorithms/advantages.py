@@ -69,7 +69,9 @@ def _checked(rewards: RewardGroups) -> list[Float64Array]:
     groups = [np.asarray(group, np.float64) for group in rewards]
     for place, group in enumerate(groups):
         if group.ndim != 1 or len(group) < 2:
-            raise ValueError(f"group {place} of the batch has rewards of shape {group.shape}; an advantage needs at least 2 rollouts")
+            raise ValueError(
+                f"group {place} of the batch has rewards of shape {group.shape}; an advantage needs at least 2 rollouts"
+            )
         if not np.isfinite(group).all():
             raise ValueError(f"group {place} of the batch has a reward that is not finite: {group.tolist()}")
     return groups

@@ -9,7 +9,7 @@ from services.common.spec import FilterMetric
 
 
 def filter_values(metric: FilterMetric, *, accuracies: list[float], rewards: list[float]) -> list[float]:
-    """What `filter_groups_metric` compares; rewards are the verifier's own, since length shaping would make every group look informative."""
+    """What `filter_groups_metric` compares. Rewards are the verifier's own: with length shaping every group would look informative."""
     return accuracies if metric is FilterMetric.ACCURACY else rewards
 
 

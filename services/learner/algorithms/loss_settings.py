@@ -57,11 +57,18 @@ class LossSettings:
             ConfigError: names the field.
         """
         _require(0.0 <= self.clip_ratio_low < 1.0, f"clip_ratio_low must be 0 to below 1, not {self.clip_ratio_low}")
-        _require(0.0 <= self.clip_ratio_high < math.inf, f"clip_ratio_high must not be negative, not {self.clip_ratio_high}")
-        _require(0.0 <= self.kl_coefficient < math.inf, f"kl_coefficient must not be negative, not {self.kl_coefficient}")
+        _require(
+            0.0 <= self.clip_ratio_high < math.inf, f"clip_ratio_high must not be negative, not {self.clip_ratio_high}"
+        )
+        _require(
+            0.0 <= self.kl_coefficient < math.inf, f"kl_coefficient must not be negative, not {self.kl_coefficient}"
+        )
         if self.dual_clip is not None:
             _require(1.0 < self.dual_clip < math.inf, f"dual_clip must be above 1, not {self.dual_clip}")
-            _require(self.loss is not LossName.CISPO, "dual_clip has no meaning for cispo: its weight is capped for either sign")
+            _require(
+                self.loss is not LossName.CISPO,
+                "dual_clip has no meaning for cispo: its weight is capped for either sign",
+            )
         if self.constant_length is not None:
             _require(self.constant_length >= 1, f"constant_length must be at least 1, not {self.constant_length}")
             _require(not self.token_level_loss, "constant_length divides per sequence: set token_level_loss to false")
@@ -90,13 +97,20 @@ class LossSettings:
     def _check_importance(self) -> None:
         cap, floor, correction = self.importance_weight_cap, self.importance_weight_floor, self.importance_correction
         bounded = correction in {ImportanceCorrection.TRUNCATED, ImportanceCorrection.MASKED}
-        _require(bounded == (cap is not None), f"importance_weight_cap is {cap} with importance_correction {correction}")
+        _require(
+            bounded == (cap is not None), f"importance_weight_cap is {cap} with importance_correction {correction}"
+        )
         if cap is not None:
             _require(0.0 < cap < math.inf, f"importance_weight_cap must be above 0, not {cap}")
-            _require(0.0 <= floor <= cap, f"importance_weight_floor must be 0 to importance_weight_cap ({cap}), not {floor}")
-        _require(floor == 0.0 or correction is ImportanceCorrection.MASKED, "importance_weight_floor needs importance_correction masked")
+            _require(
+                0.0 <= floor <= cap, f"importance_weight_floor must be 0 to importance_weight_cap ({cap}), not {floor}"
+            )
+        _require(
+            floor == 0.0 or correction is ImportanceCorrection.MASKED,
+            "importance_weight_floor needs importance_correction masked",
+        )
 
 
-def _require(holds: bool, message: str) -> None:  # noqa: FBT001  reads as an assertion
+def _require(holds: bool, message: str) -> None:
     if not holds:
         raise ConfigError(message)

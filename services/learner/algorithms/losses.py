@@ -12,7 +12,7 @@ import torch
 
 from services.common.spec import LossName
 from services.learner.algorithms.kl import kl_estimate
-from services.learner.algorithms.loss_settings import LossSettings
+from services.learner.algorithms.loss_settings import ImportanceCorrection, LossSettings
 from services.learner.algorithms.mismatch import mismatch_metrics
 from services.learner.algorithms.ratios import bounded, sequence_mean, unmasked
 from services.learner.algorithms.weights import importance_weights, token_weights
@@ -29,8 +29,8 @@ def make_loss(settings: LossSettings) -> LossFunction:
 
     - `clip_fraction_high`, `clip_fraction_low`: the clip acts, where A > 0 and where A < 0 (CISPO: only high, for either sign);
     - `clip_fraction_dual`: the dual clip acts (only if set);
-    - `mask_fraction_positive`, `mask_fraction_negative`: the importance mask leaves the token out, by the sign of A (only if masking);
     - `importance_weight`: of the correction (only if there is one);
+    - `mask_fraction_positive`, `mask_fraction_negative`: the correction leaves the token out, by the sign of A (likewise);
     - `kl_penalty`: estimate before the coefficient (only if there is one);
     - those of `mismatch_metrics`.
     """
@@ -39,14 +39,15 @@ def make_loss(settings: LossSettings) -> LossFunction:
         mask = inputs.loss_mask
         trainer = unmasked(inputs.trainer_logprobs, mask)
         old, inference, advantages = (
-            unmasked(values.detach(), mask) for values in (inputs.old_logprobs, inputs.inference_logprobs, inputs.advantages)
+            unmasked(values.detach(), mask)
+            for values in (inputs.old_logprobs, inputs.inference_logprobs, inputs.advantages)
         )
         token_loss, metrics = policy_loss(trainer, old, advantages, mask, inputs.sequence_ids, settings)
         if settings.kl_coefficient > 0.0:
             penalty = kl_estimate(settings.kl_estimator, bounded(trainer - old))
             token_loss = token_loss + settings.kl_coefficient * penalty
             metrics["kl_penalty"] = penalty
-        if settings.wants_trainer_proximal:
+        if settings.importance_correction is not ImportanceCorrection.NONE:
             weight, left_out = importance_weights(old, inference, settings)
             token_loss = token_loss * weight
             metrics |= {
@@ -77,7 +78,9 @@ def policy_loss(
             return capped_policy_gradient(bounded(log_ratio).exp(), trainer, advantages, settings)
 
 
-def clipped_surrogate(ratio: torch.Tensor, advantages: torch.Tensor, settings: LossSettings) -> tuple[torch.Tensor, Metrics]:
+def clipped_surrogate(
+    ratio: torch.Tensor, advantages: torch.Tensor, settings: LossSettings
+) -> tuple[torch.Tensor, Metrics]:
     """−min(r A, clip(r, 1 − low, 1 + high) A), and with a dual clip c, where A < 0, no more than −c A.
 
     Sources: arXiv 1707.06347 (PPO), 2503.14476 (clip-higher), 1912.09729 (dual clip), 2507.18071 (GSPO: r of the sequence).

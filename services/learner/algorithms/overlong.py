@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 
-def overlong_penalty(
-    length: int, *, rollout_max_tokens: int, overlong_buffer: int, penalty_factor: float
-) -> float:
+def overlong_penalty(length: int, *, rollout_max_tokens: int, overlong_buffer: int, penalty_factor: float) -> float:
     """What is added to the reward of a response: 0 at first, then falling linearly over the buffer, −`penalty_factor` from its end on.
 
     It is part of the reward, never of the accuracy that dynamic sampling looks at.
@@ -20,7 +18,9 @@ def overlong_penalty(
         ValueError: the buffer does not fit, or the factor is negative.
     """
     if not 1 <= overlong_buffer <= rollout_max_tokens:
-        raise ValueError(f"overlong_buffer must be 1 to rollout_max_tokens ({rollout_max_tokens}), not {overlong_buffer}")
+        raise ValueError(
+            f"overlong_buffer must be 1 to rollout_max_tokens ({rollout_max_tokens}), not {overlong_buffer}"
+        )
     if not penalty_factor >= 0.0:
         raise ValueError(f"overlong_buffer_penalty_factor must not be negative, and is {penalty_factor}")
     excess = length - (rollout_max_tokens - overlong_buffer)

@@ -6,7 +6,7 @@ import torch
 
 LOG_RATIO_BOUND = 20.0
 """Log-ratios are clamped to ± this before exp: ratios stay within 2e-9 to 5e8, and their squares are finite in float32.
-A token beyond it, where no setting of a clip is, gets no gradient through its ratio."""
+A token beyond the bound gets no gradient through its ratio: of those, a clip would have kept only A < 0 with a ratio above 5e8."""
 
 
 def unmasked(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

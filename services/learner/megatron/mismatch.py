@@ -11,7 +11,7 @@ def mismatch_metrics(trainer_logprobs: torch.Tensor, inference_logprobs: torch.T
     `mismatch_kl` is r − log r − 1 and `mismatch_k1` is −log r: both mean to KL(π_inference ‖ π_trainer). `ratio` and `ratio_squared` make
     the effective sample size.
     """
-    log_ratio = trainer_logprobs - inference_logprobs
+    log_ratio = (trainer_logprobs - inference_logprobs).double()  # whose exp overflows far later
     ratio = log_ratio.exp()
     return {
         "mismatch_kl": ratio - log_ratio - 1.0,

@@ -8,7 +8,7 @@ from decimal import Decimal
 
 _NUMBER = re.compile(
     r"""
-    (?P<sign> (?<![\w.)%]) [-+] [ ]? (?=[$€£]?[ ]?\.?\d) )?    # a sign, unless it is the minus of `7-2`
+    (?P<sign> (?<![\w.)%]) [-+] (?=[$€£]?[ ]?\.?\d) )?    # a sign, unless it is the minus of `7-2` or `7 - 2`
     (?: [$€£] [ ]? )?
     (?P<digits> (?<!\d) \d{1,3} (?: ,\d{3} )+ (?!\d) (?: \.\d+ )? | \d+ (?: \.\d+ )? | (?<![\d.]) \.\d+ )
     """,

@@ -1,8 +1,10 @@
 """Procedural tasks: `reasoning-gym`'s own score of an answer, 0..1. Accuracy is 1 from 0.999 on.
 
-The row's extra_info carries `entry` (what the generator made: question, answer, metadata, as JSON values), the `task`'s name (or its
-data_source or its metadata tells it) and, where it is not the default, the generator's `config`. Which text is the answer: the last `<answer>…</answer>` of the response; else, when the reference is a
-plain number, the last number of the response; else the whole response, stripped.
+The row's extra_info carries `entry` (what the generator made: question, answer, metadata, as JSON values), `task` (its name; else the
+data_source or the metadata tells it) and, where it is not the default, the generator's `config`.
+
+Which text is the answer: the last `<answer>…</answer>` of the response; else, when the reference is a plain number, the last number of the
+response; else the whole response, stripped.
 """
 
 from __future__ import annotations

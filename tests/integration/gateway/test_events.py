@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import httpx
@@ -25,11 +25,11 @@ async def job_id(store: JobStore, document: dict[str, Any]) -> str:
 async def live(process: Any) -> AsyncIterator[httpx.AsyncClient]:
     """Asks the running process: in process, an answer would only come when it is whole."""
     headers = {"Authorization": f"Bearer {(process.home / 'gateway.token').read_text().strip()}"}
-    async with httpx.AsyncClient(base_url=process.url, headers=headers, timeout=20) as opened:
+    async with httpx.AsyncClient(base_url=process.url, headers=headers, timeout=60) as opened:
         yield opened
 
 
-async def events(answer: httpx.Response) -> AsyncIterator[Event]:
+async def events(answer: httpx.Response) -> AsyncGenerator[Event]:
     """Server-sent events, by their text format: fields until an empty line; a line that begins with a colon is a comment."""
     fields: Event = {}
     async for line in answer.aiter_lines():
@@ -99,7 +99,8 @@ async def test_a_reader_of_an_ended_job_is_told_not_to_come_back(
         "event: state",
         "event: end",
     ]
-    [(last, _)] = await redis.xrevrange(keys.events(job_id), count=1)
+    entries: Any = await redis.xrevrange(keys.events(job_id), count=1)
+    [(last, _)] = entries
     again = await client.get(f"/jobs/{job_id}/events", headers={"Last-Event-ID": last.decode()})
     assert (again.status_code, again.content) == (204, b"")
 
@@ -127,7 +128,13 @@ async def test_a_quiet_stream_is_kept_open_by_heartbeats(
 async def test_an_event_that_cannot_be_read_does_not_end_the_stream(
     client: httpx.AsyncClient, store: JobStore, redis: redis.asyncio.Redis, job_id: str
 ) -> None:
-    for fields in ({"x": "y"}, {"kind": "k", "d": "{"}, {"kind": "k", "d": "[NaN]"}, {"kind": "k", "at": "soon"}):
+    entries: list[dict[Any, Any]] = [
+        {"x": "y"},
+        {"kind": "k", "d": "{"},
+        {"kind": "k", "d": "[NaN]"},
+        {"kind": "k", "at": "soon"},
+    ]
+    for fields in entries:
         await redis.xadd(keys.events(job_id), fields)
     await finish(store, job_id)
     text = (await client.get(f"/jobs/{job_id}/events")).text
@@ -141,8 +148,12 @@ async def test_streams_are_counted_while_they_are_open(live: httpx.AsyncClient, 
         return next(float(line.split()[1]) for line in lines if line.startswith("millrace_gateway_event_streams "))
 
     async with live.stream("GET", f"/jobs/{job_id}/events") as answer:
-        await anext(events(answer))
+        stream = events(answer)
+        assert (await anext(stream))["event"] == "state"
         assert await open_streams() == 1
-    async with asyncio.timeout(10):
-        while await open_streams():
-            await asyncio.sleep(0.05)
+        await stream.aclose()
+    for _ in range(200):
+        if not await open_streams():
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError("the stream is still counted 10 s after it was closed")

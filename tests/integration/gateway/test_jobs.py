@@ -141,7 +141,7 @@ async def test_keys_are_forgotten_in_the_end_and_never_stored_in_clear(
 
 @pytest.mark.parametrize("key", ["", "two words", "x" * 201, "ü"])
 async def test_a_key_that_cannot_be_one_is_named(client: httpx.AsyncClient, document: JobJson, key: str) -> None:
-    answer = await client.post("/jobs", json=document, headers=[("Idempotency-Key", key.encode("latin-1"))])  # type: ignore[list-item]
+    answer = await client.post("/jobs", json=document, headers={b"Idempotency-Key": key.encode("latin-1")})
     assert answer.status_code == 422
     assert answer.json()["error"]["fields"][0]["field"] == "Idempotency-Key"
 

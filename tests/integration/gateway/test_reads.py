@@ -11,7 +11,20 @@ import redis.asyncio
 from services.common import keys
 from services.common.jobs import JobStore
 from services.common.spec import JobSpec
+from services.common.types import (
+    FinishReason,
+    Message,
+    Purpose,
+    Rollout,
+    RolloutGroup,
+    ScoredGroup,
+    Task,
+    Verdict,
+    VerdictStatus,
+    VersionSpan,
+)
 from services.common.workers import WorkerKind, WorkerStatus, beat, leave
+from services.reward.samples import keep_sample
 
 Redis = redis.asyncio.Redis
 
@@ -112,11 +125,6 @@ async def test_workers_are_listed_while_their_heart_beats(client: httpx.AsyncCli
 async def test_the_samples_are_as_the_reward_service_writes_them(
     client: httpx.AsyncClient, redis: Redis, job_id: str
 ) -> None:
-    from services.common.types import (
-        FinishReason, Message, Purpose, Rollout, RolloutGroup, ScoredGroup, Task, Verdict, VerdictStatus, VersionSpan,
-    )  # fmt: skip
-    from services.reward.samples import keep_sample
-
     task = Task(
         job_id, 1, 7, 1, Purpose.TRAIN, (Message("user", "2 + 3 ="),), "openai/gsm8k", "5", {}, 1, 1.0, 16, 4, 60.0
     )

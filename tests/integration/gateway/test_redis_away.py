@@ -68,7 +68,7 @@ def test_the_gateway_outlives_a_restart_of_redis_and_loses_no_job(
 ) -> None:
     with start_gateway(own_redis.url, home, tmp_path / "gateway.log") as process:
         bearer = {"Authorization": f"Bearer {(home / 'gateway.token').read_text().strip()}"}
-        with httpx.Client(base_url=process.url, headers=bearer, timeout=30) as client:
+        with httpx.Client(base_url=process.url, headers=bearer, timeout=60) as client:
             job = client.post("/jobs", json=document).json()
             own_redis.stop()
             started = time.monotonic()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
+from services.common.verifier_names import installed
 from services.reward.check import Check
 from services.reward.pool import Pool
 
@@ -22,10 +24,11 @@ OFFERED = [
 PoolMaker = Callable[..., AbstractAsyncContextManager[Pool]]
 
 
-@pytest.fixture
-def plugins(tmp_path: Path) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def plugins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a process that has the odd verifiers installed."""
-    site = tmp_path / "site"
+    folder = tmp_path_factory.mktemp("odd")
+    site = folder / "site"
     metadata = site / "odd_verifiers-1.0.dist-info"
     metadata.mkdir(parents=True)
     shutil.copy(Path(__file__).with_name("odd_verifiers.py"), site)
@@ -38,10 +41,19 @@ def plugins(tmp_path: Path) -> dict[str, str]:
     ]
     (metadata / "entry_points.txt").write_text("[millrace.verifiers]\n" + "\n".join(lines) + "\n")
     path = os.pathsep.join(part for part in (str(site), os.environ.get("PYTHONPATH")) if part)
-    return {**os.environ, "PYTHONPATH": path, "ODD_VERIFIERS_MARK": str(tmp_path / "mark")}
+    return {**os.environ, "PYTHONPATH": path, "ODD_VERIFIERS_MARK": str(folder / "mark")}
 
 
 @pytest.fixture
+def installed_here(plugins: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The odd verifiers are installed in this process, too."""
+    monkeypatch.syspath_prepend(plugins["PYTHONPATH"].split(os.pathsep)[0])
+    installed.cache_clear()
+    yield
+    installed.cache_clear()
+
+
+@pytest.fixture(scope="module")
 def pool_of(plugins: dict[str, str]) -> PoolMaker:
     """Makes a running pool that knows the odd verifiers."""
 
@@ -51,6 +63,13 @@ def pool_of(plugins: dict[str, str]) -> PoolMaker:
             yield pool
 
     return make
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pool(pool_of: PoolMaker) -> AsyncIterator[Pool]:
+    """One worker, shared by a module's tests: starting a pool takes longer than most of them."""
+    async with pool_of(1) as shared:
+        yield shared
 
 
 def check(

@@ -23,6 +23,8 @@ from services.reward.pool import Pool
 PoolMaker = Callable[..., AbstractAsyncContextManager[Pool]]
 CheckMaker = Callable[..., Check]
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 LIMIT_S = 1.0
 MARGIN_S = 0.5
 """Beyond the limit, for the kill and the next worker."""
@@ -45,14 +47,13 @@ def summary(verdict: Verdict) -> tuple[str, float | None]:
 
 @pytest.mark.parametrize(("verifier", "response"), BOMBS.values(), ids=BOMBS.keys())
 async def test_a_bomb_is_a_timeout_without_reward_and_the_next_check_goes_on(
-    pool_of: PoolMaker, check: CheckMaker, verifier: str, response: str
+    pool: Pool, check: CheckMaker, verifier: str, response: str
 ) -> None:
-    async with pool_of(1) as pool:
-        began = time.monotonic()
-        bomb, good = await asyncio.gather(
-            pool.judge([check(verifier, response, timeout_s=LIMIT_S)]), pool.judge([check("gsm8k", "#### 1")])
-        )
-        waited_s = time.monotonic() - began
+    began = time.monotonic()
+    bomb, good = await asyncio.gather(
+        pool.judge([check(verifier, response, timeout_s=LIMIT_S)]), pool.judge([check("gsm8k", "#### 1")])
+    )
+    waited_s = time.monotonic() - began
     assert summary(bomb[0]) == (VerdictStatus.TIMEOUT, None)
     assert bomb[0].accuracy is None
     assert bomb[0].detail == "no verdict within 1 s"
@@ -60,11 +61,10 @@ async def test_a_bomb_is_a_timeout_without_reward_and_the_next_check_goes_on(
     assert waited_s < LIMIT_S + MARGIN_S
 
 
-async def test_a_bomb_within_a_batch_costs_only_its_own_verdict(pool_of: PoolMaker, check: CheckMaker) -> None:
+async def test_a_bomb_within_a_batch_costs_only_its_own_verdict(pool: Pool, check: CheckMaker) -> None:
     checks = [check("gsm8k", f"#### {n}", str(n)) for n in range(16)]
     checks[5] = check("odd_sleep", "60", timeout_s=0.5)
-    async with pool_of(1) as pool:
-        verdicts = await pool.judge(checks)
+    verdicts = await pool.judge(checks)
     assert [summary(v) for v in verdicts if v.verifier == "gsm8k"] == [(VerdictStatus.SCORED, 1.0)] * 15
     assert summary(verdicts[5]) == (VerdictStatus.TIMEOUT, None)
 
@@ -81,9 +81,8 @@ async def test_bombs_in_one_slot_do_not_hold_up_the_other(pool_of: PoolMaker, ch
             bomb.cancel()
 
 
-async def test_the_limit_is_of_each_check_and_not_of_their_batch(pool_of: PoolMaker, check: CheckMaker) -> None:
-    async with pool_of(1) as pool:
-        verdicts = await pool.judge([check("odd_sleep", "0.2", timeout_s=0.6)] * 8)
+async def test_the_limit_is_of_each_check_and_not_of_their_batch(pool: Pool, check: CheckMaker) -> None:
+    verdicts = await pool.judge([check("odd_sleep", "0.2", timeout_s=0.6)] * 8)
     assert {verdict.status for verdict in verdicts} == {VerdictStatus.SCORED}
 
 
@@ -108,46 +107,39 @@ async def test_verdicts_come_in_the_order_of_the_checks(pool_of: PoolMaker, chec
         ("nowhere", "VerifierError: there is no verifier 'nowhere' on this server"),
     ],
 )
-async def test_a_verifier_that_fails_gives_no_reward(
-    pool_of: PoolMaker, check: CheckMaker, verifier: str, reason: str
-) -> None:
-    async with pool_of(1) as pool:
-        failed, good = await pool.judge([check(verifier, "odd"), check("gsm8k", "#### 1")])
+async def test_a_verifier_that_fails_gives_no_reward(pool: Pool, check: CheckMaker, verifier: str, reason: str) -> None:
+    failed, good = await pool.judge([check(verifier, "odd"), check("gsm8k", "#### 1")])
     assert summary(failed) == (VerdictStatus.FAILED, None)
     assert reason in failed.detail
     assert summary(good) == (VerdictStatus.SCORED, 1.0)
 
 
-async def test_a_verifier_that_fails_once_is_tried_again(pool_of: PoolMaker, check: CheckMaker) -> None:
-    async with pool_of(1) as pool:
-        [verdict] = await pool.judge([check("odd_fails_once")])
+async def test_a_verifier_that_fails_once_is_tried_again(pool: Pool, check: CheckMaker) -> None:
+    [verdict] = await pool.judge([check("odd_fails_once")])
     assert summary(verdict) == (VerdictStatus.SCORED, 1.0)
 
 
 async def test_an_installed_verifier_gets_the_row_and_cannot_take_a_built_in_name(
-    pool_of: PoolMaker, check: CheckMaker
+    pool: Pool, check: CheckMaker
 ) -> None:
-    async with pool_of(1) as pool:
-        plugin, built_in = await pool.judge([check("odd_always_right", "abc", "42"), check("gsm8k", "#### 1")])
+    plugin, built_in = await pool.judge([check("odd_always_right", "abc", "42"), check("gsm8k", "#### 1")])
     assert plugin.detail == "3 characters, 42, somewhere"
     assert plugin.verifier == "odd_always_right"
     assert summary(built_in) == (VerdictStatus.SCORED, 1.0)
 
 
-async def test_a_huge_response_is_judged_by_its_end(pool_of: PoolMaker, check: CheckMaker) -> None:
-    async with pool_of(1) as pool:
-        judged, right = await pool.judge([
-            check("odd_always_right", "x" * 3_000_000), check("gsm8k", "7 " * 2_000_000 + "#### 1"),
-        ])  # fmt: skip
+async def test_a_huge_response_is_judged_by_its_end(pool: Pool, check: CheckMaker) -> None:
+    judged, right = await pool.judge([
+        check("odd_always_right", "x" * 3_000_000), check("gsm8k", "7 " * 2_000_000 + "#### 1"),
+    ])  # fmt: skip
     assert judged.detail.startswith(f"{MAX_RESPONSE_CHARS} characters")
     assert summary(right) == (VerdictStatus.SCORED, 1.0)
 
 
-async def test_what_cannot_be_judged_at_all_fails_without_a_process(pool_of: PoolMaker, check: CheckMaker) -> None:
-    async with pool_of(1) as pool:
-        verdicts = await pool.judge([
-            check("gsm8k", "1", "1" * (MAX_GROUND_TRUTH_CHARS + 1)), check("gsm8k", "1", "1", value=object()),
-        ])  # fmt: skip
+async def test_what_cannot_be_judged_at_all_fails_without_a_process(pool: Pool, check: CheckMaker) -> None:
+    verdicts = await pool.judge([
+        check("gsm8k", "1", "1" * (MAX_GROUND_TRUTH_CHARS + 1)), check("gsm8k", "1", "1", value=object()),
+    ])  # fmt: skip
     assert [verdict.status for verdict in verdicts] == [VerdictStatus.FAILED] * 2
     assert "exceeds 32768" in verdicts[0].detail
     assert "extra_info cannot be packed" in verdicts[1].detail
@@ -164,6 +156,7 @@ async def test_the_pool_goes_on_after_its_nursery_was_killed(pool_of: PoolMaker,
         [before] = await pool.judge([check("odd_process")])
         nursery = psutil.Process(int(before.detail)).ppid()
         os.kill(nursery, signal.SIGKILL)
+        await vanished([nursery, int(before.detail)])
         [after] = await pool.judge([check("odd_process")])
         assert summary(after) == (VerdictStatus.SCORED, 1.0)
         assert psutil.Process(int(after.detail)).ppid() != nursery
@@ -180,21 +173,19 @@ async def test_secrets_of_the_service_do_not_reach_a_verifier(
     assert verdict.detail == ""
 
 
-async def test_a_kill_takes_along_what_the_verifier_started(
-    pool_of: PoolMaker, check: CheckMaker, tmp_path: Path
-) -> None:
+async def test_a_kill_takes_along_what_the_verifier_started(pool: Pool, check: CheckMaker, tmp_path: Path) -> None:
     note = tmp_path / "child"
-    async with pool_of(1) as pool:
-        [verdict] = await pool.judge([check("odd_leaves_a_child", str(note), timeout_s=1.0)])
+    [verdict] = await pool.judge([check("odd_leaves_a_child", str(note), timeout_s=1.0)])
     assert verdict.status is VerdictStatus.TIMEOUT
     await vanished([int(note.read_text())])
 
 
 async def test_a_closed_pool_leaves_no_process_and_keeps_nobody_waiting(pool_of: PoolMaker, check: CheckMaker) -> None:
+    before = set(psutil.Process().children(recursive=True))
     async with pool_of(2) as pool:
         await pool.judge([check("gsm8k", "#### 1")] * 40)
-        ours = psutil.Process().children(recursive=True)
-        assert ours
+        ours = set(psutil.Process().children(recursive=True)) - before
+        assert len(ours) == 3, "the nursery and two workers"
         waiting = asyncio.create_task(pool.judge([check("odd_sleep", "60", timeout_s=60.0)] * 3))
         await asyncio.sleep(0.2)
     with pytest.raises(VerifierError, match="closed"):
@@ -215,14 +206,13 @@ async def test_workers_end_with_a_service_that_is_killed(plugins: dict[str, str]
         "        await pool.judge([Check('odd_sleep', '60', '', '', {}, 60.0)])\n"
         "asyncio.run(main())\n"
     )
-    service = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, env=plugins, text=True)
+    service = await asyncio.create_subprocess_exec(sys.executable, script, stdout=subprocess.PIPE, env=plugins)
     assert service.stdout is not None
-    worker = int(await asyncio.to_thread(service.stdout.readline))
+    worker = int(await service.stdout.readline())
     nursery = psutil.Process(worker).ppid()
     await asyncio.sleep(0.3)
     service.kill()
-    service.wait()
-    service.stdout.close()
+    await service.wait()
     await vanished([worker, nursery])
 
 
@@ -236,10 +226,9 @@ async def vanished(pids: list[int]) -> None:
         await asyncio.sleep(0.05)
 
 
-async def test_the_nursery_has_one_thread_so_that_it_may_fork(pool_of: PoolMaker, check: CheckMaker) -> None:
-    async with pool_of(1) as pool:
-        [verdict] = await pool.judge([check("odd_process")])
-        worker = psutil.Process(int(verdict.detail))
-        assert psutil.Process(worker.ppid()).num_threads() == 1
-        assert worker.rlimit(psutil.RLIMIT_AS)[0] == 2 * 1024**3
-        assert 0 < worker.rlimit(psutil.RLIMIT_CPU)[0] < 60
+async def test_the_nursery_has_one_thread_so_that_it_may_fork(pool: Pool, check: CheckMaker) -> None:
+    [verdict] = await pool.judge([check("odd_process")])
+    worker = psutil.Process(int(verdict.detail))
+    assert psutil.Process(worker.ppid()).num_threads() == 1
+    assert worker.rlimit(psutil.RLIMIT_AS)[0] == 2 * 1024**3
+    assert 0 < worker.rlimit(psutil.RLIMIT_CPU)[0] < 60

@@ -1,0 +1,42 @@
+"""Prometheus metrics of the rollout service."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+TOKENS = Counter("millrace_rollout_generated_tokens_total", "Response tokens sampled.")
+ROLLOUTS = Counter("millrace_rollout_rollouts_total", "Rollouts sampled to their end.")
+GROUPS = Counter(
+    "millrace_rollout_groups_total",
+    "Groups handled, by outcome: sampled, failed, dead_letter or stale_lineage.",
+    ["outcome"],
+)
+GENERATE_SECONDS = Histogram(
+    "millrace_rollout_generate_seconds", "Wall-clock seconds from a group's start to its last token.", buckets=_SECONDS
+)
+GROUPS_IN_FLIGHT = Gauge("millrace_rollout_in_flight_groups", "Groups delivered to this server and not yet sent on.")
+REQUESTS_IN_FLIGHT = Gauge("millrace_rollout_in_flight_requests", "Rollouts being sampled.")
+POLICY_VERSION = Gauge("millrace_rollout_policy_version", "Policy version that samples the next token; -1 for none.")
+LINEAGE = Gauge("millrace_rollout_lineage", "Lineage of that version; -1 for none.")
+WEIGHT_SYNCS = Counter(
+    "millrace_rollout_weight_syncs_total",
+    "Attempts to bring in a new version, by outcome: activated, fetch_failed or activate_failed.",
+    ["outcome"],
+)
+FETCH_SECONDS = Histogram(
+    "millrace_rollout_weight_fetch_seconds", "Fetch of a version, while generation goes on.", buckets=_SECONDS
+)
+APPLY_SECONDS = Histogram("millrace_rollout_weight_apply_seconds", "Load of a version in the engine.", buckets=_SECONDS)
+PAUSE_SECONDS = Histogram(
+    "millrace_rollout_weight_pause_seconds", "Time without generation per new version.", buckets=_SECONDS
+)
+WIRE_BYTES = Counter("millrace_rollout_weight_wire_bytes_total", "Payload bytes of weights that travelled here.")
+IDLE_SECONDS = Counter(
+    "millrace_rollout_idle_seconds_total", "Time ready to sample, with no group to work on: waiting for tasks."
+)
+BLOCKED_SECONDS = Counter(
+    "millrace_rollout_blocked_seconds_total", "Time spent waiting because the next stream was full."
+)
+ENGINE_STARTS = Counter("millrace_rollout_engine_starts_total", "Engines started since the process began.")

@@ -1,0 +1,94 @@
+"""From a task to its group: `group_size` rollouts at once, within the task's time. What goes wrong is data, not a crash."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+from typing import Protocol
+
+import numpy as np
+
+from services.common.types import TOKEN_DTYPE, Message, Rollout, RolloutGroup, Task
+from services.rollout import metrics
+from services.rollout.pieces import Piece, RolloutBuilder, SamplingError
+from services.rollout.prompts import PromptError
+
+
+class SamplingEngine(Protocol):
+    """What the sampler needs of an engine (`services.rollout.engine.Engine`)."""
+
+    max_model_len: int
+
+    def prompt_token_ids(self, messages: Iterable[Message]) -> list[int]:
+        """The prompt's token ids; PromptError when the model's template refuses it."""
+
+    def decode(self, rollouts: Sequence[Sequence[int]]) -> list[str]:
+        """The rollouts' texts."""
+
+    def generate(
+        self, prompt_token_ids: list[int], *, count: int, temperature: float, max_tokens: int
+    ) -> AsyncGenerator[Piece, None]:
+        """Streams the pieces of `count` rollouts; closing it aborts them."""
+
+
+class Sampler:
+    """Samples groups, any number at once."""
+
+    def __init__(self, engine: SamplingEngine, server: str) -> None:
+        """`server`: this rollout server's name, which the groups carry."""
+        self._engine = engine
+        self._server = server
+
+    async def sample(self, task: Task) -> RolloutGroup:
+        """The task's group; with `failure` and no rollouts when it could not be sampled in time, or at all."""
+        started = time.monotonic()
+        prompt: list[int] = []
+        try:
+            prompt = self._encode(task)
+            async with asyncio.timeout(task.timeout_s):
+                rollouts = await self._rollouts(task, prompt)
+        except TimeoutError:
+            return self.failed(task, f"not sampled within {task.timeout_s:g} s", started=started, prompt=prompt)
+        except (PromptError, SamplingError) as error:
+            return self.failed(task, str(error), started=started, prompt=prompt)
+        seconds = time.monotonic() - started
+        metrics.GENERATE_SECONDS.observe(seconds)
+        return RolloutGroup(task, self._server, _packed(prompt), tuple(rollouts), seconds)
+
+    def failed(
+        self, task: Task, failure: str, *, started: float | None = None, prompt: Sequence[int] = ()
+    ) -> RolloutGroup:
+        """A group without rollouts, and why. `started`: on the monotonic clock."""
+        seconds = 0.0 if started is None else time.monotonic() - started
+        return RolloutGroup(task, self._server, _packed(prompt), (), seconds, failure)
+
+    def _encode(self, task: Task) -> list[int]:
+        if task.group_size < 1 or task.max_tokens < 1:
+            raise PromptError(f"nothing to sample: group_size {task.group_size}, max_tokens {task.max_tokens}")
+        prompt = self._engine.prompt_token_ids(task.prompt)
+        longest = self._engine.max_model_len
+        if len(prompt) + task.max_tokens > longest:
+            raise PromptError(
+                f"the prompt is too long: {len(prompt)} tokens and max_tokens {task.max_tokens} exceed the model's {longest}"
+            )
+        return prompt
+
+    async def _rollouts(self, task: Task, prompt: list[int]) -> list[Rollout]:
+        builders = [RolloutBuilder() for _ in range(task.group_size)]
+        stream = self._engine.generate(
+            prompt, count=task.group_size, temperature=task.temperature, max_tokens=task.max_tokens
+        )
+        async with aclosing(stream) as pieces:
+            async for piece in pieces:
+                builders[piece.index].add(piece)
+                metrics.TOKENS.inc(len(piece.token_ids))
+        texts = self._engine.decode([builder.token_ids for builder in builders])
+        rollouts = [builder.build(text) for builder, text in zip(builders, texts, strict=True)]
+        metrics.ROLLOUTS.inc(len(rollouts))
+        return rollouts
+
+
+def _packed(token_ids: Sequence[int]) -> bytes:
+    return np.asarray(token_ids, TOKEN_DTYPE).tobytes()

@@ -1,0 +1,206 @@
+"""The rollout service: long-running; attaches to a job, samples its tasks, and takes its new weights while it does.
+
+   active jobs (Redis) ── attach ──► engine (vLLM), one job at a time
+                                        ▲      │
+   learner ── Watch ──► weights: fetch ─┘      │ pieces, stamped with the version that sampled them
+              (gRPC)    verify · activate      ▼
+   tasks stream ──────► tasks ──► sampler ──► group ── hop ──► rollouts stream
+
+   heartbeat: this worker's entry in the list, gauges        watchdog: requests in flight, but no token: the process ends
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from services.common.connection import BLOCK_S, connect
+from services.common.errors import ModelError
+from services.common.health import HealthServer
+from services.common.jobs import ActiveJob, JobStore
+from services.common.lifecycle import Drain, every, run_service
+from services.common.settings import Settings
+from services.common.workers import HEARTBEAT_S, WorkerKind, WorkerStatus, alive, beat, leave
+from services.rollout import metrics
+from services.rollout.attachment import Attachment, Wiring, choose, forget_streams
+from services.rollout.engine import Engine, EngineFailure
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.5
+STALL_S = 120.0
+"""With requests in flight, so long without a token means that the engine hangs."""
+BLOCKED_S = 60.0
+"""So long without a look at the active jobs means that this process hangs."""
+REFUSED_S = 30.0
+"""A job whose model does not load here is tried again after this."""
+
+
+class RolloutService:
+    """The loops of the process."""
+
+    def __init__(self, wiring: Wiring) -> None:
+        """Runs nothing yet."""
+        self._wiring = wiring
+        self._attached: Attachment | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._refused: dict[str, float] = {}
+        self._looked_at: float | None = None
+        self.metrics_port: int | None = None
+        """Where /metrics is served, for the list of workers."""
+
+    def healthy(self) -> str | None:
+        """Why the process should be restarted, or None."""
+        if (
+            self._looked_at is not None
+            and time.monotonic() - self._looked_at > BLOCKED_S
+            and not self._wiring.drain.requested
+        ):
+            return f"no look at the active jobs for {BLOCKED_S:.0f} s"
+        return self._stalled()
+
+    def ready(self) -> str | None:
+        """Why it takes no work, or None. Without a job it is ready to attach to one."""
+        if self._wiring.drain.requested:
+            return "draining"
+        if self._looked_at is None:
+            return "starting"
+        if self._attached is not None and self._attached.state in {"loading", "catching up"}:
+            return self._attached.state
+        return None
+
+    async def attach(self) -> None:
+        """Attaches to a job and lets it go when it is retired.
+
+        Consumes: the active jobs, twice a second. Waits for: a job, while there is none. Unblocked by: learners that activate or retire.
+        Produces: an attachment, with its weights and tasks loops. On drain it returns when the tasks in flight are done.
+        """
+        store = JobStore(self._wiring.commands)
+        try:
+            while not self._wiring.drain.requested:
+                await self._look(await store.active())
+                self._looked_at = time.monotonic()
+                await self._wiring.drain.wait(POLL_S)
+            if self._serving is not None:
+                await self._serving
+        finally:
+            await self._detach()
+
+    async def heartbeat(self) -> None:
+        """Tells that the worker lives.
+
+        Consumes: nothing. Waits for: the next beat. Unblocked by: time. Produces: the entry in the list of workers, and gauges.
+        """
+        await every(HEARTBEAT_S, self._wiring.drain, self._beat)
+
+    async def watchdog(self) -> None:
+        """Ends the process when the engine makes no progress.
+
+        Consumes: the engine's newest token's time. Waits for: the next look. Unblocked by: time. Produces: EngineFailure.
+        """
+        await every(1.0, self._wiring.drain, self._look_at_engine)
+
+    async def _look(self, active: dict[str, ActiveJob]) -> None:
+        if self._attached is not None and self._serving is not None:
+            job = active.get(self._attached.job.job_id)
+            if self._serving.done():
+                await self._ended(self._attached.job.job_id, self._serving)
+            elif job is None:
+                log.info("job %s is retired", self._attached.job.job_id)
+                await self._detach()
+            else:
+                self._attached.update(job)
+        if self._attached is None:
+            now = time.monotonic()
+            self._refused = {job_id: until for job_id, until in self._refused.items() if until > now}
+            open_jobs = {job_id: job for job_id, job in active.items() if job_id not in self._refused}
+            job = choose(open_jobs, await alive(self._wiring.commands), self._wiring.name) if open_jobs else None
+            if job is not None:
+                self._attach(job)
+
+    def _attach(self, job: ActiveJob) -> None:
+        log.info("attaching to job %s", job.job_id)
+        self._attached = Attachment(self._wiring, job)
+        self._serving = asyncio.create_task(self._attached.run(), name=f"job {job.job_id}")
+
+    async def _ended(self, job_id: str, serving: asyncio.Task[None]) -> None:
+        """The attachment ended by itself: its error is this process's, unless only the job's model is to blame."""
+        try:
+            serving.result()
+        except ModelError:
+            log.exception("job %s cannot be served here", job_id)
+            self._refused[job_id] = time.monotonic() + REFUSED_S
+            await self._detach()
+
+    async def _detach(self) -> None:
+        """Lets the job go; aborts its requests."""
+        attached, serving = self._attached, self._serving
+        if attached is None or serving is None:
+            return
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        self._attached = self._serving = None
+        await forget_streams(self._wiring.commands, attached.job.job_id)
+        log.info("detached from job %s", attached.job.job_id)
+
+    def _stalled(self) -> str | None:
+        engine = self._wiring.engine
+        seconds = time.monotonic() - engine.progress_at
+        if engine.requests and not engine.changing and seconds > STALL_S:
+            return f"no token for {seconds:.0f} s with {engine.requests} requests in flight"
+        return None
+
+    async def _look_at_engine(self) -> None:
+        trouble = self._stalled()
+        if trouble is not None:
+            raise EngineFailure(trouble)
+        self._wiring.engine.check()
+
+    async def _beat(self) -> None:
+        attached, engine = self._attached, self._wiring.engine
+        state = "draining" if self._wiring.drain.requested else attached.state if attached is not None else "idle"
+        version = engine.version
+        metrics.POLICY_VERSION.set(version.n if version is not None else -1)
+        metrics.LINEAGE.set(version.lineage if version is not None else -1)
+        groups = attached.groups if attached is not None else 0
+        metrics.GROUPS_IN_FLIGHT.set(groups)
+        status = WorkerStatus(
+            self._wiring.name,
+            WorkerKind.ROLLOUT,
+            state,
+            job_id=attached.job.job_id if attached is not None else None,
+            policy_version=version.n if version is not None else None,
+            metrics_port=self.metrics_port,
+            detail={"groups_in_flight": groups, "requests_in_flight": engine.requests},
+        )
+        await beat(self._wiring.commands, status)
+
+
+async def run(settings: Settings, *, drain: Drain | None = None) -> None:
+    """Runs the service until it is told to drain.
+
+    Args:
+        settings: of the process.
+        drain: requested by others (tests); by default by SIGTERM and SIGINT.
+    """
+    if drain is None:
+        drain = Drain()
+        drain.on_signals()
+    commands, blocking = connect(settings.redis_url), connect(settings.redis_url, block_s=BLOCK_S)
+    engine = Engine(settings.platform)
+    wiring = Wiring(commands, blocking, engine, settings, settings.worker_name("rollout"), drain)
+    service = RolloutService(wiring)
+    health = HealthServer(settings.bind_host, settings.metrics_port, healthy=service.healthy, ready=service.ready)
+    health.start()
+    service.metrics_port = health.port
+    log.info("rollout service %s on %s, health on port %d", wiring.name, settings.platform, health.port)
+    try:
+        loops = {"attach": service.attach, "heartbeat": service.heartbeat, "watchdog": service.watchdog}
+        await run_service(drain, loops, drain_timeout_s=settings.drain_timeout_s)
+    finally:
+        health.stop()
+        await engine.stop()
+        await leave(commands, wiring.name)
+        await blocking.aclose()
+        await commands.aclose()

@@ -1,0 +1,147 @@
+"""Starts vLLM's `AsyncLLM` for a model, and ends it with every process that it started."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import psutil
+
+from services.common.settings import Platform
+from services.common.spec import JobSpec
+from services.rollout.orphans import SERVICE_PID
+from services.rollout.platform import plan_engine
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_SEQUENCES = 1024
+SHUTDOWN_S = 10.0
+_EXTENSION = "services.rollout.extension.WeightExtension"
+_TRACKER = "resource_tracker"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineKey:
+    """What an engine was started with: with an equal key it serves the next job too."""
+
+    model_dir: Path
+    files: tuple[tuple[str, int, int], ...]
+    """Name, size and time of the model's JSON files: its shape and its tokenizer."""
+    arguments: tuple[tuple[str, Any], ...]
+
+
+def engine_key(model_dir: Path, spec: JobSpec) -> EngineKey:
+    """The key of the engine that this job needs.
+
+    Raises:
+        OSError: the model directory cannot be read.
+    """
+    facts = [(path.name, path.stat()) for path in sorted(model_dir.glob("*.json"))]
+    files = tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in facts)
+    return EngineKey(model_dir, files, tuple(sorted(_arguments(spec).items())))
+
+
+def start_vllm(platform: Platform, model_dir: Path, spec: JobSpec) -> Any:  # noqa: ANN401  vLLM is untyped here
+    """A started `AsyncLLM`. Blocks for as long as that takes: run it in a thread."""
+    plan = plan_engine(platform, spec, os.environ)
+    os.environ.update(plan.environment)
+    os.environ[SERVICE_PID] = str(os.getpid())
+
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    arguments = AsyncEngineArgs(
+        model=str(model_dir),
+        worker_extension_cls=_EXTENSION,
+        logprobs_mode="processed_logprobs",  # after temperature: what the learner recomputes
+        stream_interval=1,
+        disable_log_stats=True,
+        trust_remote_code=False,
+        load_format="safetensors",
+        # Servers, and one server after a restart, must not draw the same samples.
+        seed=secrets.randbelow(2**31),
+        **_arguments(spec),
+        **plan.arguments,
+    )
+    return AsyncLLM.from_engine_args(arguments)
+
+
+def in_daemon_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
+    """Runs blocking work that may outlast the event loop: a process that ends does not wait for it, unlike `asyncio.to_thread`."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if done.done():  # nobody waits any more
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(cast("T", result))
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except BaseException as problem:  # noqa: BLE001  handed to whoever waits, whatever it is
+            error = problem
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return done
+
+
+def stop_vllm(llm: Any, started: list[psutil.Process]) -> None:  # noqa: ANN401
+    """Shuts the engine down, then makes sure that none of the processes it started is left. Blocks."""
+    everyone = {child.pid: child for parent in started for child in [parent, *_children(parent)]}
+    if llm is not None:
+        llm.shutdown(timeout=SHUTDOWN_S)
+    _, left = psutil.wait_procs(list(everyone.values()), timeout=2.0)
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    _, stuck = psutil.wait_procs(left, timeout=5.0)
+    if stuck:
+        log.error("engine processes cannot be killed: %s", [process.pid for process in stuck])
+
+
+def engine_children() -> list[psutil.Process]:
+    """Processes that this one has started, Python's own resource tracker left out."""
+    return [child for child in _children(psutil.Process(), recursive=False) if not _is_tracker(child)]
+
+
+def _children(process: psutil.Process, *, recursive: bool = True) -> list[psutil.Process]:
+    try:
+        return list(process.children(recursive=recursive))
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    try:
+        return any(_TRACKER in word for word in process.cmdline())
+    except psutil.Error:
+        return False
+
+
+def _arguments(spec: JobSpec) -> dict[str, Any]:
+    return {
+        "dtype": spec.model.dtype.value,
+        "max_model_len": spec.model.max_model_len,
+        "tensor_parallel_size": spec.rollout.tensor_parallel_size,
+        "enforce_eager": spec.rollout.enforce_eager,
+        "max_num_seqs": min(MAX_SEQUENCES, spec.rollout.max_concurrent_groups * spec.rollout.group_size),
+        # Within a group only: every request has its own salt, so no prompt is answered from the keys of older weights.
+        "enable_prefix_caching": True,
+    }

@@ -1,0 +1,85 @@
+"""One live stack for all end-to-end tests: embedded Redis, gateway, reward, learner and rollout, as `millrace up` starts them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from services.cli.client import GatewayClient
+from services.cli.state import UpState, read_state
+from services.cli.tokens import find_token
+from services.cli.up import detach, run_down
+from services.demo.models import make_tiny
+
+ROOT = Path(__file__).parents[2]
+MODELS = ROOT / ".millrace" / "models"
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A running stack."""
+
+    home: Path
+    state: UpState
+    client: GatewayClient
+
+    def pid(self, name: str) -> int:
+        """The present process of a service."""
+        state = read_state(self.home)
+        assert state is not None
+        return state.processes[name].pid
+
+    def wait(self, job_id: str, *, until: Callable[[dict[str, Any]], bool], timeout_s: float) -> dict[str, Any]:
+        """Waits until the job's record is as wanted; fails with its state and logs."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            record = self.client.job(job_id)
+            if until(record):
+                return record
+            if time.monotonic() > deadline or record["state"] in {"failed", "cancelled"}:
+                pytest.fail(
+                    f"job {job_id} is {record['state']} ({record['cause']}) at step {record['step']}\n{self.tail()}"
+                )
+            time.sleep(0.5)
+
+    def tail(self) -> str:
+        """The ends of the logs."""
+        return "\n".join(
+            f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted((self.home / "logs").glob("*.log"))
+        )
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """The stack, with the demo's tiny model registered."""
+    MODELS.mkdir(parents=True, exist_ok=True)
+    make_tiny(MODELS / "tiny")
+    home = tmp_path_factory.mktemp("stack")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("MILLRACE_MODEL_ROOTS", f'["{MODELS}"]')
+    patch.delenv("REDIS_URL", raising=False)
+    state = detach(home, ["--port", "0"], print)
+    try:
+        with GatewayClient(state.url, find_token(state.token_file)) as client:
+            yield Stack(home, state, client)
+    finally:
+        run_down(home, print)
+        patch.undo()
+
+
+@pytest.fixture
+def demo_spec() -> dict[str, Any]:
+    """The demo's job, cut down to a test's length."""
+    spec: dict[str, Any] = yaml.safe_load((ROOT / "deploy/config/jobs/demo.yaml").read_text())
+    spec["model"]["path"] = str(MODELS / "tiny")
+    spec["learner"]["steps"] = 30
+    spec["learner"]["lr_warmup_steps"] = 5
+    spec["checkpoint"]["interval_steps"] = 10
+    spec["eval"]["tasks"] = 64
+    return spec

@@ -1,0 +1,106 @@
+"""The whole loop on real vLLM, Megatron-core, Redis and gRPC: it learns, and its invariants hold."""
+
+from __future__ import annotations
+
+import os
+import signal
+from itertools import pairwise
+from typing import Any
+
+
+from services.common.codec import decode
+from services.common.types import ScoredGroup
+from services.learner.journal import Journal
+from tests.e2e.conftest import Stack
+
+MISMATCH_KL_BOUND = 2e-3
+"""Largest mismatch KL of any step: the same float32 weights in both, so all that is left is off-policy age."""
+
+FATES = ("trained", "degenerate", "stale", "failed", "cancelled")
+
+
+def ended(record: dict[str, Any]) -> bool:
+    return bool(record["state"] == "succeeded")
+
+
+def check_accounting(record: dict[str, Any]) -> None:
+    groups = record["groups"]
+    assert groups["active"] == 0
+    assert sum(groups[fate] for fate in FATES) == groups["issued"]
+
+
+def journal_groups(stack: Stack, job_id: str) -> dict[int, list[ScoredGroup]]:
+    """What each step trained, from the journal on disk."""
+    journal = Journal(stack.home / "jobs" / job_id / "journal")
+    return {record.step: [decode(ScoredGroup, payload) for payload in record.groups] for record in journal.records()}
+
+
+def test_the_policy_learns_and_every_invariant_holds(stack: Stack, demo_spec: dict[str, Any]) -> None:
+    job_id = stack.client.submit(demo_spec)["id"]
+    record = stack.wait(job_id, until=ended, timeout_s=420)
+    history = stack.client.history(job_id)
+    steps, evals = history["steps"], history["evals"]
+    bound = demo_spec["off_policy"]["max_off_policy_steps"]
+
+    assert [step["step"] for step in steps] == list(range(1, 31))
+    assert evals[-1]["avg_at_k"] > evals[0]["avg_at_k"] + 0.03, evals
+    assert (evals[0]["min_policy_version"], evals[0]["max_policy_version"]) == (0, 0)
+    assert evals[-1]["min_policy_version"] == evals[-1]["max_policy_version"] == 30
+
+    check_accounting(record)
+    assert record["groups"]["trained"] == 30 * demo_spec["algorithm"]["filter_groups_train_batch_size"]
+    assert record["groups"]["stale"] == record["groups"]["failed"] == 0
+
+    assert max(step["policy_age_max"] for step in steps) <= bound
+    assert max(step["mismatch_kl_k3"] for step in steps) < MISMATCH_KL_BOUND
+    assert steps[0]["mismatch_kl_k3"] < 1e-5  # nothing was published yet: the same weights on both sides
+    assert all(step["pause_s"] > 0 for step in steps[3:])
+
+    trained_ids: set[int] = set()
+    newest = []
+    for step, groups in journal_groups(stack, job_id).items():
+        ids = {group.group.task.group_id for group in groups}
+        assert not ids & trained_ids, "a group was trained twice"
+        trained_ids |= ids
+        assert all(step - 1 - bound <= group.group.min_policy_version for group in groups)
+        assert all(group.group.max_policy_version <= step - 1 for group in groups)
+        newest.append(max(group.group.max_policy_version for group in groups))
+    assert all(a <= b for a, b in pairwise(newest)), "versions in the samples only grow"
+    assert newest[-1] > 0
+
+    samples = stack.client.rollouts(job_id, 3)
+    assert samples
+    assert all(rollout["text"] for rollout in samples[0]["rollouts"])
+
+
+def test_synchronous_mode_trains_on_the_current_policy_only(stack: Stack, demo_spec: dict[str, Any]) -> None:
+    demo_spec["off_policy"] = {"max_off_policy_steps": 0}
+    demo_spec["learner"]["steps"] = 4
+    demo_spec["algorithm"]["filter_groups_train_batch_size"] = 16
+    demo_spec["eval"] = {"enabled": False}
+    job_id = stack.client.submit(demo_spec)["id"]
+    record = stack.wait(job_id, until=ended, timeout_s=240)
+    check_accounting(record)
+    assert record["groups"]["stale"] == 0
+    for step, groups in journal_groups(stack, job_id).items():
+        assert {g.group.min_policy_version for g in groups} == {step - 1}
+        assert {g.group.max_policy_version for g in groups} == {step - 1}
+    assert all(step["mismatch_kl_k3"] < 1e-5 for step in stack.client.steps(job_id))
+
+
+def test_a_killed_rollout_server_costs_no_group(stack: Stack, demo_spec: dict[str, Any]) -> None:
+    demo_spec["eval"] = {"enabled": False}
+    demo_spec["learner"]["steps"] = 20
+    job_id = stack.client.submit(demo_spec)["id"]
+    stack.wait(job_id, until=lambda record: record["step"] >= 5, timeout_s=240)
+    killed = stack.pid("rollout-0")
+    os.kill(killed, signal.SIGKILL)
+    record = stack.wait(job_id, until=ended, timeout_s=300)
+    assert stack.pid("rollout-0") != killed
+    check_accounting(record)
+    assert record["groups"]["trained"] == 20 * demo_spec["algorithm"]["filter_groups_train_batch_size"]
+    assert record["groups"]["failed"] == 0
+    assert max(step["policy_age_max"] for step in stack.client.steps(job_id)) <= 2
+    everyone = [g for groups in journal_groups(stack, job_id).values() for g in groups]
+    assert len({g.group.task.group_id for g in everyone}) == len(everyone)
+    assert all(g.group.min_policy_version >= g.group.task.min_policy_version for g in everyone)

@@ -1,0 +1,195 @@
+"""What every rank of the tests runs: each layout that the number of ranks allows, one after the other. Rank 0 writes down what came out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron_cases import ADAM, CLIP_HIGH, CLIP_LOW, MODELS, STEPS, TEMPERATURE, WARMUP_STEPS, arrays
+from safetensors.torch import save_file
+
+from services.common.errors import ConfigError
+from services.learner.megatron.platform import prepare
+
+prepare("cpu", threads=1)
+
+from megatron.core import parallel_state  # noqa: E402  Megatron comes after prepare
+
+from services.learner.megatron.batch import Sequence  # noqa: E402
+from services.learner.megatron.loss import LossInputs  # noqa: E402
+from services.learner.megatron.settings import TrainerSettings  # noqa: E402
+from services.learner.megatron.trainer import MegatronTrainer  # noqa: E402
+
+BASE = TrainerSettings(
+    dtype="float32", publish_dtype="float32", temperature=TEMPERATURE, lr_warmup_steps=WARMUP_STEPS,
+    max_tokens_per_micro_batch=96, **ADAM,
+)  # fmt: skip
+
+LAYOUTS = {
+    1: {"one": BASE},
+    2: {
+        "tp": replace(BASE, tensor_parallel_size=2),
+        "pp": replace(BASE, pipeline_parallel_size=2),
+        "dp": BASE,
+        "dist": replace(BASE, use_distributed_optimizer=True),
+    },
+}
+
+
+def dapo(inputs: LossInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """A clipped surrogate; its metric is what a mean over tokens must come out as."""
+    ratio = (inputs.trainer_logprobs - inputs.old_logprobs).exp()
+    clipped = ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
+    loss = -torch.minimum(ratio * inputs.advantages, clipped * inputs.advantages)
+    return loss, {"advantage": inputs.advantages, "ordered": (inputs.sequence_ids.diff(prepend=inputs.sequence_ids[:1]) >= 0).float()}
+
+
+def broken(inputs: LossInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """A loss that is not finite for one token."""
+    loss, metrics = dapo(inputs)
+    return loss * torch.where(inputs.sequence_ids == 0, torch.nan, 1.0), metrics
+
+
+def sequences(count: int = 11) -> list[Sequence]:
+    """The shared batch."""
+    return [Sequence(**item) for item in arrays(count)]  # type: ignore[arg-type]
+
+
+def logits_of(trainer: MegatronTrainer) -> dict[str, torch.Tensor]:
+    """All logits of every sequence, gathered: each sequence is asked for from its second token on."""
+    found: dict[str, torch.Tensor] = {}
+    whole = [Sequence(s.tokens, 1, *(np.zeros(len(s.tokens) - 1, t) for t in ("f4", "f4", "?")), s.group_id) for s in sequences()]
+
+    def keep(batch: Any, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        parts = [torch.empty_like(logits) for _ in range(trainer.layout.tp_size)]
+        dist.all_gather(parts, logits.contiguous(), group=parallel_state.get_tensor_model_parallel_group())
+        found[str(len(found))] = torch.cat(parts, -1)
+        return logits.sum() * 0, torch.ones((), dtype=torch.int)
+
+    with torch.no_grad():
+        for s in whole:  # one at a time, and the same on every data-parallel rank
+            _, batches = trainer._prepare([s] * trainer.layout.dp_size)
+            trainer._run(batches, keep, forward_only=True)
+    return found
+
+
+def scenario(name: str, settings: TrainerSettings, root: Path, out: Path) -> dict[str, Any]:
+    """All that is asked of one layout."""
+    said: dict[str, Any] = {}
+    for model in MODELS:
+        trainer = MegatronTrainer(root / model, settings, dapo)
+        logits, exported = logits_of(trainer), trainer.export()
+        if trainer.layout.is_last_stage and trainer.layout.tp_rank == 0 and trainer.layout.dp_rank == 0:
+            save_file(logits, out / f"{name}.{model}.logits.safetensors")
+        trainer.save_hf(out / f"{name}.{model}.hf")
+        stats = [trainer.train(sequences()).as_record() for _ in range(STEPS)]
+        said[model] = {"stats": stats}
+        write(exported, out / f"{name}.{model}.exported.safetensors")
+        write(trainer.export(), out / f"{name}.{model}.trained.safetensors")
+    llama = root / "llama"
+    said["splits"] = [split(llama, s, out / f"{name}.split{i}.safetensors") for i, s in enumerate(splits(settings))]
+    said["logprobs"] = [values.tolist() for values in MegatronTrainer(llama, settings, dapo).logprobs(sequences())]
+    said["resume"] = {dtype: resume(root / "qwen3", replace(settings, dtype=dtype), out / f"{name}.{dtype}") for dtype in ("float32", "bfloat16")}
+    said["broken"] = step_over_a_broken_batch(llama, settings)
+    said["lonely"] = MegatronTrainer(llama, settings, dapo).train(sequences(1)).as_record()
+    said["refused"] = refusal(root / "qwen3", settings, out / f"{name}.float32" / "saved")
+    return said
+
+
+def splits(settings: TrainerSettings) -> list[TrainerSettings]:
+    """The same step, split in other ways: one micro-batch, nearly one per sequence, packed small, packed large."""
+    return [
+        replace(settings, max_tokens_per_micro_batch=tokens, packing=packing)
+        for tokens, packing in ((4096, False), (40, False), (80, True), (4096, True))
+    ]
+
+
+def split(model: Path, settings: TrainerSettings, path: Path) -> dict[str, Any]:
+    """One step under these settings."""
+    trainer = MegatronTrainer(model, settings, dapo)
+    stats = trainer.train(sequences(), old_logprobs="inference").as_record()
+    write(trainer.export(), path)
+    return stats
+
+
+def resume(model: Path, settings: TrainerSettings, folder: Path) -> dict[str, Any]:
+    """Whether save → load → continue ends in the very weights of the run that was not interrupted."""
+    straight = MegatronTrainer(model, settings, dapo)
+    straight.train(sequences(9))
+    straight.save(folder / "saved")
+    expected = straight.train(sequences()).as_record()
+    noise = torch.rand(3)
+    restarted = MegatronTrainer(model, settings, dapo)
+    torch.rand(17)
+    restarted.load(folder / "saved")
+    steps = restarted.step
+    got = restarted.train(sequences()).as_record()
+    a, b = straight._exporter.gather(None), restarted._exporter.gather(None)
+    return {
+        "steps": steps,
+        "stats": got == expected,
+        "weights": a is None or b is None or all(torch.equal(a[k], b[k]) for k in a),
+        "random": torch.equal(noise, torch.rand(3)),
+        "moved": a is None or any(not torch.equal(v, w) for v, w in zip(a.values(), _fresh(model, settings).values(), strict=True)),
+    }
+
+
+def _fresh(model: Path, settings: TrainerSettings) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    weights = load_file(model / "model.safetensors")
+    weights.setdefault("lm_head.weight", weights["model.embed_tokens.weight"])
+    return {k: v.to(torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32) for k, v in sorted(weights.items())}
+
+
+def step_over_a_broken_batch(model: Path, settings: TrainerSettings) -> dict[str, Any]:
+    """A step with a loss that is not finite, and a good one after it."""
+    trainer = MegatronTrainer(model, settings, broken)
+    before = trainer.export()
+    bad = trainer.train(sequences()).as_record()
+    after = trainer.export()
+    trainer._loss_fn = dapo
+    good = trainer.train(sequences()).as_record()
+    unchanged = before is None or after is None or all(torch.equal(before[k], after[k]) for k in before)
+    return {"bad": bad, "good": good, "unchanged": unchanged}
+
+
+def refusal(model: Path, settings: TrainerSettings, folder: Path) -> str:
+    """What loading says under settings that the checkpoint was not saved with."""
+    trainer = MegatronTrainer(model, replace(settings, dtype="bfloat16"), dapo)
+    try:
+        trainer.load(folder)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def write(weights: dict[str, torch.Tensor] | None, path: Path) -> None:
+    """On rank 0."""
+    if weights is not None:
+        save_file(weights, path)
+
+
+def main(root: Path) -> None:
+    """Every layout, in this one set of processes: starting them costs more than all the checks."""
+    out = root / "out"
+    out.mkdir(exist_ok=True)
+    said = {}
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    for name, settings in LAYOUTS[dist.get_world_size()].items():
+        said[name] = scenario(name, settings, root, out)
+        parallel_state.destroy_model_parallel()
+    if dist.get_rank() == 0:
+        (out / f"ranks{dist.get_world_size()}.json").write_text(json.dumps(said))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

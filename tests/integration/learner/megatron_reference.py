@@ -1,0 +1,121 @@
+"""A clean process: makes tiny models, and what plain transformers and torch say of them in float32 and float64. No Megatron here."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from megatron_cases import ADAM, CLIP_HIGH, CLIP_LOW, STEPS, TEMPERATURE, VOCABULARY, WARMUP_STEPS, arrays
+from safetensors.torch import save_file
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+SIZES = {
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 16_384,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 50_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def build(name: str) -> PreTrainedModel:
+    """A random model; every tensor is random, the norms and biases too."""
+    rope = {"rope_type": "default", "rope_theta": 30_000.0}
+    model: PreTrainedModel = {
+        "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=True, rope_parameters=LLAMA3_ROPE)),
+        "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=False, rope_parameters=rope)),
+        "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=24, tie_word_embeddings=True, rope_parameters=rope)),
+    }[name]()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model.eval()
+
+
+def token_losses(model: PreTrainedModel, item: dict[str, np.ndarray | int]) -> torch.Tensor:
+    """The clipped token losses of one sequence, alone in a batch of one."""
+    tokens = torch.from_numpy(np.asarray(item["tokens"])).long()
+    prompt = int(item["prompt_len"])
+    logits = model(input_ids=tokens[None]).logits[0, prompt - 1 : -1] / TEMPERATURE
+    logprobs = torch.log_softmax(logits, -1)[torch.arange(len(tokens) - prompt), tokens[prompt:]]
+    ratio = torch.exp(logprobs - torch.from_numpy(np.asarray(item["inference_logprobs"])))
+    advantage = torch.from_numpy(np.asarray(item["advantage"]))
+    clipped = ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
+    return -torch.minimum(ratio * advantage, clipped * advantage)[torch.from_numpy(np.asarray(item["loss_mask"]))]
+
+
+def train(model: PreTrainedModel) -> dict[str, list[float]]:
+    """Trains in float64, one sequence after the other, with torch's AdamW; gives losses and gradient norms."""
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() == 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": ADAM["weight_decay"]}, {"params": others, "weight_decay": 0.0}],
+        betas=(ADAM["adam_beta1"], ADAM["adam_beta2"]),
+        eps=ADAM["adam_eps"],
+    )
+    batch = arrays()
+    tokens = sum(int(np.sum(item["loss_mask"])) for item in batch)
+    said: dict[str, list[float]] = {"loss": [], "grad_norm": []}
+    for step in range(1, STEPS + 1):
+        optimizer.zero_grad()
+        loss = sum(float(_backward(token_losses(model, item).sum() / tokens)) for item in batch)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), ADAM["clip_grad"])
+        for group in optimizer.param_groups:
+            group["lr"] = ADAM["lr"] * min(1.0, step / WARMUP_STEPS)
+        optimizer.step()
+        said["loss"].append(loss)
+        said["grad_norm"].append(float(norm))
+    return said
+
+
+def _backward(loss: torch.Tensor) -> torch.Tensor:
+    loss.backward()
+    return loss.detach()
+
+
+def main(root: Path) -> None:
+    """Writes, per model: the Hugging Face directory, float32 logits, and float64 losses, gradient norms and trained weights."""
+    torch.manual_seed(3)
+    torch.set_num_threads(1)
+    said = {}
+    for name in ("llama", "qwen2", "qwen3"):
+        model = build(name)
+        model.save_pretrained(root / name)
+        (root / name / "tokenizer.json").write_text("{}")
+        with torch.no_grad():
+            logits = {
+                str(i): model(input_ids=torch.from_numpy(np.asarray(item["tokens"])).long()[None, :-1]).logits[0].contiguous()
+                for i, item in enumerate(arrays())
+            }
+        save_file(logits, root / f"{name}.logits.safetensors")
+        exact = copy.deepcopy(model).double()
+        said[name] = train(exact)
+        save_file({k: v.contiguous() for k, v in exact.state_dict().items() if k != "lm_head.weight" or name == "qwen2"},
+                  root / f"{name}.trained.safetensors")  # fmt: skip
+    (root / "reference.json").write_text(json.dumps(said))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,146 @@
+"""Token losses once more, one token at a time in Python floats: the independent reference of the tests."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+
+from services.common.spec import LossName
+from services.learner.algorithms.kl import KlEstimator
+from services.learner.algorithms.loss_settings import ImportanceCorrection, LossSettings
+from services.learner.megatron.loss import LossInputs
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token as plain numbers."""
+
+    trainer: float
+    old: float
+    inference: float
+    advantage: float
+    counts: bool
+    sequence: int
+
+
+def random_tokens(
+    seed: int, lengths: tuple[int, ...] = (5, 1, 7, 3), masked_share: float = 0.25, spread: float = 0.5
+) -> list[Token]:
+    """Sequences with ratios on both sides of every bound and advantages of both signs, one per sequence."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(scale: float) -> float:
+        return float(torch.randn((), generator=generator, dtype=torch.float64)) * scale
+
+    tokens = []
+    for sequence, length in enumerate(lengths):
+        advantage = normal(1.0)
+        for _ in range(length):
+            trainer = -abs(normal(2.0))
+            old = trainer + normal(spread)
+            counts = float(torch.rand((), generator=generator)) >= masked_share
+            tokens.append(Token(trainer, old, old + normal(spread), advantage, counts, sequence))
+    return tokens
+
+
+def totals(tokens: list[Token]) -> tuple[int, int]:
+    """Unmasked tokens, and sequences that have one."""
+    counting = [token for token in tokens if token.counts]
+    return max(len(counting), 1), max(len({token.sequence for token in counting}), 1)
+
+
+def to_inputs(
+    tokens: list[Token], batch_totals: tuple[int, int] | None = None, dtype: torch.dtype = torch.float64
+) -> LossInputs:
+    """The tokens as a micro-batch of their own; sequences are numbered anew from 0."""
+    global_tokens, global_sequences = batch_totals or totals(tokens)
+    ids = {sequence: place for place, sequence in enumerate(dict.fromkeys(token.sequence for token in tokens))}
+    return LossInputs(
+        trainer_logprobs=torch.tensor([t.trainer for t in tokens], dtype=dtype, requires_grad=True),
+        old_logprobs=torch.tensor([t.old for t in tokens], dtype=dtype),
+        inference_logprobs=torch.tensor([t.inference for t in tokens], dtype=dtype),
+        advantages=torch.tensor([t.advantage for t in tokens], dtype=dtype),
+        loss_mask=torch.tensor([t.counts for t in tokens]),
+        sequence_ids=torch.tensor([ids[t.sequence] for t in tokens]),
+        global_tokens=global_tokens,
+        global_sequences=global_sequences,
+    )
+
+
+def naive_total(tokens: list[Token], settings: LossSettings, frozen: list[Token] | None = None) -> float:
+    """The loss of the whole batch, masked tokens left out of every sum. `frozen` are the tokens where gradients are stopped."""
+    frozen = frozen or tokens
+    sequences: dict[int, list[tuple[Token, Token]]] = {}
+    for token, held in zip(tokens, frozen, strict=True):
+        if token.counts:
+            sequences.setdefault(token.sequence, []).append((token, held))
+    sums = []
+    for members in sequences.values():
+        mean_log = sum(token.trainer - token.old for token, _ in members) / len(members)
+        sums.append([_token_loss(token, held, mean_log, settings) for token, held in members])
+    if settings.token_level_loss:
+        return sum(map(sum, sums)) / sum(map(len, sums))
+    if settings.constant_length is not None:
+        return sum(sum(losses) / settings.constant_length for losses in sums) / len(sums)
+    return sum(sum(losses) / len(losses) for losses in sums) / len(sums)
+
+
+def naive_gradient(tokens: list[Token], settings: LossSettings, step: float = 1e-5) -> list[float]:
+    """Central differences of `naive_total` in each token's trainer log-prob."""
+    gradient = []
+    for place, token in enumerate(tokens):
+        moved = []
+        for sign in (1.0, -1.0):
+            changed = [*tokens]
+            changed[place] = replace(token, trainer=token.trainer + sign * step)
+            moved.append(naive_total(changed, settings, frozen=tokens))
+        gradient.append((moved[0] - moved[1]) / (2.0 * step))
+    return gradient
+
+
+def kink_distance(tokens: list[Token], settings: LossSettings) -> float:
+    """How near any ratio is to a bound, where the loss has a corner and differences say nothing."""
+    bounds = [1.0 - settings.clip_ratio_low, 1.0 + settings.clip_ratio_high, settings.dual_clip or 3.0]
+    bounds += [settings.importance_weight_floor, settings.importance_weight_cap or 2.0]
+    ratios = [math.exp(t.trainer - t.old) for t in tokens] + [math.exp(t.old - t.inference) for t in tokens]
+    for sequence in {t.sequence for t in tokens}:
+        logs = [t.trainer - t.old for t in tokens if t.sequence == sequence and t.counts]
+        ratios += [math.exp(sum(logs) / len(logs))] if logs else []
+    return min(abs(ratio - bound) for ratio in ratios for bound in bounds)
+
+
+def _token_loss(token: Token, held: Token, mean_log: float, settings: LossSettings) -> float:
+    ratio = math.exp(mean_log if settings.loss is LossName.GSPO else token.trainer - token.old)
+    low, high = 1.0 - settings.clip_ratio_low, 1.0 + settings.clip_ratio_high
+    if settings.loss is LossName.CISPO:
+        loss = -min(math.exp(held.trainer - held.old), high) * token.advantage * token.trainer
+    else:
+        objective = min(ratio * token.advantage, min(max(ratio, low), high) * token.advantage)
+        if settings.dual_clip is not None and token.advantage < 0:
+            objective = max(objective, settings.dual_clip * token.advantage)
+        loss = -objective
+    if settings.kl_coefficient:
+        x = token.trainer - token.old
+        loss += (
+            settings.kl_coefficient
+            * {KlEstimator.K1: -x, KlEstimator.K2: x * x / 2, KlEstimator.K3: math.exp(x) - x - 1}[
+                settings.kl_estimator
+            ]
+        )
+    return loss * _importance(token, settings)
+
+
+def _importance(token: Token, settings: LossSettings) -> float:
+    weight = math.exp(token.old - token.inference)
+    match settings.importance_correction:
+        case ImportanceCorrection.NONE:
+            return 1.0
+        case ImportanceCorrection.DECOUPLED:
+            return weight
+        case ImportanceCorrection.TRUNCATED:
+            return min(weight, settings.importance_weight_cap or math.nan)
+        case ImportanceCorrection.MASKED:
+            inside = settings.importance_weight_floor <= weight <= (settings.importance_weight_cap or math.nan)
+            return weight if inside else 0.0

@@ -1,0 +1,71 @@
+"""Job specs and judged groups for the tests of the learner's head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from services.common.spec import JobSpec
+from services.common.streams import Entry
+from services.common.types import (
+    FinishReason,
+    Message,
+    Purpose,
+    Rollout,
+    RolloutGroup,
+    ScoredGroup,
+    Task,
+    Verdict,
+    VerdictStatus,
+    VersionSpan,
+)
+from services.learner.intake import Judged
+
+PROMPT = np.array([7, 8, 9], "<i4")
+
+
+def job_spec(**sections: Any) -> JobSpec:
+    """A small job; `sections` are those of the spec."""
+    return JobSpec.model_validate(
+        {"model": {"path": "tiny"}, "data": {"train": {"source": "reasoning_gym:chain_sum"}}} | sections
+    )
+
+
+def rollout(length: int, *versions: int) -> Rollout:
+    """A response whose tokens are 100, 101, …, sampled by the versions in equal parts."""
+    logprobs = -np.arange(1, length + 1, dtype="<f4") / 8
+    spans = tuple(VersionSpan(length * n // len(versions), version) for n, version in enumerate(versions))
+    return Rollout((100 + np.arange(length, dtype="<i4")).tobytes(), logprobs.tobytes(), "", FinishReason.STOP, spans)
+
+
+def scored_group(
+    group_id: int,
+    rewards: Sequence[float | None],
+    *,
+    accuracies: Sequence[float | None] | None = None,
+    lengths: Sequence[int] | None = None,
+    versions: Sequence[int] = (0,),
+    failure: str | None = None,
+) -> ScoredGroup:
+    """A group with one rollout per reward; None is a verdict of status TIMEOUT. Accuracies are the rewards unless given."""
+    task = Task(
+        job_id="job", lineage=1, group_id=group_id, attempt=1, purpose=Purpose.TRAIN, prompt=(Message("user", "2 + 3 ="),),
+        data_source="reasoning_gym:chain_sum", ground_truth="5", extra_info={}, group_size=max(len(rewards), 2),
+        temperature=1.0, max_tokens=16, min_policy_version=versions[0], timeout_s=60.0,
+    )  # fmt: skip
+    lengths = [2] * len(rewards) if lengths is None else lengths
+    rollouts = tuple(rollout(length, *versions) for length in lengths)
+    group = RolloutGroup(task, "server", PROMPT.tobytes(), rollouts, 0.1, failure)
+    return ScoredGroup(group, tuple(map(_verdict, rewards, accuracies if accuracies is not None else rewards)), 0.1)
+
+
+def judged_group(group_id: int, rewards: Sequence[float | None], **options: Any) -> Judged:
+    """The same as it comes off the stream, under an entry of its own."""
+    return Judged(scored_group(group_id, rewards, **options), b"", Entry(f"{group_id}-0", f"train:{group_id}:1", b"", 1))
+
+
+def _verdict(reward: float | None, accuracy: float | None) -> Verdict:
+    status = VerdictStatus.TIMEOUT if reward is None else VerdictStatus.SCORED
+    return Verdict(status, reward, accuracy, "exact")

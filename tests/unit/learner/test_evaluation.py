@@ -1,0 +1,94 @@
+"""avg@k and pass@k count what was judged, and say what was not."""
+
+from __future__ import annotations
+
+import json
+import time
+from fractions import Fraction
+from statistics import fmean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scored_groups import scored_group
+
+from services.learner.evaluation import EvalRound
+
+
+def a_round(tasks: int = 3, first_id: int = 30, seconds: float = 60.0) -> EvalRound:
+    return EvalRound(
+        step=10, policy_version=10, first_id=first_id, tasks=tasks, samples=4, deadline=time.monotonic() + seconds
+    )
+
+
+def test_the_figures_are_those_worked_out_by_hand() -> None:
+    evaluation = a_round()
+    evaluation.arrived(scored_group(30, [1.0, 0.0, 0.0, 0.0], versions=(10, 11)))
+    evaluation.arrived(scored_group(31, [0.0, 0.0, 0.0, 0.0], versions=(12,)))
+    evaluation.arrived(scored_group(32, [1.0, 1.0, 1.0, 1.0], versions=(11,)))
+    assert evaluation.done
+    result = evaluation.result()
+    assert result["avg_at_k"] == pytest.approx(5 / 12)
+    assert result["pass_at_k"] == pytest.approx(2 / 3)
+    assert (result["step"], result["k"], result["tasks"], result["unanswered"]) == (10, 4, 3, 0)
+    assert (result["min_policy_version"], result["max_policy_version"]) == (10, 12)
+    json.dumps(result, allow_nan=False)
+
+
+@given(st.lists(st.lists(st.sampled_from([None, 0.0, 0.25, 1.0]), min_size=1, max_size=4), min_size=1, max_size=6))
+def test_only_judged_rollouts_count_and_each_counts_once(groups: list[list[float | None]]) -> None:
+    evaluation = a_round(tasks=len(groups))
+    for place, accuracies in enumerate(groups):
+        evaluation.arrived(scored_group(30 + place, accuracies))
+    judged = [[a for a in accuracies if a is not None] for accuracies in groups]
+    judged = [accuracies for accuracies in judged if accuracies]
+    result = evaluation.result()
+    assert result["tasks"] == len(judged)
+    assert result["unanswered"] == len(groups) - len(judged)
+    if not judged:
+        assert result["avg_at_k"] is None
+        assert result["pass_at_k"] is None
+        return
+    flat = [Fraction(a) for accuracies in judged for a in accuracies]
+    assert result["avg_at_k"] == pytest.approx(float(sum(flat) / len(flat)))
+    assert result["pass_at_k"] == pytest.approx(fmean(1.0 in accuracies for accuracies in judged))
+
+
+def test_accuracy_counts_not_the_reward() -> None:
+    evaluation = a_round(tasks=1)
+    evaluation.arrived(scored_group(30, [-1.0, -1.0], accuracies=[1.0, 0.0]))
+    assert evaluation.result()["avg_at_k"] == 0.5
+    assert evaluation.result()["pass_at_k"] == 1.0
+
+
+@pytest.mark.parametrize("group_id", [0, 29, 33, 60])
+def test_an_answer_of_another_round_is_ignored(group_id: int) -> None:
+    evaluation = a_round()
+    evaluation.arrived(scored_group(group_id, [1.0, 1.0]))
+    assert evaluation.answers == {}
+    assert evaluation.result()["unanswered"] == 3
+
+
+def test_the_first_answer_to_a_task_stands() -> None:
+    evaluation = a_round(tasks=1)
+    evaluation.arrived(scored_group(30, [1.0, 1.0]))
+    evaluation.arrived(scored_group(30, [0.0, 0.0]))
+    assert evaluation.result()["avg_at_k"] == 1.0
+
+
+def test_a_failed_group_ends_the_wait_but_is_no_wrong_answer() -> None:
+    evaluation = a_round(tasks=2)
+    evaluation.arrived(scored_group(30, [1.0, 0.0]))
+    assert not evaluation.done
+    evaluation.arrived(scored_group(31, [], failure="the prompt is too long"))
+    assert evaluation.done
+    assert evaluation.result()["avg_at_k"] == 0.5
+    assert evaluation.result()["unanswered"] == 1
+
+
+def test_the_deadline_ends_a_round_with_what_it_has() -> None:
+    assert not a_round(seconds=60.0).done
+    late = a_round(seconds=-0.001)
+    assert late.done
+    result = late.result()
+    assert (result["tasks"], result["unanswered"], result["avg_at_k"], result["min_policy_version"]) == (0, 3, None, None)
