@@ -125,11 +125,15 @@ def report_full(addresses: list[str], stage: Stage, plain: UInt8Array, repeats: 
     size = plain.nbytes / MIB
     memcpy = timed(repeats, lambda: np.copyto(target, plain))
     bare = timed(repeats, lambda: bare_stream(addresses[1]))
+    cpu = time.process_time()
     full = timed(repeats, lambda: full_fetch(addresses[0], stage))
+    cpu = (time.process_time() - cpu) / (repeats + 1)
     print(f"memcpy                         {size / memcpy:8.0f} MiB/s")
     print(f"bare gRPC stream, 1 MiB chunks {size / bare:8.0f} MiB/s")
     ratios = f"{memcpy / full:.2f} of memcpy, {bare / full:.2f} of bare gRPC"
-    print(f"full fetch + verify + stage    {size / full:8.0f} MiB/s   {ratios}   ({full:.2f} s)")
+    print(
+        f"full fetch + verify + stage    {size / full:8.0f} MiB/s   {ratios}   ({full:.2f} s, receiver's CPU {cpu:.2f} s)"
+    )
 
 
 def report_deltas(address: str, stage: Stage, repeats: int) -> None:
@@ -147,15 +151,16 @@ def report_deltas(address: str, stage: Stage, repeats: int) -> None:
             f"fetch + decode + verify + stage {first.fetch_s:.2f} s (the first, with encoding)"
         )
     receiver.close()
-    again = []
+    again, cpu = [], 0.0
     for _ in range(repeats):
         receiver = WeightReceiver(address, JOB, "benchmark", stage)
         receiver.fetch(1, 1)
+        cpu -= time.process_time()
         again.append(receiver.fetch(1, 2).fetch_s)
+        cpu += time.process_time()
         receiver.close()
-    print(
-        f"delta, {CHANGED[1]:.0%} changed, already encoded: fetch + decode + verify + stage {statistics.median(again):.2f} s"
-    )
+    times = f"{statistics.median(again):.2f} s, receiver's CPU {cpu / repeats:.2f} s"
+    print(f"delta, {CHANGED[1]:.0%} changed, already encoded: fetch + decode + verify + stage {times}")
 
 
 def main() -> None:

@@ -104,6 +104,13 @@ return 'ok'
 """
 
 
+_APPEND_STEP = """#!lua
+-- KEYS: steps   ARGV: step, record
+if redis.call('LLEN', KEYS[1]) >= tonumber(ARGV[1]) then return 0 end
+return redis.call('RPUSH', KEYS[1], ARGV[2])
+"""
+
+
 class JobStore:
     """All job records, in Redis."""
 
@@ -220,6 +227,11 @@ class JobStore:
             maxlen=MAX_EVENTS,
             approximate=True,
         )
+
+    async def append_step(self, job_id: str, step: int, data: dict[str, Any]) -> None:
+        """Adds a step's record to the history, once, and tells so in the events."""
+        await self._redis.register_script(_APPEND_STEP)(keys=[keys.steps(job_id)], args=[step, json.dumps(data)])
+        await self.event(job_id, "step", data)
 
     async def activate(self, job: ActiveJob) -> None:
         """Lets rollout and reward servers see the job, or its newer address and version."""

@@ -34,19 +34,19 @@ _HOP = """#!lua
 -- KEYS: source, destination, seen   ARGV: group, entry id, member, payload, bound
 local new = redis.call('SISMEMBER', KEYS[3], ARGV[3]) == 0
 if new and redis.call('XLEN', KEYS[2]) >= tonumber(ARGV[5]) then return -1 end
+if redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end  -- moved before, or the job is retired
+redis.call('XDEL', KEYS[1], ARGV[2])
 if new then
   redis.call('XADD', KEYS[2], '*', 'member', ARGV[3], 'd', ARGV[4])
   redis.call('SADD', KEYS[3], ARGV[3])
 end
-redis.call('XACK', KEYS[1], ARGV[1], ARGV[2])
-redis.call('XDEL', KEYS[1], ARGV[2])
 return new and 1 or 0
 """
 
 _BURY = """#!lua
 -- KEYS: source, dead   ARGV: group, entry id, member, payload, reason, deliveries, unix time
 if redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
-redis.call('XADD', KEYS[2], '*', 'member', ARGV[3], 'd', ARGV[4], 'reason', ARGV[5], 'deliveries', ARGV[6], 'at', ARGV[7])
+redis.call('XADD', KEYS[2], 'MAXLEN', '~', '10000', '*', 'member', ARGV[3], 'd', ARGV[4], 'reason', ARGV[5], 'deliveries', ARGV[6], 'at', ARGV[7])
 redis.call('XDEL', KEYS[1], ARGV[2])
 return 1
 """

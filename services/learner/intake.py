@@ -78,10 +78,11 @@ class Intake:
     def arrived(self, judged: Judged) -> Fate | None:
         """Takes in a scored group; its fate if it ended here, None if it is ready. A repeated or settled group changes nothing.
 
-        An ordinal that this ledger has not issued yet was issued before a crash, after the last journal record: it is active again.
+        An ordinal that this ledger has not issued yet was issued before a crash, after the last journal record: it is active again. So are
+        those below it, which were issued at the same version or, while that record's step was under way, at the one before.
         """
         if self.ledger.issued <= judged.group_id < self.ledger.issued + self._spec.slots:
-            self.ledger.reissue(judged.group_id + 1, judged.scored.group.min_policy_version)
+            self.ledger.reissue(judged.group_id + 1, max(0, judged.scored.group.task.min_policy_version - 1))
         active = self.ledger.active.get(judged.group_id)
         if active is None or active.ready:
             self._settled.append(judged)

@@ -10,7 +10,6 @@ import json
 import logging
 import time
 
-from services.common import keys
 from services.common.codec import decode
 from services.common.jobs import ActiveJob, JobState
 from services.common.lifecycle import Drain
@@ -106,11 +105,10 @@ async def _step(job: JobContext, drain: Drain) -> None:
     tokens = sum(len(sequence.inference_logprobs) for sequence in sequences)
     record = step_record(job, groups, ages, stats, times, tokens)
     job.flow = Flow()
-    await job.redis.rpush(keys.steps(job.job_id), json.dumps(record))
     await job.store.update(
         job.job_id, step=job.step, policy_version=job.step, groups=json.dumps(job.intake.ledger.summary())
     )  # fmt: skip
-    await job.store.event(job.job_id, "step", record)
+    await job.store.append_step(job.job_id, job.step, record)
     metrics.observe_step(record, ages)
     every = job.spec.eval.interval_steps
     if job.spec.eval.enabled and every and job.step % every == 0 and job.steps_left:

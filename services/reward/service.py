@@ -23,6 +23,7 @@ from services.common.jobs import ActiveJob, JobStore
 from services.common.lifecycle import Drain, every, run_service
 from services.common.settings import Settings
 from services.common.spec import RewardSpec
+from services.common.streams import MAX_STREAM_LENGTH
 from services.common.workers import HEARTBEAT_S, WorkerKind, WorkerStatus, beat, leave
 from services.reward import metrics
 from services.reward.attachment import Attachment
@@ -44,13 +45,23 @@ class _Attached:
 class RewardService:
     """Attaches to every active job and judges its groups."""
 
-    def __init__(self, commands: Redis, blocking: Redis, pool: Pool, *, name: str, drain: Drain) -> None:
-        """Runs nothing yet; the pool is started by its owner."""
+    def __init__(
+        self,
+        commands: Redis,
+        blocking: Redis,
+        pool: Pool,
+        *,
+        name: str,
+        drain: Drain,
+        bound: int = MAX_STREAM_LENGTH,
+    ) -> None:
+        """Runs nothing yet; the pool is started by its owner. `bound`: most entries that a scored stream may hold."""
         self._commands = commands
         self._blocking = blocking
         self._pool = pool
         self._name = name
         self._drain = drain
+        self._bound = bound
         self._attached: dict[str, _Attached] = {}
         self._refused: set[str] = set()
         self._looked_at: float | None = None
@@ -107,7 +118,14 @@ class RewardService:
             self._refused.add(job.job_id)
             return
         attachment = Attachment(
-            self._commands, self._blocking, self._pool, job.job_id, spec, name=self._name, drain=self._drain
+            self._commands,
+            self._blocking,
+            self._pool,
+            job.job_id,
+            spec,
+            name=self._name,
+            drain=self._drain,
+            bound=self._bound,
         )
         task = asyncio.create_task(attachment.run(), name=f"job {job.job_id}")
         self._attached[job.job_id] = _Attached(attachment, task)

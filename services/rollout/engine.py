@@ -26,7 +26,14 @@ from services.rollout.model_names import required_tensors
 from services.rollout.pieces import Piece
 from services.rollout.prompts import PromptEncoder
 from services.rollout.stage import StagedWeights
-from services.rollout.vllm_process import EngineKey, engine_children, engine_key, in_daemon_thread, start_vllm, stop_vllm
+from services.rollout.vllm_process import (
+    EngineKey,
+    engine_children,
+    engine_key,
+    in_daemon_thread,
+    start_vllm,
+    stop_vllm,
+)
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +42,7 @@ APPLY_LIMIT_S = 600.0
 _SETTLE_ROUNDS = 50
 
 
-class EngineFailure(MillraceError):
+class EngineError(MillraceError):
     """The engine died, hangs, or has weights that nobody knows: this process must end, and be started again."""
 
 
@@ -119,10 +126,10 @@ class Engine:
         """Looks whether the engine's processes live.
 
         Raises:
-            EngineFailure: they don't.
+            EngineError: they don't.
         """
         if self._llm is not None and self._llm.errored:
-            raise EngineFailure("the engine's processes died")
+            raise EngineError("the engine's processes died")
 
     def prompt_token_ids(self, messages: Iterable[Message]) -> list[int]:
         """The prompt through the model's own chat template.
@@ -142,7 +149,7 @@ class Engine:
         """Samples `count` completions of one prompt; yields pieces as they come. Closing the generator aborts what is left.
 
         Raises:
-            EngineFailure: the engine died.
+            EngineError: the engine died.
         """
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
@@ -165,12 +172,12 @@ class Engine:
             async for output in stream:
                 version = self.label.version
                 if version is None:
-                    raise EngineFailure("the engine sampled without a policy version")
+                    raise EngineError("the engine sampled without a policy version")
                 self.progress_at = time.monotonic()
                 for part in output.outputs:
                     yield _piece(part, version.n)
         except EngineDeadError as error:
-            raise EngineFailure(f"the engine died: {error}") from error
+            raise EngineError(f"the engine died: {error}") from error
         finally:
             self.requests -= count
             metrics.REQUESTS_IN_FLIGHT.dec(count)
@@ -183,7 +190,7 @@ class Engine:
 
         Raises:
             WeightSyncError: refused, or failed and the weights before are back; sampling goes on with them.
-            EngineFailure: the weights in the engine are not known to be whole; it stays paused.
+            EngineError: the weights in the engine are not known to be whole; it stays paused.
         """
         change = asyncio.create_task(self._activate(staged), name="activate")
         try:
@@ -202,7 +209,9 @@ class Engine:
                 apply_s = await self._apply(staged)
             except Exception as error:
                 await self._restore(version, error)
-                raise WeightSyncError(f"version {version}: not applied, the weights before are back: {error}") from error
+                raise WeightSyncError(
+                    f"version {version}: not applied, the weights before are back: {error}"
+                ) from error
             self._good = staged
             await self.label.change(version)
             await self._resume()
@@ -232,7 +241,7 @@ class Engine:
             async with asyncio.timeout(PAUSE_LIMIT_S):
                 await self._llm.pause_generation(mode="keep", clear_cache=False)
         except TimeoutError as error:
-            raise EngineFailure(f"the engine did not pause within {PAUSE_LIMIT_S:.0f} s") from error
+            raise EngineError(f"the engine did not pause within {PAUSE_LIMIT_S:.0f} s") from error
         for _ in range(_SETTLE_ROUNDS):
             await asyncio.sleep(0)
 
@@ -242,24 +251,24 @@ class Engine:
             async with asyncio.timeout(PAUSE_LIMIT_S):
                 await self._llm.resume_generation()
         except TimeoutError as error:
-            raise EngineFailure(f"the engine did not resume within {PAUSE_LIMIT_S:.0f} s") from error
+            raise EngineError(f"the engine did not resume within {PAUSE_LIMIT_S:.0f} s") from error
 
     async def _apply(self, staged: StagedWeights) -> float:
-        return max(await self._on_workers("millrace_apply_weights", str(staged.path)))
+        return float(max(await self._on_workers("millrace_apply_weights", str(staged.path))))
 
     async def _restore(self, version: Version, cause: Exception) -> None:
         """Puts the weights before back, whole, and goes on with them.
 
         Raises:
-            EngineFailure: there are none, or they cannot be loaded either.
+            EngineError: there are none, or they cannot be loaded either.
         """
         log.error("version %s failed in the middle of the load: fenced", version, exc_info=cause)
         if self._good is None or not self._good.path.exists():
-            raise EngineFailure(f"version {version} was half applied and no staged version is left: {cause}") from cause
+            raise EngineError(f"version {version} was half applied and no staged version is left: {cause}") from cause
         try:
             await self._apply(self._good)
-        except Exception as error:
-            raise EngineFailure(f"version {version} was half applied, and the one before failed too: {error}") from cause
+        except Exception as error:  # noqa: BLE001  whatever it is, the weights are not whole
+            raise EngineError(f"version {version} was half applied, and the one before failed too: {error}") from cause
         await self._resume()
 
     async def _on_workers(self, method: str, *arguments: object) -> list[Any]:
@@ -267,12 +276,12 @@ class Engine:
             async with asyncio.timeout(APPLY_LIMIT_S):
                 return list(await self._llm.collective_rpc(method, args=arguments))
         except TimeoutError as error:
-            raise EngineFailure(f"{method} did not answer within {APPLY_LIMIT_S:.0f} s") from error
+            raise EngineError(f"{method} did not answer within {APPLY_LIMIT_S:.0f} s") from error
 
     @property
     def _encoder(self) -> PromptEncoder:
         if self._prompts is None:
-            raise EngineFailure("the engine is not started")
+            raise EngineError("the engine is not started")
         return self._prompts
 
 

@@ -1,12 +1,12 @@
 """The rollout service: long-running; attaches to a job, samples its tasks, and takes its new weights while it does.
 
-   active jobs (Redis) ── attach ──► engine (vLLM), one job at a time
-                                        ▲      │
-   learner ── Watch ──► weights: fetch ─┘      │ pieces, stamped with the version that sampled them
-              (gRPC)    verify · activate      ▼
-   tasks stream ──────► tasks ──► sampler ──► group ── hop ──► rollouts stream
+active jobs (Redis) ── attach ──► engine (vLLM), one job at a time
+                                     ▲      │
+learner ── Watch ──► weights: fetch ─┘      │ pieces, stamped with the version that sampled them
+           (gRPC)    verify · activate      ▼
+tasks stream ──────► tasks ──► sampler ──► group ── hop ──► rollouts stream
 
-   heartbeat: this worker's entry in the list, gauges        watchdog: requests in flight, but no token: the process ends
+heartbeat: this worker's entry in the list, gauges        watchdog: requests in flight, but no token: the process ends
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import logging
 import time
 
 from services.common.connection import BLOCK_S, connect
-from services.common.errors import ModelError
+from services.common.errors import MillraceError, ModelError
 from services.common.health import HealthServer
 from services.common.jobs import ActiveJob, JobStore
 from services.common.lifecycle import Drain, every, run_service
@@ -24,7 +24,7 @@ from services.common.settings import Settings
 from services.common.workers import HEARTBEAT_S, WorkerKind, WorkerStatus, alive, beat, leave
 from services.rollout import metrics
 from services.rollout.attachment import Attachment, Wiring, choose, forget_streams
-from services.rollout.engine import Engine, EngineFailure
+from services.rollout.engine import Engine, EngineError
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class RolloutService:
                 await self._look(await store.active())
                 self._looked_at = time.monotonic()
                 await self._wiring.drain.wait(POLL_S)
-            if self._serving is not None:
+            if self._serving is not None and self._attached is not None and self._attached.state != "loading":
                 await self._serving
         finally:
             await self._detach()
@@ -97,7 +97,7 @@ class RolloutService:
     async def watchdog(self) -> None:
         """Ends the process when the engine makes no progress.
 
-        Consumes: the engine's newest token's time. Waits for: the next look. Unblocked by: time. Produces: EngineFailure.
+        Consumes: the engine's newest token's time. Waits for: the next look. Unblocked by: time. Produces: EngineError.
         """
         await every(1.0, self._wiring.drain, self._look_at_engine)
 
@@ -132,6 +132,9 @@ class RolloutService:
             log.exception("job %s cannot be served here", job_id)
             self._refused[job_id] = time.monotonic() + REFUSED_S
             await self._detach()
+        else:
+            if not self._wiring.drain.requested:
+                raise MillraceError(f"the loops of job {job_id} ended without being asked to")
 
     async def _detach(self) -> None:
         """Lets the job go; aborts its requests."""
@@ -154,7 +157,7 @@ class RolloutService:
     async def _look_at_engine(self) -> None:
         trouble = self._stalled()
         if trouble is not None:
-            raise EngineFailure(trouble)
+            raise EngineError(trouble)
         self._wiring.engine.check()
 
     async def _beat(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import random
+from collections.abc import Coroutine
 
 from services.common.errors import WeightSyncError
 from services.rollout import metrics
@@ -62,8 +63,8 @@ class WeightLoop:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._moved.wait(), backoff * random.uniform(0.5, 1.0))  # noqa: S311
 
-    async def _until_moved(self, following: object) -> None:
-        follow = asyncio.create_task(following, name="follow")  # type: ignore[arg-type]
+    async def _until_moved(self, following: Coroutine[None, None, None]) -> None:
+        follow = asyncio.create_task(following, name="follow")
         moved = asyncio.create_task(self._moved.wait(), name="moved")
         try:
             await asyncio.wait({follow, moved}, return_when=asyncio.FIRST_COMPLETED)

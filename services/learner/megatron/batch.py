@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +46,9 @@ class Sequence:
             raise ValueError(f"group {self.group_id}: {len(self.tokens)} tokens with prompt_len {self.prompt_len}")
         for name in ("inference_logprobs", "advantage", "loss_mask"):
             if len(getattr(self, name)) != response:
-                raise ValueError(f"group {self.group_id}: {name} has {len(getattr(self, name))} items for {response} tokens")
+                raise ValueError(
+                    f"group {self.group_id}: {name} has {len(getattr(self, name))} items for {response} tokens"
+                )
         for name in ("inference_logprobs", "advantage"):
             if not np.isfinite(getattr(self, name)).all():
                 raise ValueError(f"group {self.group_id}: {name} is not finite")
@@ -68,7 +72,7 @@ Row = tuple[int, ...]
 class MicroBatch:
     """Rows padded on the right to one length, and their response tokens, one after the other: R over all rows.
 
-    A micro-batch without sequences still runs (pipeline and data parallelism need equal counts): one row with one token whose mask is False.
+    A micro-batch without sequences still runs, for pipeline and data parallelism need equal counts: one token, whose mask is False.
     """
 
     tokens: torch.Tensor
@@ -142,5 +146,5 @@ def _empty(device: torch.device) -> MicroBatch:
     return MicroBatch(zero[None], None, zero, zero, none, none, zero.bool(), zero, zero - 1)
 
 
-def _joined(parts: list[npt.NDArray[np.generic]], dtype: npt.DTypeLike, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate(parts).astype(dtype)).to(device)
+def _joined(parts: Iterable[npt.NDArray[Any]], dtype: npt.DTypeLike, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate(list(parts)).astype(dtype)).to(device)

@@ -25,6 +25,7 @@ class _LocalSpec:
 
     hf_config: Any
     config: Any
+    _DIRECT_MAPPING: dict[str, str]
 
     _OTHER_MAPPING = {"input_layernorm.weight": [f"{_LAYER}.input_layernorm.weight"]}  # noqa: RUF012  as in the base
     _MLP_MAPPING = {  # noqa: RUF012
@@ -35,7 +36,7 @@ class _LocalSpec:
 
     def _adjust_mapping_for_shared_weights(self) -> None:
         """Keeps the mapping to this instance: the base changes its class's, and with it every later model's."""
-        self._DIRECT_MAPPING = dict(type(self)._DIRECT_MAPPING)  # type: ignore[attr-defined]  # noqa: N806, SLF001
+        self._DIRECT_MAPPING = dict(self._DIRECT_MAPPING)
         if self.hf_config.tie_word_embeddings:
             self._DIRECT_MAPPING["output_layer.weight"] = "model.embed_tokens.weight"
 
@@ -65,7 +66,7 @@ class LocalQwen3Bridge(_LocalSpec, Qwen3Bridge):  # type: ignore[misc]
     """Qwen3 (dense): norms on query and key."""
 
 
-_BRIDGES = {"llama": LocalLlamaBridge, "qwen2": LocalQwen2Bridge, "qwen3": LocalQwen3Bridge}
+_BRIDGES: dict[str, Any] = {"llama": LocalLlamaBridge, "qwen2": LocalQwen2Bridge, "qwen3": LocalQwen3Bridge}
 
 
 def open_bridge(model_dir: Path, layout: Layout, dtype: torch.dtype, overrides: dict[str, Any]) -> Any:  # noqa: ANN401
@@ -134,7 +135,9 @@ def rope_arguments(hf_config: Any) -> dict[str, Any]:  # noqa: ANN401
     theta = parameters.get("rope_theta") or getattr(hf_config, "rope_theta", 10_000.0)
     kind = parameters.get("rope_type", "default")
     if parameters.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ModelError(f"rope_parameters: partial_rotary_factor = {parameters['partial_rotary_factor']} is not supported")
+        raise ModelError(
+            f"rope_parameters: partial_rotary_factor = {parameters['partial_rotary_factor']} is not supported"
+        )
     match kind:
         case "default":
             return {"rotary_base": theta}

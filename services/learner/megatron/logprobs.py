@@ -23,7 +23,7 @@ def token_logprobs(
     Returns:
         log-probs [R], differentiable in the logits, and entropies [R] in nats, which carry no gradient.
     """
-    values: tuple[torch.Tensor, torch.Tensor] = _TokenLogprobs.apply(logits, targets, temperature, group)
+    values: tuple[torch.Tensor, torch.Tensor] = _TokenLogprobs.apply(logits, targets, temperature, group)  # type: ignore[no-untyped-call]
     return values
 
 
@@ -57,7 +57,7 @@ class _TokenLogprobs(torch.autograd.Function):
         return target - log_total, entropy
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # noqa: ANN401
         probabilities, local, here = ctx.saved_tensors
         scale = grad / ctx.temperature

@@ -26,7 +26,7 @@ def plan_micro_batches(
         raise ConfigError(f"max_tokens_per_micro_batch is {max_tokens}, but a sequence takes {longest} positions")
     plans = []
     for mine in split_over_ranks(lengths, data_parallel_size):
-        rows = pack_rows(lengths, mine) if packing else [(i,) for i in mine]
+        rows: list[Row] = pack_rows(lengths, mine) if packing else [(i,) for i in mine]
         plans.append(fill_micro_batches(lengths, rows, max_tokens))
     count = max(1, *(len(plan) for plan in plans))
     return [plan + [[] for _ in range(count - len(plan))] for plan in plans]

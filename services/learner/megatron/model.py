@@ -47,7 +47,7 @@ class Policy:
 
 @dataclass(slots=True)
 class ResponseSelection:
-    """Ahead of the output layer: keeps the hidden states of the wanted positions. With a large vocabulary the logits are most of the work."""
+    """Ahead of the output layer: keeps the wanted positions. With a large vocabulary the logits are most of the work."""
 
     positions: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     """int64 [R], into the flattened [s · b]."""
@@ -77,7 +77,9 @@ def build_policy(model_dir: Path, settings: TrainerSettings, layout: Layout) -> 
         chunk.output_layer.register_forward_pre_hook(selection)
     wrapped = Float16Module(bridge.config, chunk) if dtype is torch.bfloat16 else chunk
     ddp_config = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True, use_distributed_optimizer=settings.use_distributed_optimizer, overlap_grad_reduce=False
+        grad_reduce_in_fp32=True,
+        use_distributed_optimizer=settings.use_distributed_optimizer,
+        overlap_grad_reduce=False,
     )
     model = DistributedDataParallel(bridge.config, ddp_config, wrapped, disable_bucketing=True)
     bridge.config.finalize_model_grads_func = finalize_model_grads

@@ -40,7 +40,7 @@ class Optimizer:
         """Takes optimizer step `step` (from 1) on the gradients that the schedule has reduced, clipped to `clip_grad`.
 
         Returns:
-            The gradient norm over all ranks before clipping, and whether the step was taken: with a norm that is not finite, nothing changes.
+            The gradient norm over all ranks before clipping, and whether the step was taken: not with a norm that is not finite.
         """
         for group in self._megatron.param_groups:
             group["lr"] = learning_rate(self._settings, step)

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 from megatron.core import parallel_state
+from torch._C._distributed_c10d import HashStore
 
 from services.common.errors import ConfigError
 from services.learner.megatron.platform import backend_name
@@ -63,7 +64,7 @@ def join(settings: TrainerSettings) -> Layout:
         if "RANK" in os.environ:
             dist.init_process_group(backend, timeout=timeout)
         else:
-            dist.init_process_group(backend, timeout=timeout, store=dist.HashStore(), rank=0, world_size=1)
+            dist.init_process_group(backend, timeout=timeout, store=HashStore(), rank=0, world_size=1)
     tp_size, pp_size, world_size = settings.tensor_parallel_size, settings.pipeline_parallel_size, dist.get_world_size()
     if world_size % (tp_size * pp_size):
         raise ConfigError(

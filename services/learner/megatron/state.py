@@ -38,7 +38,8 @@ class RankState:
 
     def save(self, folder: Path, step: int) -> None:
         """Writes this rank's file; whether it is durable is the caller's business."""
-        tensors, counters = self._weights(), {}
+        tensors = self._weights()
+        counters: dict[str, Any] = {}
         for key, group, parameter in self._groups():
             counters[key] = group.get("step")
             for name, value in self._optimizer_of(key).state.get(parameter, {}).items():
@@ -84,7 +85,9 @@ class RankState:
         return int(about["step"])
 
     def _weights(self) -> dict[str, torch.Tensor]:
-        weights = {f"model.{name}": parameter for name, parameter in self._chunk.named_parameters()}
+        weights: dict[str, torch.Tensor] = {
+            f"model.{name}": parameter for name, parameter in self._chunk.named_parameters()
+        }
         if self._settings.dtype == "bfloat16":
             weights |= {f"{key}.master": parameter for key, _, parameter in self._groups()}
         return weights

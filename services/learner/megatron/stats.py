@@ -36,7 +36,13 @@ class StepStats:
 
     def as_record(self) -> dict[str, Any]:
         """JSON values under flat names; a figure that is not finite is None."""
-        figures = {"loss": self.loss, "grad_norm": self.grad_norm, "lr": self.lr, "padding_share": self.padding, **self.metrics}
+        figures = {
+            "loss": self.loss,
+            "grad_norm": self.grad_norm,
+            "lr": self.lr,
+            "padding_share": self.padding,
+            **self.metrics,
+        }
         return {
             "optimizer_step": self.step,
             "loss_tokens": self.tokens,

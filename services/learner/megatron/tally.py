@@ -6,11 +6,12 @@ import torch
 import torch.distributed as dist
 
 from services.learner.megatron.collectives import sum_by_name
+from services.learner.megatron.mismatch import effective_sample_share
 from services.learner.megatron.parallel import Layout
 
 
 class Tally:
-    """Sums in float64. Only ranks on the last pipeline stage see losses; `totals` tells every rank."""
+    """Sums in float64. Only ranks on the last pipeline stage see losses; `means` tells every rank."""
 
     def __init__(self) -> None:
         """Nothing yet."""
@@ -28,11 +29,15 @@ class Tally:
         kept = torch.where(mask, difference.detach().abs(), difference.new_zeros(()))
         self._largest_difference = max(self._largest_difference, float(kept.max()))
 
-    def totals(self, layout: Layout, device: torch.device) -> dict[str, float]:
-        """Sums over all ranks that see different losses, on every rank; and `max_abs_logprob_difference`, the largest of all."""
+    def means(self, layout: Layout, device: torch.device, tokens: int) -> dict[str, float]:
+        """On every rank, the sums of all ranks by name, divided by the tokens of the global batch.
+
+        In place of `ratio` and `ratio_squared` there is `effective_sample_share`; `max_abs_logprob_difference` is the largest of all.
+        """
         mine = {name: float(value) for name, value in self._sums.items()} if layout.speaks_for_its_batch else {}
-        totals = sum_by_name(mine, device)
+        means = {name: total / tokens for name, total in sum_by_name(mine, device).items()}
+        share = effective_sample_share(means.pop("ratio"), means.pop("ratio_squared"))
         largest = torch.full((1,), self._largest_difference, dtype=torch.float32, device=device)
         if dist.get_world_size() > 1:
             dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-        return totals | {"max_abs_logprob_difference": float(largest)}
+        return means | {"effective_sample_share": share, "max_abs_logprob_difference": float(largest)}

@@ -1,7 +1,7 @@
 """The training backend, as every rank of a job drives it: the same calls, in the same order, on all of them.
 
-    sequences ─► plan ─► micro-batches ─► forward_backward_func ─► gradients, summed ─► AdamW ─► export (rank 0) | save
-                                               └─ loss_fn on the last stage
+sequences ─► plan ─► micro-batches ─► forward_backward_func ─► gradients, summed ─► AdamW ─► export (rank 0) | save
+                                           └─ loss_fn on the last stage
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +25,7 @@ from services.learner.megatron.batch import MicroBatch, Sequence, collate, respo
 from services.learner.megatron.logprobs import token_logprobs
 from services.learner.megatron.loss import LossFunction, LossInputs
 from services.learner.megatron.micro_batches import MicroBatchPlan, plan_micro_batches
-from services.learner.megatron.mismatch import effective_sample_share, mismatch_metrics
+from services.learner.megatron.mismatch import mismatch_metrics
 from services.learner.megatron.model import DTYPES, build_policy
 from services.learner.megatron.optimizer import Optimizer
 from services.learner.megatron.parallel import join
@@ -82,26 +83,31 @@ class MegatronTrainer:
         plan, micro_batches = self._prepare(sequences)
         global_tokens = sum(int(s.loss_mask.sum()) for s in sequences)
         counting = sum(bool(s.loss_mask.any()) for s in sequences)
-        figures = {"step": self.step, "tokens": global_tokens, "sequences": len(sequences), "micro_batches": len(micro_batches)}
-        rate, padding = learning_rate(self._settings, self.step), _padding(sequences, plan)
+        blank = StepStats(
+            step=self.step,
+            loss=0.0,
+            grad_norm=0.0,
+            lr=learning_rate(self._settings, self.step),
+            tokens=global_tokens,
+            sequences=len(sequences),
+            micro_batches=len(micro_batches),
+            padding=_padding(sequences, plan),
+        )
         if global_tokens == 0:
-            return StepStats(**figures, loss=0.0, grad_norm=0.0, lr=rate, padding=padding, skipped="no token to train on")
+            return replace(blank, skipped="no token to train on")
         tally = Tally()
         self._policy.model.zero_grad_buffer()
         self._optimizer.zero_grad()
-        totals = (max(global_tokens, 1), max(counting, 1))
-        self._run(micro_batches, partial(self._loss, tally, old_logprobs, totals), forward_only=False)
-        sums = tally.totals(self.layout, self.device)
-        largest = sums.pop("max_abs_logprob_difference")
-        means = {name: value / global_tokens for name, value in sums.items()}
-        loss = means.pop("loss")
-        share = effective_sample_share(means.pop("ratio"), means.pop("ratio_squared"))
-        metrics = means | {"max_abs_logprob_difference": largest, "effective_sample_share": share}
+        self._run(
+            micro_batches, partial(self._loss, tally, old_logprobs, (global_tokens, counting)), forward_only=False
+        )
+        metrics = tally.means(self.layout, self.device, global_tokens)
+        loss = metrics.pop("loss")
         grad_norm, taken = self._optimizer.step(self.step) if math.isfinite(loss) else (math.nan, False)
         skipped = "" if taken else f"loss {loss} and gradient norm {grad_norm} are not both finite"
         if skipped:
             log.warning("step %d left the weights as they are: %s", self.step, skipped)
-        return StepStats(**figures, loss=loss, grad_norm=grad_norm, lr=rate, padding=padding, skipped=skipped, metrics=metrics)
+        return replace(blank, loss=loss, grad_norm=grad_norm, skipped=skipped, metrics=metrics)
 
     @torch.no_grad()
     def logprobs(self, sequences: list[Sequence]) -> list[Float32Array]:
@@ -153,7 +159,9 @@ class MegatronTrainer:
     def _run(self, micro_batches: list[MicroBatch], on_logits: OnLogits, *, forward_only: bool) -> None:
         """Megatron's schedule over the micro-batches: pipelined where there are stages, and gradients reduced at the end."""
 
-        def forward_step(batches: Iterator[MicroBatch], _: object) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
+        def forward_step(
+            batches: Iterator[MicroBatch], _: object
+        ) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
             batch = next(batches)
 
             def loss_of(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
@@ -198,7 +206,9 @@ class MegatronTrainer:
         loss = torch.where(batch.loss_mask, token_loss, token_loss.new_zeros(())).sum()
         return loss, batch.loss_mask.sum().int()
 
-    def _keep_logprobs(self, values: torch.Tensor, batch: MicroBatch, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _keep_logprobs(
+        self, values: torch.Tensor, batch: MicroBatch, logits: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         logprobs, _ = self._token_logprobs(batch, logits)
         if self.layout.speaks_for_its_batch:
             real = batch.offsets >= 0
@@ -210,5 +220,7 @@ def _padding(sequences: list[Sequence], plan: list[list[MicroBatchPlan]]) -> flo
     """Share of the computed positions that hold no token."""
     computed = 0
     for micro_batch in (rows for rank in plan for rows in rank):
-        computed += len(micro_batch) * max((sum(sequences[i].row_len for i in row) for row in micro_batch), default=0) or 1
+        computed += (
+            len(micro_batch) * max((sum(sequences[i].row_len for i in row) for row in micro_batch), default=0) or 1
+        )
     return 1.0 - sum(s.row_len for s in sequences) / computed

@@ -100,7 +100,7 @@ class Exporter:
 
 def source_dtypes(model_dir: Path) -> dict[str, torch.dtype]:
     """The dtype of each tensor in the directory's safetensors, read from their headers."""
-    dtypes = {}
+    dtypes: dict[str, torch.dtype] = {}
     for path in sorted(model_dir.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
             dtypes |= {name: _TORCH_DTYPES[file.get_slice(name).get_dtype()] for name in file.keys()}  # noqa: SIM118

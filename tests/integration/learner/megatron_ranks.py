@@ -11,11 +11,21 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from megatron_cases import ADAM, CLIP_HIGH, CLIP_LOW, MODELS, STEPS, TEMPERATURE, WARMUP_STEPS, arrays
 from safetensors.torch import save_file
 
 from services.common.errors import ConfigError
+from services.common.types import Int32Array
 from services.learner.megatron.platform import prepare
+from tests.integration.learner.megatron_cases import (
+    ADAM,
+    CLIP_HIGH,
+    CLIP_LOW,
+    MODELS,
+    STEPS,
+    TEMPERATURE,
+    WARMUP_STEPS,
+    arrays,
+)
 
 prepare("cpu", threads=1)
 
@@ -47,7 +57,10 @@ def dapo(inputs: LossInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     ratio = (inputs.trainer_logprobs - inputs.old_logprobs).exp()
     clipped = ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
     loss = -torch.minimum(ratio * inputs.advantages, clipped * inputs.advantages)
-    return loss, {"advantage": inputs.advantages, "ordered": (inputs.sequence_ids.diff(prepend=inputs.sequence_ids[:1]) >= 0).float()}
+    return loss, {
+        "advantage": inputs.advantages,
+        "ordered": (inputs.sequence_ids.diff(prepend=inputs.sequence_ids[:1]) >= 0).float(),
+    }
 
 
 def broken(inputs: LossInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -58,15 +71,21 @@ def broken(inputs: LossInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
 
 def sequences(count: int = 11) -> list[Sequence]:
     """The shared batch."""
-    return [Sequence(**item) for item in arrays(count)]  # type: ignore[arg-type]
+    return [Sequence(**item) for item in arrays(count)]
+
+
+def whole_sequence(tokens: Int32Array) -> Sequence:
+    """All tokens but the first as a response."""
+    none = np.zeros(len(tokens) - 1, np.float32)
+    return Sequence(tokens, 1, none, none, none.astype(bool), 0)
 
 
 def logits_of(trainer: MegatronTrainer) -> dict[str, torch.Tensor]:
     """All logits of every sequence, gathered: each sequence is asked for from its second token on."""
     found: dict[str, torch.Tensor] = {}
-    whole = [Sequence(s.tokens, 1, *(np.zeros(len(s.tokens) - 1, t) for t in ("f4", "f4", "?")), s.group_id) for s in sequences()]
+    whole = [whole_sequence(s.tokens) for s in sequences()]
 
-    def keep(batch: Any, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def keep(_: Any, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         parts = [torch.empty_like(logits) for _ in range(trainer.layout.tp_size)]
         dist.all_gather(parts, logits.contiguous(), group=parallel_state.get_tensor_model_parallel_group())
         found[str(len(found))] = torch.cat(parts, -1)
@@ -95,7 +114,10 @@ def scenario(name: str, settings: TrainerSettings, root: Path, out: Path) -> dic
     llama = root / "llama"
     said["splits"] = [split(llama, s, out / f"{name}.split{i}.safetensors") for i, s in enumerate(splits(settings))]
     said["logprobs"] = [values.tolist() for values in MegatronTrainer(llama, settings, dapo).logprobs(sequences())]
-    said["resume"] = {dtype: resume(root / "qwen3", replace(settings, dtype=dtype), out / f"{name}.{dtype}") for dtype in ("float32", "bfloat16")}
+    said["resume"] = {
+        dtype: resume(root / "qwen3", replace(settings, dtype=dtype), out / f"{name}.{dtype}")
+        for dtype in ("float32", "bfloat16")
+    }
     said["broken"] = step_over_a_broken_batch(llama, settings)
     said["lonely"] = MegatronTrainer(llama, settings, dapo).train(sequences(1)).as_record()
     said["refused"] = refusal(root / "qwen3", settings, out / f"{name}.float32" / "saved")
@@ -136,7 +158,8 @@ def resume(model: Path, settings: TrainerSettings, folder: Path) -> dict[str, An
         "stats": got == expected,
         "weights": a is None or b is None or all(torch.equal(a[k], b[k]) for k in a),
         "random": torch.equal(noise, torch.rand(3)),
-        "moved": a is None or any(not torch.equal(v, w) for v, w in zip(a.values(), _fresh(model, settings).values(), strict=True)),
+        "moved": a is None
+        or any(not torch.equal(v, w) for v, w in zip(a.values(), _fresh(model, settings).values(), strict=True)),
     }
 
 
@@ -145,7 +168,9 @@ def _fresh(model: Path, settings: TrainerSettings) -> dict[str, torch.Tensor]:
 
     weights = load_file(model / "model.safetensors")
     weights.setdefault("lm_head.weight", weights["model.embed_tokens.weight"])
-    return {k: v.to(torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32) for k, v in sorted(weights.items())}
+    return {
+        k: v.to(torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32) for k, v in sorted(weights.items())
+    }
 
 
 def step_over_a_broken_batch(model: Path, settings: TrainerSettings) -> dict[str, Any]:

@@ -6,10 +6,10 @@ import copy
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from megatron_cases import ADAM, CLIP_HIGH, CLIP_LOW, STEPS, TEMPERATURE, VOCABULARY, WARMUP_STEPS, arrays
 from safetensors.torch import save_file
 from transformers import (
     LlamaConfig,
@@ -19,6 +19,17 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+)
+
+from tests.integration.learner.megatron_cases import (
+    ADAM,
+    CLIP_HIGH,
+    CLIP_LOW,
+    STEPS,
+    TEMPERATURE,
+    VOCABULARY,
+    WARMUP_STEPS,
+    arrays,
 )
 
 SIZES = {
@@ -46,7 +57,9 @@ def build(name: str) -> PreTrainedModel:
     model: PreTrainedModel = {
         "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=True, rope_parameters=LLAMA3_ROPE)),
         "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=False, rope_parameters=rope)),
-        "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=24, tie_word_embeddings=True, rope_parameters=rope)),
+        "qwen3": lambda: Qwen3ForCausalLM(
+            Qwen3Config(**SIZES, head_dim=24, tie_word_embeddings=True, rope_parameters=rope)
+        ),
     }[name]()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -54,7 +67,7 @@ def build(name: str) -> PreTrainedModel:
     return model.eval()
 
 
-def token_losses(model: PreTrainedModel, item: dict[str, np.ndarray | int]) -> torch.Tensor:
+def token_losses(model: PreTrainedModel, item: dict[str, Any]) -> torch.Tensor:
     """The clipped token losses of one sequence, alone in a batch of one."""
     tokens = torch.from_numpy(np.asarray(item["tokens"])).long()
     prompt = int(item["prompt_len"])
@@ -91,7 +104,7 @@ def train(model: PreTrainedModel) -> dict[str, list[float]]:
 
 
 def _backward(loss: torch.Tensor) -> torch.Tensor:
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     return loss.detach()
 
 
@@ -106,7 +119,9 @@ def main(root: Path) -> None:
         (root / name / "tokenizer.json").write_text("{}")
         with torch.no_grad():
             logits = {
-                str(i): model(input_ids=torch.from_numpy(np.asarray(item["tokens"])).long()[None, :-1]).logits[0].contiguous()
+                str(i): model(input_ids=torch.from_numpy(np.asarray(item["tokens"])).long()[None, :-1])
+                .logits[0]
+                .contiguous()
                 for i, item in enumerate(arrays())
             }
         save_file(logits, root / f"{name}.logits.safetensors")

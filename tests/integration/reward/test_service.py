@@ -8,16 +8,15 @@ import os
 import signal
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgpack
 import pytest
 import pytest_asyncio
-import redis.asyncio
+from redis.asyncio import Redis
 
 from services.common import keys
 from services.common.codec import decode, encode
@@ -44,7 +43,6 @@ from services.reward.service import RewardService
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-Redis = redis.asyncio.Redis
 JOB = "job-1"
 SPEC = {"reward": {"verifiers": {}, "timeout_s": 1.0}}
 
@@ -66,10 +64,10 @@ async def redis(redis_url: str) -> AsyncIterator[Redis]:
 class Running:
     """A service within this process, as its own main would run it."""
 
-    def __init__(self, url: str, pool: Pool, name: str) -> None:
+    def __init__(self, url: str, pool: Pool, name: str, bound: int) -> None:
         self.drain = Drain()
         self._clients = (connect(url), connect(url, block_s=2.0))
-        self.service = RewardService(*self._clients, pool, name=name, drain=self.drain)
+        self.service = RewardService(*self._clients, pool, name=name, drain=self.drain, bound=bound)
         self._tasks = [asyncio.create_task(self.service.follow_jobs()), asyncio.create_task(self.service.heartbeat())]
 
     async def stop(self) -> None:
@@ -88,18 +86,18 @@ class Running:
             await client.aclose()
 
 
-Start = Callable[[str], Awaitable[Running]]
+Start = Callable[..., Awaitable[Running]]
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def start(redis_url: str, pool: Pool) -> AsyncIterator[Start]:
     started: list[Running] = []
 
-    async def begin(name: str = "reward-1") -> Running:
-        started.append(Running(redis_url, pool, name))
+    async def begin(name: str = "reward-1", bound: int = MAX_STREAM_LENGTH) -> Running:
+        started.append(Running(redis_url, pool, name, bound))
         return started[-1]
 
-    yield begin  # type: ignore[misc]
+    yield begin
     for running in started:
         await running.crash()
 
@@ -257,15 +255,11 @@ async def test_bombs_are_timeouts_and_hold_nothing_up(redis: Redis, start: Start
     assert waited_s < 1.0 + 5.0, "one limit, and time for everything else on a busy machine"
 
 
-async def test_a_full_scored_stream_makes_it_wait_and_lose_nothing(
-    redis: Redis, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.reward.service.Attachment.__init__.__kwdefaults__", {"lease_s": 60.0, "bound": 2})
-    assert MAX_STREAM_LENGTH > 2
+async def test_a_full_scored_stream_makes_it_wait_and_lose_nothing(redis: Redis, start: Start) -> None:
     await activate(redis)
     for number in range(5):
         await send(redis, group(number, f"#### {number}", "no"))
-    running = await start("reward-1")
+    running = await start("reward-1", bound=2)
     await scored(redis, 2)
     await asyncio.sleep(0.5)
     assert await redis.xlen(keys.stream(JOB, Stage.SCORED)) == 2
@@ -368,10 +362,9 @@ async def test_the_process_serves_drains_and_exits(redis: Redis, redis_url: str,
         assert sorted(await scored(redis, 1, timeout_s=60.0)) == [1]
         [status] = await alive(redis)
         assert (status.name, status.kind) == ("reward-9", "reward")
-        health = f"http://127.0.0.1:{status.metrics_port}"
-        assert await asyncio.to_thread(fetch, f"{health}/readyz") == (200, "ok\n")
-        assert await asyncio.to_thread(fetch, f"{health}/healthz") == (200, "ok\n")
-        _, metrics = await asyncio.to_thread(fetch, f"{health}/metrics")
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{status.metrics_port}") as http:
+            assert [(await http.get(path)).text for path in ("/readyz", "/healthz")] == ["ok\n", "ok\n"]
+            metrics = (await http.get("/metrics")).text
         assert 'millrace_reward_verdicts_total{status="scored",verifier="gsm8k"} 2.0' in metrics
         assert 'millrace_reward_groups_total{result="judged"} 1.0' in metrics
         process.send_signal(signal.SIGTERM)
@@ -383,14 +376,6 @@ async def test_the_process_serves_drains_and_exits(redis: Redis, redis_url: str,
     assert await alive(redis) == []
     for line in errors.decode().splitlines():
         assert json.loads(line)["service"].startswith("reward")
-
-
-def fetch(url: str) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(url, timeout=5.0) as response:
-            return response.status, response.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
 
 
 async def test_a_wrong_setting_ends_the_process_with_one_clear_line(redis_url: str) -> None:

@@ -63,7 +63,9 @@ def scored_group(
 
 def judged_group(group_id: int, rewards: Sequence[float | None], **options: Any) -> Judged:
     """The same as it comes off the stream, under an entry of its own."""
-    return Judged(scored_group(group_id, rewards, **options), b"", Entry(f"{group_id}-0", f"train:{group_id}:1", b"", 1))
+    return Judged(
+        scored_group(group_id, rewards, **options), b"", Entry(f"{group_id}-0", f"train:{group_id}:1", b"", 1)
+    )
 
 
 def _verdict(reward: float | None, accuracy: float | None) -> Verdict:

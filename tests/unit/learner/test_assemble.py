@@ -6,10 +6,10 @@ import statistics
 
 import numpy as np
 import pytest
-from scored_groups import PROMPT, job_spec, judged_group
 
 from services.common.spec import JobSpec
 from services.learner.assemble import assemble
+from tests.unit.learner.scored_groups import PROMPT, job_spec, judged_group
 
 
 def advantages(spec: JobSpec, rewards: list[float | None], lengths: list[int]) -> list[float]:
@@ -32,7 +32,8 @@ def test_a_sequence_is_the_prompt_and_the_response_with_the_engines_logprobs() -
     assert first.inference_logprobs.tolist() == [-0.125, -0.25, -0.375]
     assert first.loss_mask.tolist() == [True, True, True]
     assert (first.group_id, second.group_id) == (5, 5)
-    assert (first.tokens.dtype, first.advantage.dtype) == (np.dtype("<i4"), np.float32)
+    assert first.tokens.dtype == np.int32
+    assert first.advantage.dtype == np.float32
 
 
 def test_sequences_keep_the_order_of_the_groups_and_of_their_rollouts() -> None:

@@ -42,7 +42,9 @@ def sequences(draw: st.DrawFn) -> Sequence:
 
 
 @pytest.mark.parametrize(
-    "command", [Idle(), Publish(), Finish(), Save("/jobs/a b/ü", export=True), Save("", export=False), Load("x")], ids=repr
+    "command",
+    [Idle(), Publish(), Finish(), Save("/jobs/a b/ü", export=True), Save("", export=False), Load("x")],
+    ids=repr,
 )
 def test_a_command_survives_the_wire(command: Command) -> None:
     assert decode_command(encode_command(command)) == command
@@ -64,7 +66,10 @@ def test_a_batch_survives_the_wire_bit_for_bit(step: int, batch: list[Sequence])
 
 
 def test_every_command_can_be_sent() -> None:
-    sent = {type(decode_command(encode_command(c))) for c in (Idle(), Train(1, []), Publish(), Save("", export=True), Load(""), Finish())}
+    sent = {
+        type(decode_command(encode_command(c)))
+        for c in (Idle(), Train(1, []), Publish(), Save("", export=True), Load(""), Finish())
+    }
     assert sent == set(Command.__args__)
 
 
@@ -77,7 +82,9 @@ def test_a_sequence_of_more_than_a_mebibyte_is_taken() -> None:
     length = 2**18
     tokens = np.arange(length + 1, dtype=np.int32)
     ones = np.ones(length, np.float32)
-    long = Sequence(tokens, prompt_len=1, inference_logprobs=-ones, advantage=ones, loss_mask=ones.astype(bool), group_id=0)
+    long = Sequence(
+        tokens, prompt_len=1, inference_logprobs=-ones, advantage=ones, loss_mask=ones.astype(bool), group_id=0
+    )
     command = decode_command(encode_command(Train(1, [long])))
     assert isinstance(command, Train)
     assert np.array_equal(command.sequences[0].tokens, tokens)

@@ -10,9 +10,9 @@ from statistics import fmean
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scored_groups import scored_group
 
 from services.learner.evaluation import EvalRound
+from tests.unit.learner.scored_groups import scored_group
 
 
 def a_round(tasks: int = 3, first_id: int = 30, seconds: float = 60.0) -> EvalRound:
@@ -79,9 +79,9 @@ def test_the_first_answer_to_a_task_stands() -> None:
 def test_a_failed_group_ends_the_wait_but_is_no_wrong_answer() -> None:
     evaluation = a_round(tasks=2)
     evaluation.arrived(scored_group(30, [1.0, 0.0]))
-    assert not evaluation.done
+    before = evaluation.done
     evaluation.arrived(scored_group(31, [], failure="the prompt is too long"))
-    assert evaluation.done
+    assert (before, evaluation.done) == (False, True)
     assert evaluation.result()["avg_at_k"] == 0.5
     assert evaluation.result()["unanswered"] == 1
 
@@ -91,4 +91,9 @@ def test_the_deadline_ends_a_round_with_what_it_has() -> None:
     late = a_round(seconds=-0.001)
     assert late.done
     result = late.result()
-    assert (result["tasks"], result["unanswered"], result["avg_at_k"], result["min_policy_version"]) == (0, 3, None, None)
+    assert (result["tasks"], result["unanswered"], result["avg_at_k"], result["min_policy_version"]) == (
+        0,
+        3,
+        None,
+        None,
+    )

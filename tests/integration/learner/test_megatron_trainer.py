@@ -1,0 +1,188 @@
+"""Megatron ranks against plain transformers and torch: the same logits, the same losses, the same weights, however the work is split."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.integration.learner.megatron_cases import MODELS, STEPS, TEMPERATURE, WARMUP_STEPS, arrays
+
+HERE = Path(__file__).parent
+LAYOUTS = ("one", "tp", "pp", "dp", "dist")
+TIMEOUT_S = 280.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the reference process and the ranks wrote down."""
+
+    root: Path
+    reference: dict[str, Any]
+    """Per model: float64 losses and gradient norms."""
+    layouts: dict[str, dict[str, Any]]
+
+    def weights(self, name: str) -> dict[str, torch.Tensor]:
+        weights: dict[str, torch.Tensor] = load_file(self.root / name)
+        return weights
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """A clean process makes models and references; then one rank and two ranks run every check of theirs in one start."""
+    root = tmp_path_factory.mktemp("megatron")
+    run([str(HERE / "megatron_reference.py"), str(root)])
+    for ranks in (1, 2):
+        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        run([*launch, str(HERE / "megatron_ranks.py"), str(root)])
+    said = [json.loads((root / "out" / f"ranks{ranks}.json").read_text()) for ranks in (1, 2)]
+    return Outcome(root, json.loads((root / "reference.json").read_text()), said[0] | said[1])
+
+
+def run(arguments: list[str]) -> None:
+    """Runs Python on the arguments; what it printed is in the failure."""
+    root = str(HERE.parents[2])
+    environment = os.environ | {
+        "PYTHONPATH": root,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
+        "HF_HUB_OFFLINE": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("model", MODELS)
+class TestAgainstPlainTorch:
+    def test_loaded_weights_give_the_logits_of_transformers(self, outcome: Outcome, layout: str, model: str) -> None:
+        expected = outcome.weights(f"{model}.logits.safetensors")
+        logits = outcome.weights(f"out/{layout}.{model}.logits.safetensors")
+        assert logits.keys() == expected.keys()
+        largest = max(float((logits[k] - expected[k]).abs().max()) for k in expected)
+        # split over TP the sums of two halves round differently; everything else computes the very same thing
+        assert largest <= (1e-5 if layout == "tp" else 0.0)
+
+    def test_exported_weights_are_those_loaded_and_name_the_output_layer(
+        self, outcome: Outcome, layout: str, model: str
+    ) -> None:
+        source = outcome.weights(f"{model}/model.safetensors")
+        exported = outcome.weights(f"out/{layout}.{model}.exported.safetensors")
+        assert exported.keys() == source.keys() | {"lm_head.weight"}
+        head = source.get("lm_head.weight", source["model.embed_tokens.weight"])
+        assert all(torch.equal(exported[name], tensor) for name, tensor in (source | {"lm_head.weight": head}).items())
+
+    def test_a_saved_directory_is_the_loaded_one(self, outcome: Outcome, layout: str, model: str) -> None:
+        saved = outcome.root / "out" / f"{layout}.{model}.hf"
+        source = outcome.weights(f"{model}/model.safetensors")
+        written = load_file(saved / "model.safetensors")
+        assert written.keys() == source.keys()
+        assert all(torch.equal(written[name], tensor) for name, tensor in source.items())
+        assert (saved / "config.json").read_text() == (outcome.root / model / "config.json").read_text()
+        assert (saved / "tokenizer.json").is_file()
+
+    def test_training_follows_the_float64_reference(self, outcome: Outcome, layout: str, model: str) -> None:
+        stats, reference = outcome.layouts[layout][model]["stats"], outcome.reference[model]
+        # token losses are of order 1 and cancel in the mean: 1e-6 is relative to them
+        assert [s["loss"] for s in stats] == pytest.approx(reference["loss"], rel=0.0, abs=1e-6)
+        assert [s["grad_norm"] for s in stats] == pytest.approx(reference["grad_norm"], rel=2e-6)
+        trained = outcome.weights(f"out/{layout}.{model}.trained.safetensors")
+        expected = outcome.weights(f"{model}.trained.safetensors")
+        source = outcome.weights(f"{model}/model.safetensors")
+        assert all(torch.allclose(trained[k].double(), expected[k], rtol=1e-6, atol=1e-6) for k in expected)
+        assert update_error(trained, expected, source) < 4e-6
+        assert torch.equal(trained["lm_head.weight"], trained["model.embed_tokens.weight"]) is (model != "qwen2")
+
+
+def update_error(
+    weights: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], source: dict[str, torch.Tensor]
+) -> float:
+    """Norm of the difference over norm of the expected change."""
+    wrong = sum(float((weights[k].double() - expected[k].double()).square().sum()) for k in source)
+    change = sum(float((expected[k].double() - source[k].double()).square().sum()) for k in source)
+    assert change > 1.0
+    return float((wrong / change) ** 0.5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+class TestSplitting:
+    def test_a_step_does_not_depend_on_micro_batches_padding_packing_or_ranks(
+        self, outcome: Outcome, layout: str
+    ) -> None:
+        source = outcome.weights("llama/model.safetensors")
+        expected = outcome.weights("out/one.split0.safetensors")
+        base = outcome.layouts["one"]["splits"][0]
+        splits = outcome.layouts[layout]["splits"]
+        assert len({(s["micro_batches"], s["padding_share"]) for s in splits}) == 4, "the splits should differ"
+        for i, stats in enumerate(splits):
+            assert stats["loss"] == pytest.approx(base["loss"], rel=0.0, abs=1e-6)
+            assert stats["grad_norm"] == pytest.approx(base["grad_norm"], rel=1e-6)
+            assert update_error(outcome.weights(f"out/{layout}.split{i}.safetensors"), expected, source) < 3e-6
+
+    def test_metrics_are_means_over_the_tokens_of_the_global_batch(self, outcome: Outcome, layout: str) -> None:
+        batch = arrays()
+        kept = np.concatenate([np.asarray(item["advantage"])[np.asarray(item["loss_mask"])] for item in batch])
+        base = outcome.layouts["one"]["splits"][0]
+        for stats in outcome.layouts[layout]["splits"]:
+            assert stats["loss_tokens"] == len(kept)
+            assert stats["advantage"] == pytest.approx(float(kept.astype(np.float64).mean()), rel=1e-6)
+            assert stats["ordered"] == 1.0
+            for name in (
+                "entropy",
+                "mismatch_kl",
+                "mismatch_k1",
+                "max_abs_logprob_difference",
+                "effective_sample_share",
+            ):
+                assert stats[name] == pytest.approx(base[name], rel=1e-5), name
+
+    def test_an_empty_rank_takes_part(self, outcome: Outcome, layout: str) -> None:
+        stats = outcome.layouts[layout]["lonely"]
+        assert (stats["sequences"], stats["skipped"]) == (1, "")
+        assert stats["loss"] == pytest.approx(outcome.layouts["one"]["lonely"]["loss"], rel=1e-6)
+        assert stats["grad_norm"] == pytest.approx(outcome.layouts["one"]["lonely"]["grad_norm"], rel=1e-6)
+
+    def test_logprobs_come_in_the_order_of_the_sequences(self, outcome: Outcome, layout: str) -> None:
+        logits = outcome.weights("llama.logits.safetensors")
+        for i, (item, found) in enumerate(zip(arrays(), outcome.layouts[layout]["logprobs"], strict=True)):
+            tokens, prompt = torch.from_numpy(np.asarray(item["tokens"])).long(), int(item["prompt_len"])
+            rows = torch.log_softmax(logits[str(i)].double()[prompt - 1 :] / TEMPERATURE, -1)
+            expected = rows.gather(-1, tokens[prompt:, None])[:, 0]
+            assert found == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+class TestContinuing:
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_save_load_continue_is_the_uninterrupted_run_bit_for_bit(
+        self, outcome: Outcome, layout: str, dtype: str
+    ) -> None:
+        said = outcome.layouts[layout]["resume"][dtype]
+        assert said == {"steps": 1, "stats": True, "weights": True, "random": True, "moved": True}
+
+    def test_a_step_that_is_not_finite_changes_nothing(self, outcome: Outcome, layout: str) -> None:
+        said = outcome.layouts[layout]["broken"]
+        assert "not both finite" in said["bad"]["skipped"]
+        assert said["bad"]["loss"] is None
+        assert said["unchanged"]
+        assert said["good"]["skipped"] == ""
+        assert said["good"]["loss"] == pytest.approx(outcome.layouts["one"]["splits"][0]["loss"], rel=0.0, abs=1e-6)
+
+    def test_a_checkpoint_of_another_kind_is_refused_by_name(self, outcome: Outcome, layout: str) -> None:
+        refused = outcome.layouts[layout]["refused"]
+        assert "rank-00000.safetensors: saved with dtype = float32, and now it is bfloat16" in refused
+
+    def test_the_rate_warms_up(self, outcome: Outcome, layout: str) -> None:
+        rates = [s["lr"] for s in outcome.layouts[layout]["llama"]["stats"]]
+        assert rates == [1.0 * step / WARMUP_STEPS for step in range(1, STEPS + 1)]

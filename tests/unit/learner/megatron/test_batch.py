@@ -1,0 +1,87 @@
+"""The tensors of a micro-batch, against a walk over the sequences token by token."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from services.learner.megatron.batch import MicroBatch, Row, Sequence, collate, response_offsets
+
+CPU = torch.device("cpu")
+
+
+def sequences() -> list[Sequence]:
+    rng = np.random.default_rng(1)
+    made = []
+    for i, (prompt, response) in enumerate([(1, 4), (3, 2), (2, 5), (4, 1)]):
+        made.append(
+            Sequence(
+                tokens=rng.integers(1, 99, prompt + response).astype(np.int32),
+                prompt_len=prompt,
+                inference_logprobs=rng.normal(size=response).astype(np.float32),
+                advantage=rng.normal(size=response).astype(np.float32),
+                loss_mask=rng.random(response) > 0.5,
+                group_id=i,
+            )
+        )
+    return made
+
+
+@pytest.mark.parametrize("rows", [[(2,), (0,)], [(0, 3), (2,)], [(1, 0, 3)]])
+def test_every_response_token_is_predicted_from_the_token_before_it(rows: list[Row]) -> None:
+    batch, all_sequences = None, sequences()
+    batch = collate(all_sequences, rows, response_offsets(all_sequences)[:-1], CPU)
+    order = [i for row in rows for i in row]
+    flattened = batch.tokens.T.reshape(-1)  # [s · b], as the hidden states are
+    r = 0
+    for ordinal, i in enumerate(order):
+        s = all_sequences[i]
+        for t in range(s.response_len):
+            assert int(flattened[batch.positions[r]]) == s.tokens[s.prompt_len + t - 1]
+            assert int(batch.targets[r]) == s.tokens[s.prompt_len + t]
+            assert float(batch.inference_logprobs[r]) == float(s.inference_logprobs[t])
+            assert float(batch.advantages[r]) == float(s.advantage[t])
+            assert bool(batch.loss_mask[r]) == bool(s.loss_mask[t])
+            assert int(batch.sequence_ids[r]) == ordinal
+            assert int(batch.offsets[r]) == sum(q.response_len for q in all_sequences[:i]) + t
+            r += 1
+    assert r == len(batch.targets)
+
+
+def test_segments_are_marked_only_where_rows_are_packed() -> None:
+    all_sequences = sequences()
+    offsets = response_offsets(all_sequences)
+    assert collate(all_sequences, [(0,), (1,)], offsets, CPU).segment_ids is None
+    packed = collate(all_sequences, [(0, 3), (1,)], offsets, CPU).segment_ids
+    assert packed is not None
+    assert packed.tolist() == [[0] * 4 + [1] * 4, [0] * 4 + [-1] * 4]
+
+
+def test_an_empty_micro_batch_runs_one_masked_token() -> None:
+    batch: MicroBatch = collate([], [], [], CPU)
+    assert batch.tokens.shape == (1, 1)
+    assert batch.loss_mask.tolist() == [False]
+    assert batch.offsets.tolist() == [-1]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prompt_len": 0}, "group 7: 3 tokens with prompt_len 0"),
+        ({"prompt_len": 3}, "group 7: 3 tokens with prompt_len 3"),
+        ({"advantage": np.zeros(3, np.float32)}, "group 7: advantage has 3 items for 1 tokens"),
+        ({"inference_logprobs": np.array([np.nan], np.float32)}, "group 7: inference_logprobs is not finite"),
+    ],
+)
+def test_a_sequence_that_does_not_fit_together_is_refused(change: dict[str, object], message: str) -> None:
+    fields: dict[str, object] = {
+        "tokens": np.array([1, 2, 3], np.int32),
+        "prompt_len": 2,
+        "inference_logprobs": np.zeros(1, np.float32),
+        "advantage": np.zeros(1, np.float32),
+        "loss_mask": np.ones(1, bool),
+        "group_id": 7,
+    }
+    with pytest.raises(ValueError, match=message):
+        Sequence(**(fields | change))  # type: ignore[arg-type]

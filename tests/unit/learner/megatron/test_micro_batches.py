@@ -1,0 +1,73 @@
+"""How a batch is split: every sequence once, within the bound, the same number of micro-batches on every rank."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.common.errors import ConfigError
+from services.learner.megatron.batch import Sequence
+from services.learner.megatron.micro_batches import plan_micro_batches, split_over_ranks
+
+
+def sequence(prompt: int, response: int, group_id: int = 0) -> Sequence:
+    return Sequence(
+        tokens=np.arange(prompt + response, dtype=np.int32),
+        prompt_len=prompt,
+        inference_logprobs=np.zeros(response, np.float32),
+        advantage=np.ones(response, np.float32),
+        loss_mask=np.ones(response, bool),
+        group_id=group_id,
+    )
+
+
+SHAPES = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 40)), max_size=40)
+
+
+@settings(deadline=None)
+@given(SHAPES, st.integers(1, 5), st.integers(60, 400), st.booleans())
+def test_every_sequence_is_planned_once_within_the_bound(
+    shapes: list[tuple[int, int]], ranks: int, max_tokens: int, packing: bool
+) -> None:
+    sequences = [sequence(*shape) for shape in shapes]
+    plans = plan_micro_batches(sequences, ranks, max_tokens=max_tokens, packing=packing)
+    assert len(plans) == ranks
+    assert len({len(plan) for plan in plans}) == 1
+    assert len(plans[0]) >= 1
+    micro_batches = list(chain.from_iterable(plans))
+    assert sorted(i for rows in micro_batches for row in rows for i in row) == list(range(len(sequences)))
+    for rows in micro_batches:
+        width = max((sum(sequences[i].row_len for i in row) for row in rows), default=0)
+        assert width * len(rows) <= max_tokens
+        assert packing or all(len(row) == 1 for row in rows)
+
+
+@given(st.lists(st.integers(1, 500), max_size=60), st.integers(1, 8))
+def test_no_rank_gets_more_than_one_longest_sequence_above_another(lengths: list[int], ranks: int) -> None:
+    loads = [sum(lengths[i] for i in mine) for mine in split_over_ranks(lengths, ranks)]
+    assert max(loads) - min(loads) <= max(lengths, default=0)
+
+
+def test_packing_pads_less() -> None:
+    sequences = [sequence(4, 60), *(sequence(4, 12) for _ in range(8)), *(sequence(4, 28) for _ in range(4))]
+
+    def computed(*, packing: bool) -> int:
+        (plan,) = plan_micro_batches(sequences, 1, max_tokens=1000, packing=packing)
+        return sum(len(rows) * max(sum(sequences[i].row_len for i in row) for row in rows) for rows in plan)
+
+    assert computed(packing=True) < computed(packing=False) / 2
+
+
+def test_the_plan_is_the_same_every_time() -> None:
+    sequences = [sequence(3, 1 + i % 7, i) for i in range(50)]
+    first = plan_micro_batches(sequences, 3, max_tokens=64, packing=True)
+    assert first == plan_micro_batches(sequences, 3, max_tokens=64, packing=True)
+
+
+def test_a_sequence_that_does_not_fit_names_the_setting() -> None:
+    with pytest.raises(ConfigError, match="max_tokens_per_micro_batch is 16, but a sequence takes 24 positions"):
+        plan_micro_batches([sequence(5, 20)], 1, max_tokens=16, packing=False)

@@ -1,0 +1,22 @@
+"""The head's bookkeeping starts without torch: only what computes on tokens imports it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+LIGHT = (
+    "services.learner.intake",
+    "services.learner.gate",
+    "services.learner.ledger",
+    "services.learner.evaluation",
+    "services.learner.algorithms.advantages",
+    "services.learner.algorithms.dynamic_sampling",
+    "services.learner.algorithms.overlong",
+)
+
+
+def test_bookkeeping_imports_no_torch() -> None:
+    code = f"import sys, {', '.join(LIGHT)}; print({{'torch', 'megatron', 'transformers'}} & set(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "set()"
