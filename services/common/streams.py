@@ -46,7 +46,8 @@ return new and 1 or 0
 _BURY = """#!lua
 -- KEYS: source, dead   ARGV: group, entry id, member, payload, reason, deliveries, unix time
 if redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
-redis.call('XADD', KEYS[2], 'MAXLEN', '~', '10000', '*', 'member', ARGV[3], 'd', ARGV[4], 'reason', ARGV[5], 'deliveries', ARGV[6], 'at', ARGV[7])
+redis.call('XADD', KEYS[2], 'MAXLEN', '~', '10000', '*',
+  'member', ARGV[3], 'd', ARGV[4], 'reason', ARGV[5], 'deliveries', ARGV[6], 'at', ARGV[7])
 redis.call('XDEL', KEYS[1], ARGV[2])
 return 1
 """

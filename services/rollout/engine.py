@@ -22,7 +22,7 @@ from services.common.spec import JobSpec
 from services.common.types import Message
 from services.rollout import metrics
 from services.rollout.label import Version, VersionLabel
-from services.rollout.model_names import required_tensors
+from services.rollout.model_tensors import Shapes, file_shapes, misfits, model_shapes
 from services.rollout.pieces import Piece
 from services.rollout.prompts import PromptEncoder
 from services.rollout.stage import StagedWeights
@@ -66,7 +66,7 @@ class Engine:
         self._llm: Any = None
         self._key: EngineKey | None = None
         self._prompts: PromptEncoder | None = None
-        self._required: frozenset[str] = frozenset()
+        self._shapes: Shapes = {}
         self._good: StagedWeights | None = None
         self._changing = asyncio.Lock()
         self.label = VersionLabel()
@@ -99,7 +99,7 @@ class Engine:
         log.info("starting the engine with %s", model_dir)
         started = time.monotonic()
         self._prompts = await asyncio.to_thread(PromptEncoder, model_dir)
-        self._required = required_tensors(model_dir)
+        self._shapes = await asyncio.to_thread(model_shapes, model_dir)
         try:
             self._llm = await in_daemon_thread(lambda: start_vllm(self._platform, model_dir, spec), "start vLLM")
         except (RuntimeError, ValueError, OSError) as error:
@@ -221,13 +221,15 @@ class Engine:
         """Finds what is wrong with a staged file while the weights in use still sample."""
         if self.version is not None and version <= self.version:
             raise WeightSyncError(f"version {version} is not newer than {self.version}")
-        missing = sorted(self._required - staged.digests.keys())
-        if missing:
+        try:
+            wrong = misfits(self._shapes, await asyncio.to_thread(file_shapes, staged.path))
+        except ModelError as error:
+            raise WeightSyncError(f"version {version}: {error}") from error
+        if wrong:
             raise WeightSyncError(
-                f"version {version}: {len(missing)} tensors are missing, which would stay as they are: {', '.join(missing[:5])}"
+                f"version {version} does not fit the model: {'; '.join(wrong[:5])} ({len(wrong)} in all)"
             )
-        wrong = await self._on_workers("millrace_verify_weights", str(staged.path), staged.digests)
-        for trouble in wrong:
+        for trouble in await self._on_workers("millrace_verify_weights", str(staged.path), staged.digests):
             if trouble:
                 raise WeightSyncError(f"version {version}: {trouble}")
 
@@ -258,6 +260,9 @@ class Engine:
 
     async def _restore(self, version: Version, cause: Exception) -> None:
         """Puts the weights before back, whole, and goes on with them.
+
+        It helps when the load had not begun (the file vanished). vLLM does not load again after a load that broke off within a layer;
+        then the process has to end.
 
         Raises:
             EngineError: there are none, or they cannot be loaded either.

@@ -13,7 +13,8 @@ from services.common.snapshot import Snapshot
 from services.common.spec import JobSpec
 from services.rollout.stage import Stage, StagedWeights
 
-SPECIAL = ["<pad>", "<eos>", "<unk>", "<user>", "<assistant>"]
+UNKNOWN = "<unk>"
+SPECIAL = ["<pad>", "<eos>", UNKNOWN, "<user>", "<assistant>"]
 VOCAB = 128
 TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system messages') }}{% endif %}"
@@ -24,23 +25,23 @@ StageWeights = Callable[[int, int, Tensors], StagedWeights]
 
 
 def write_model(folder: Path) -> None:
-    """A tied character-level Llama with random weights: 2 layers, hidden 128 (the CPU kernels take heads of 32 and more), vocabulary 128, 256 positions."""
+    """A tied character-level Llama with random weights: 2 layers, heads of 32 (the CPU kernels take no smaller), 256 positions."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     tokens = [*SPECIAL, *(chr(code) for code in range(32, 127))]
     tokens += [f"<spare{number}>" for number in range(VOCAB - len(tokens))]
-    core = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens)}, unk_token="<unk>"))
+    core = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens)}, unk_token=UNKNOWN))
     core.pre_tokenizer = pre_tokenizers.Split(Regex("<[a-z]+>|."), "isolated")
     core.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", chat_template=TEMPLATE
+        tokenizer_object=core, pad_token=SPECIAL[0], eos_token=SPECIAL[1], unk_token=UNKNOWN, chat_template=TEMPLATE
     )
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
         vocab_size=VOCAB, max_position_embeddings=256, tie_word_embeddings=True, bos_token_id=None, eos_token_id=1,
-        pad_token_id=0, initializer_range=0.2,
+        pad_token_id=0, initializer_range=0.1,
     )  # fmt: skip
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -25,6 +25,7 @@ from tests.integration.rollout.conftest import StageWeights, Tensors, that_say
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
+LAST = "model.layers.1.mlp.down_proj.weight"
 FIRST = 40
 """The token that version 0 says; version n says FIRST + n."""
 
@@ -79,9 +80,7 @@ async def test_every_token_carries_the_version_that_sampled_it(
     first = versions.next()
     await engine.activate(stage_weights(1, first, that_say(FIRST + first, weights)))
     sampler = Sampler(engine, "r0")
-    running = [
-        asyncio.create_task(sampler.sample(a_task(group_id=i, group_size=4, max_tokens=200))) for i in range(6)
-    ]
+    running = [asyncio.create_task(sampler.sample(a_task(group_id=i, group_size=4, max_tokens=200))) for i in range(6)]
     done = []
     for _ in range(4):
         await asyncio.sleep(0.25)
@@ -111,7 +110,8 @@ async def test_logprobs_are_those_of_the_weights_at_the_sampling_temperature(
             with torch.no_grad():
                 logits = reference(ids).logits[0, len(group.prompt_tokens) - 1 : -1] / temperature
             expected = logits.log_softmax(-1).gather(-1, ids[0, len(group.prompt_tokens) :, None]).squeeze(-1).numpy()
-            assert np.abs(expected - rollout.logprobs).mean() < 0.05  # the engine computes in bfloat16
+            assert np.abs(expected - rollout.logprobs).mean() < 0.03  # the engine computes in bfloat16
+            assert expected.std() > 0.3, "these weights could not tell right from wrong"
 
 
 async def test_a_file_that_is_not_what_its_manifest_says_is_refused_before_the_pause(
@@ -133,7 +133,7 @@ async def test_a_version_that_leaves_a_tensor_out_is_refused(
     engine: Engine, versions: Numbers, weights: Tensors, stage_weights: StageWeights
 ) -> None:
     without_head = {name: tensor for name, tensor in weights.items() if name != "lm_head.weight"}
-    with pytest.raises(WeightSyncError, match=r"1 tensors are missing.*lm_head\.weight"):
+    with pytest.raises(WeightSyncError, match=r"lm_head\.weight is missing"):
         await engine.activate(stage_weights(1, versions.next(), without_head))
 
 
@@ -147,20 +147,34 @@ async def test_an_older_version_is_never_activated(
     assert engine.version == Version(1, n)
 
 
-async def test_a_load_that_fails_midway_brings_the_weights_before_back(
+async def test_a_version_of_another_shape_is_refused(
     engine: Engine, versions: Numbers, weights: Tensors, stage_weights: StageWeights
+) -> None:
+    misshapen = weights | {LAST: torch.zeros(3, 5, dtype=torch.bfloat16)}
+    with pytest.raises(WeightSyncError, match=r"down_proj\.weight is \(3, 5\), not \(128, 256\)"):
+        await engine.activate(stage_weights(1, versions.next(), misshapen))
+
+
+async def test_a_load_that_fails_brings_the_weights_before_back(
+    engine: Engine, versions: Numbers, weights: Tensors, stage_weights: StageWeights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = versions.next()
     await engine.activate(stage_weights(1, good, that_say(FIRST + good, weights)))
     sampling = asyncio.create_task(Sampler(engine, "r0").sample(a_task(max_tokens=150)))
     await asyncio.sleep(0.1)
-    misshapen = that_say(50, weights)
-    misshapen["model.layers.1.mlp.down_proj.weight"] = torch.zeros(3, 5, dtype=torch.bfloat16)
+    vanishing = stage_weights(1, versions.next(), that_say(50, weights))
+    pause = engine._pause
+
+    async def pause_and_lose_the_file() -> None:
+        await pause()
+        vanishing.path.unlink()
+
+    monkeypatch.setattr(engine, "_pause", pause_and_lose_the_file)
     with pytest.raises(WeightSyncError, match="the weights before are back"):
-        await engine.activate(stage_weights(1, versions.next(), misshapen))
+        await engine.activate(vanishing)
+    monkeypatch.undo()
     assert engine.version == Version(1, good)
     check_stamps(await sampling)
-    check_stamps(await Sampler(engine, "r0").sample(a_task()))
     n = versions.next()
     await engine.activate(stage_weights(1, n, that_say(FIRST + n, weights)))
     check_stamps(await Sampler(engine, "r0").sample(a_task()))
@@ -210,15 +224,23 @@ async def test_the_engine_stays_up_for_a_job_that_needs_the_same(
     check_stamps(await Sampler(engine, "r0").sample(a_task(lineage=2)))
 
 
-async def test_half_applied_weights_without_a_good_version_end_the_engine(
-    engine: Engine, weights: Tensors, stage_weights: StageWeights, model_dir: Path, spec: JobSpec
+async def test_half_applied_weights_are_never_sampled_and_no_process_stays(
+    engine: Engine, versions: Numbers, weights: Tensors, stage_weights: StageWeights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await engine.start(model_dir, spec)  # forgets the good version
-    misshapen = weights | {"model.layers.1.mlp.down_proj.weight": torch.zeros(3, 5, dtype=torch.bfloat16)}
+    async def let_pass(*_: object) -> None:
+        """Stands for a fault that no check foresees."""
+
+    monkeypatch.setattr(engine, "_verify", let_pass)
+    sampling = asyncio.create_task(Sampler(engine, "r0").sample(a_task(lineage=2, max_tokens=200)))
+    await asyncio.sleep(0.1)
+    misshapen = weights | {LAST: torch.zeros(3, 5, dtype=torch.bfloat16)}
     with pytest.raises(EngineError, match="half applied"):
-        await engine.activate(stage_weights(3, 0, misshapen))
-    assert engine.version is None
+        await engine.activate(stage_weights(2, versions.next(), misshapen))
+    done, _ = await asyncio.wait([sampling], timeout=1.0)
+    assert not done, "it went on sampling"
     processes = [process for child in engine_children() for process in [child, *child.children(recursive=True)]]
-    assert processes
+    assert len(processes) >= 2
+    sampling.cancel()
+    await asyncio.gather(sampling, return_exceptions=True)
     await engine.stop()
     assert not any(psutil.pid_exists(process.pid) for process in processes)

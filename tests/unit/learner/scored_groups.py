@@ -24,6 +24,7 @@ from services.common.types import (
 from services.learner.intake import Judged
 
 PROMPT = np.array([7, 8, 9], "<i4")
+INFORMATIVE, DEGENERATE = (1.0, 0.0), (1.0, 1.0)
 
 
 def job_spec(**sections: Any) -> JobSpec:
@@ -31,6 +32,12 @@ def job_spec(**sections: Any) -> JobSpec:
     return JobSpec.model_validate(
         {"model": {"path": "tiny"}, "data": {"train": {"source": "reasoning_gym:chain_sum"}}} | sections
     )
+
+
+def make_spec(bsize: int = 2, k: int = 1, max_batches: int = 20, **algorithm: object) -> JobSpec:
+    """A job of `bsize` groups a step and a bound of `k` on policy_age."""
+    sizes = {"filter_groups_train_batch_size": bsize, "filter_groups_max_batches": max_batches}
+    return job_spec(algorithm=sizes | algorithm, off_policy={"max_off_policy_steps": k})
 
 
 def rollout(length: int, *versions: int) -> Rollout:

@@ -1,0 +1,61 @@
+"""Which tensors a new version must bring, and of what shape, so that none of the old one stays and none breaks the load midway."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from services.common.errors import ModelError
+
+Shapes = dict[str, tuple[int, ...]]
+
+LM_HEAD = "lm_head.weight"
+"""Tied models' files leave it out, but engines keep a packed copy of it that would go stale."""
+
+_EMBEDDING = "model.embed_tokens.weight"
+_BUFFERS = ("rotary_emb.inv_freq",)  # endings of what old files carry and nobody trains
+
+
+def model_shapes(model_dir: Path) -> Shapes:
+    """Names and shapes of the tensors in a model's safetensors files, and of the output head.
+
+    Raises:
+        ModelError: there are no such files, or they cannot be read; names the file.
+    """
+    index = model_dir / "model.safetensors.index.json"
+    files = [model_dir / "model.safetensors"]
+    if index.is_file():
+        try:
+            files = [model_dir / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(f"{index}: cannot be read: {error}") from error
+    shapes: Shapes = {}
+    for file in files:
+        shapes |= file_shapes(file)
+    shapes = {name: shape for name, shape in shapes.items() if not name.endswith(_BUFFERS)}
+    if LM_HEAD not in shapes and _EMBEDDING in shapes:
+        shapes[LM_HEAD] = shapes[_EMBEDDING]
+    return shapes
+
+
+def file_shapes(path: Path) -> Shapes:
+    """Names and shapes of the tensors in one safetensors file.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  not a mapping
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{path}: cannot be read: {error}") from error
+
+
+def misfits(wanted: Shapes, got: Shapes) -> list[str]:
+    """What of `wanted` is missing in `got`, or has another shape; one line each."""
+    lines = [f"{name} is missing" for name in sorted(wanted.keys() - got.keys())]
+    lines += [f"{name} is not in the model" for name in sorted(got.keys() - wanted.keys())]
+    both = sorted(wanted.keys() & got.keys())
+    return lines + [f"{name} is {got[name]}, not {wanted[name]}" for name in both if wanted[name] != got[name]]
