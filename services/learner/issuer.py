@@ -28,7 +28,7 @@ async def issue_loop(job: JobContext, drain: Drain) -> None:
     """
     await job.recovered(drain)
     for group in list(job.intake.ledger.active.values()):  # a recovered job: what has no fate yet is asked for again
-        await send(job, job.tasks.training(group.group_id, group.attempt, group.issue_version))
+        await send(job, job.tasks.training(group.group_id, group.attempt, job.step))
     while not drain.requested:
         budget = job.intake.budget(job.steps_left) if not job.stopping else 0
         for _ in range(budget):
@@ -48,7 +48,7 @@ async def reissue_overdue(job: JobContext) -> None:
             continue
         group.attempt += 1
         group.issued_at = time.monotonic()
-        await send(job, job.tasks.training(group.group_id, group.attempt, group.issue_version))
+        await send(job, job.tasks.training(group.group_id, group.attempt, job.step))
 
 
 async def start_evaluation(job: JobContext) -> EvalRound:

@@ -32,18 +32,19 @@ def run_rank(job_id: str, settings: Settings) -> None:
     prepare(settings.platform)
     import torch.distributed as dist
 
-    from services.learner.build import build_trainer
+    from services.learner.build import build_trainer, proximal_policy
     from services.learner.loop import run_loop
 
     trainer = build_trainer(spec, model_dir, settings.platform)
     if dist.get_rank() != 0:
-        run_loop(trainer, None)
+        run_loop(trainer, None, proximal_policy(spec))
     else:
         _run_with_head(job_id, spec, model_dir, settings, trainer)
     dist.destroy_process_group()
 
 
 def _run_with_head(job_id: str, spec: JobSpec, model_dir: Path, settings: Settings, trainer: object) -> None:
+    from services.learner.build import proximal_policy
     from services.learner.head import Head
     from services.learner.loop import run_loop
     from services.learner.megatron.trainer import MegatronTrainer
@@ -54,7 +55,7 @@ def _run_with_head(job_id: str, spec: JobSpec, model_dir: Path, settings: Settin
     head = Head(job_id, spec, model_dir, settings, ranks)
     signal.signal(signal.SIGTERM, lambda *_: head.drain())
     head.start()
-    run_loop(trainer, ranks)
+    run_loop(trainer, ranks, proximal_policy(spec))
     head.join(HEAD_JOIN_S)
 
 

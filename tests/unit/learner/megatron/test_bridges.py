@@ -13,12 +13,12 @@ from services.learner.megatron.bridges import check_model, rope_arguments
 from services.learner.megatron.parallel import Layout
 
 SIZES = {
-    "hidden_size": 64,
+    "hidden_size": 72,
     "num_hidden_layers": 3,
     "num_attention_heads": 9,
     "num_key_value_heads": 3,
     "intermediate_size": 96,
-    "vocab_size": 128,
+    "vocab_size": 132,
     "head_dim": 8,
 }
 
