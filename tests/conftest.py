@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import redis as sync_redis
-import redis.asyncio
+from redis.asyncio import Redis
 
 
 def free_port() -> int:
@@ -68,7 +68,7 @@ def wait_for_redis(url: str, timeout_s: float = 20.0) -> None:
 
 
 @pytest.fixture
-async def redis(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
+async def redis(redis_url: str) -> AsyncIterator[Redis]:
     """A client on an empty database."""
     from services.common.connection import connect
 

@@ -233,6 +233,15 @@ class JobStore:
         await self._redis.register_script(_APPEND_STEP)(keys=[keys.steps(job_id)], args=[step, json.dumps(data)])
         await self.event(job_id, "step", data)
 
+    async def evaluated_steps(self, job_id: str) -> set[int]:
+        """Steps whose evaluation is in the history."""
+        return {int(json.loads(raw)["step"]) for raw in await self._redis.lrange(keys.evals(job_id), 0, -1)}
+
+    async def append_eval(self, job_id: str, data: dict[str, Any]) -> None:
+        """Adds an evaluation to the history and tells so in the events."""
+        await self._redis.rpush(keys.evals(job_id), json.dumps(data))
+        await self.event(job_id, "eval", data)
+
     async def activate(self, job: ActiveJob) -> None:
         """Lets rollout and reward servers see the job, or its newer address and version."""
         await self._redis.hset(keys.ACTIVE, job.job_id, json.dumps(asdict(job)))

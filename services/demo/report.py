@@ -24,7 +24,7 @@ def write_table(
             f"and {_median(steps, 'wait_s', 3)} s waiting for groups"
         ),
         f"- median weight sync {_median(steps, 'sync_s', 3)} s, of which generation stood still {_median(steps, 'pause_s', 3)} s",
-        f"- median mismatch KL {_median(steps, 'mismatch_kl', 6)}",
+        f"- median mismatch KL {_median(steps, 'mismatch_kl_k3', 6)}",
         "",
         "```",
         " ".join(name.rjust(width) for name, width in HEADINGS),

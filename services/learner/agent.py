@@ -128,7 +128,8 @@ class Agent:
         threads = str(record.spec.learner.threads_per_rank)
         variables = {
             "MILLRACE_JOB": record.id, "MILLRACE_HOME": str(self._settings.home.resolve()), "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PROMETHEUS_MULTIPROC_DIR": str(self._metrics_dir),
+            "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "GOMP_SPINCOUNT": "0",
+            "PROMETHEUS_MULTIPROC_DIR": str(self._metrics_dir),
         }  # fmt: skip
         if self._settings.platform is not Platform.NPU:
             variables["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from services.common.settings import Platform
 from services.common.spec import JobSpec
-from services.learner.algorithms.loss_settings import LossSettings
 from services.learner.algorithms.losses import make_loss
 from services.learner.megatron.settings import TrainerSettings
 from services.learner.megatron.trainer import MegatronTrainer, OldLogprobs
@@ -14,12 +13,12 @@ from services.learner.megatron.trainer import MegatronTrainer, OldLogprobs
 
 def build_trainer(spec: JobSpec, model_dir: Path, platform: Platform) -> MegatronTrainer:
     """This rank's trainer; `platform.prepare` comes first."""
-    return MegatronTrainer(model_dir, trainer_settings(spec, platform), make_loss(LossSettings.from_spec(spec.algorithm)))
+    return MegatronTrainer(model_dir, trainer_settings(spec, platform), make_loss(spec.algorithm))
 
 
 def proximal_policy(spec: JobSpec) -> OldLogprobs:
     """Whose log-probs are the proximal policy's: the engine's, or the trainer's own where the loss corrects for the difference."""
-    return "trainer" if LossSettings.from_spec(spec.algorithm).wants_trainer_proximal else "inference"
+    return "trainer" if spec.algorithm.wants_trainer_proximal else "inference"
 
 
 def trainer_settings(spec: JobSpec, platform: Platform) -> TrainerSettings:

@@ -50,9 +50,7 @@ async def take(job: JobContext, entry: Entry) -> None:
         await job.consumer.ack(entry)
         return
     if task.purpose is Purpose.EVAL:
-        for evaluation in job.rounds:
-            evaluation.arrived(scored)
-        await job.consumer.ack(entry)
+        job.answers.setdefault(task.group_id, Judged(scored, entry.payload, entry))
     else:
         _count(job, scored)
         fate = job.intake.arrived(Judged(scored, entry.payload, entry))

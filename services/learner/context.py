@@ -16,7 +16,7 @@ from services.common.spec import JobSpec
 from services.common.streams import Consumer
 from services.learner.checkpoint import CheckpointStore
 from services.learner.evaluation import EvalRound
-from services.learner.intake import Intake
+from services.learner.intake import Intake, Judged
 from services.learner.journal import Journal
 from services.learner.publisher import Publisher
 from services.learner.ranks import Ranks
@@ -56,6 +56,8 @@ class JobContext:
     consumer: Consumer
     step: int = 0
     """Optimizer steps done; also the policy version published last."""
+    recovered_step: int = 0
+    """Where the journal ended when this head began."""
     published: bool = False
     """Whether servers may sample: the first version is out."""
     stopping: str = ""
@@ -65,6 +67,8 @@ class JobContext:
     progress_at: float = field(default_factory=time.monotonic)
     """When something last moved: a group arrived, a step was done."""
     rounds: list[EvalRound] = field(default_factory=list)
+    answers: dict[int, Judged] = field(default_factory=dict)
+    """Evaluation groups that came back, by group_id; their entries are held until the evaluation is written down."""
     flow: Flow = field(default_factory=Flow)
     issue_now: asyncio.Event = field(default_factory=asyncio.Event)
     step_now: asyncio.Event = field(default_factory=asyncio.Event)

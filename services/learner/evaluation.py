@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from services.common.types import ScoredGroup, VerdictStatus
+from services.learner.intake import Judged
 
 SOLVED = 0.999
 """An accuracy from here on counts as solved in pass@k."""
@@ -26,40 +27,35 @@ class EvalRound:
     samples: int
     deadline: float
     """Monotonic seconds at which it ends with what it has."""
-    answers: dict[int, ScoredGroup] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
 
     @property
-    def done(self) -> bool:
+    def group_ids(self) -> range:
+        """Of this round's groups."""
+        return range(self.first_id, self.first_id + self.tasks)
+
+    def done(self, answers: Mapping[int, Judged]) -> bool:
         """Whether every task was answered, or its time is over."""
-        return len(self.answers) >= self.tasks or time.monotonic() > self.deadline
+        return all(group_id in answers for group_id in self.group_ids) or time.monotonic() > self.deadline
 
-    def arrived(self, scored: ScoredGroup) -> None:
-        """Takes an answer; one of another round is ignored."""
-        if 0 <= scored.group.task.group_id - self.first_id < self.tasks:
-            self.answers.setdefault(scored.group.task.group_id, scored)
-
-    def result(self) -> dict[str, object]:
+    def result(self, answers: Mapping[int, Judged]) -> dict[str, object]:
         """The evaluation as `GET /jobs/{id}/metrics` shows it.
 
         `avg_at_k` is the mean accuracy over all judged rollouts; a task counts in `pass_at_k` when one of its rollouts is right. Tasks that
         failed or did not come back in time are counted in `unanswered`, and in neither figure.
         """
-        judged = {gid: scores for gid, scored in self.answers.items() if (scores := _accuracies(scored))}
-        groups = [self.answers[gid].group for gid in judged]
+        answered = [answers[group_id] for group_id in self.group_ids if group_id in answers]
+        judged = [answer for answer in answered if answer.accuracies]
+        groups = [answer.scored.group for answer in judged]
         return {
             "step": self.step,
             "k": self.samples,
             "tasks": len(judged),
             "unanswered": self.tasks - len(judged),
-            "avg_at_k": fmean(a for scores in judged.values() for a in scores) if judged else None,
-            "pass_at_k": fmean(max(scores) >= SOLVED for scores in judged.values()) if judged else None,
+            "avg_at_k": fmean(a for answer in judged for a in answer.accuracies) if judged else None,
+            "pass_at_k": fmean(max(answer.accuracies) >= SOLVED for answer in judged) if judged else None,
             "min_policy_version": min((g.min_policy_version for g in groups), default=None),
             "max_policy_version": max((g.max_policy_version for g in groups), default=None),
             "seconds": round(time.monotonic() - self.started, 3),
             "at": time.time(),
         }
-
-
-def _accuracies(scored: ScoredGroup) -> list[float]:
-    return [v.accuracy for v in scored.verdicts if v.status is VerdictStatus.SCORED and v.accuracy is not None]

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.common.spec import FilterMetric, JobSpec
+from services.common.spec import JobSpec
 from services.common.streams import Entry
 from services.common.types import ScoredGroup, VerdictStatus
-from services.learner.algorithms.dynamic_sampling import is_degenerate
+from services.learner.algorithms.dynamic_sampling import filter_values, is_degenerate
 from services.learner.gate import AcceptRate, ReadyGroup, issue_budget, select_batch
 from services.learner.ledger import ActiveGroup, Fate, Ledger
 
@@ -154,7 +154,7 @@ class Intake:
         if not all(math.isfinite(reward) for reward in judged.rewards):
             return Fate.FAILED, "a reward is not finite"
         algorithm = self._spec.algorithm
-        values = judged.accuracies if algorithm.filter_groups_metric is FilterMetric.ACCURACY else judged.rewards
+        values = filter_values(algorithm.filter_groups_metric, accuracies=judged.accuracies, rewards=judged.rewards)
         if algorithm.filter_groups_enable and is_degenerate(values):
             return Fate.DEGENERATE, ""
         return None, ""

@@ -30,10 +30,11 @@ async def issue_loop(job: JobContext, drain: Drain) -> None:
     for group in list(job.intake.ledger.active.values()):  # a recovered job: what has no fate yet is asked for again
         await send(job, job.tasks.training(group.group_id, group.attempt, job.step))
     while not drain.requested:
-        budget = job.intake.budget(job.steps_left) if not job.stopping else 0
-        for _ in range(budget):
+        while not job.stopping and job.intake.budget(job.steps_left) > 0:
             group = job.intake.ledger.issue(job.step)
-            await send(job, job.tasks.training(group.group_id, group.attempt, job.step))
+            if not await send(job, job.tasks.training(group.group_id, group.attempt, job.step)):
+                # It was sent before a crash, at a version that the journal's last step may have been trained with.
+                group.issue_version = max(0, job.recovered_step - 1)
         await wait_event(job.issue_now, LOOK_AGAIN_S)
 
 
@@ -63,13 +64,11 @@ async def start_evaluation(job: JobContext) -> EvalRound:
     return evaluation
 
 
-async def send(job: JobContext, task: Task) -> None:
-    """Adds a task to the stream once, waiting while it is full."""
+async def send(job: JobContext, task: Task) -> bool:
+    """Adds a task to the stream once, waiting while it is full; False when it had been added before."""
     payload = encode(task)
     while True:
         try:
-            await streams.add(job.redis, job.job_id, Stage.TASKS, task.member, payload)
+            return await streams.add(job.redis, job.job_id, Stage.TASKS, task.member, payload)
         except StreamFull:
             await asyncio.sleep(LOOK_AGAIN_S)
-        else:
-            return

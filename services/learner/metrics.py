@@ -47,7 +47,7 @@ JOURNAL_BYTES = Counter("millrace_learner_journal_bytes", "Bytes appended to the
 CHECKPOINT_SECONDS = Histogram("millrace_learner_checkpoint_seconds", "Time to save a checkpoint.", buckets=_SECONDS)
 
 STEP_VALUES = (
-    "reward", "accuracy", "loss", "entropy", "grad_norm", "mismatch_kl", "mismatch_k1", "clip_fraction_low",
+    "reward", "accuracy", "loss", "entropy", "grad_norm", "mismatch_kl_k1", "mismatch_kl_k3", "clip_fraction_low",
     "clip_fraction_high", "effective_sample_share", "max_abs_logprob_difference", "response_length_mean",
     "response_length_p95", "truncated_share", "sync_s", "pause_s", "lr",
 )  # fmt: skip

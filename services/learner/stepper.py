@@ -17,7 +17,6 @@ from services.common.types import ScoredGroup
 from services.learner import metrics
 from services.learner.assemble import assemble
 from services.learner.context import Flow, JobContext, wait_event
-from services.learner.evaluation import EvalRound
 from services.learner.intake import Judged
 from services.learner.issuer import start_evaluation
 from services.learner.journal import BatchRecord
@@ -44,12 +43,11 @@ async def step_loop(job: JobContext, drain: Drain) -> None:
     """
     try:
         await _begin(job)
-        if job.spec.eval.enabled and job.step == 0:
-            await _finish(job, await start_evaluation(job), drain)
+        if job.step == 0:
+            await _evaluate(job, drain)
         while job.steps_left:
             await _step(job, drain)
-        if job.spec.eval.enabled:
-            await _finish(job, await start_evaluation(job), drain)
+        await _evaluate(job, drain)
         await _end(job, JobState.SUCCEEDED, "")
     except Stopped:
         if job.stopping:
@@ -72,6 +70,7 @@ async def recover(job: JobContext) -> None:
         groups = [Judged(decode(ScoredGroup, payload), payload, None) for payload in record.groups]
         await job.ranks.train(record.step, assemble(groups, job.spec))
         job.step = record.step
+    job.recovered_step = job.step
     oldest = max(0, job.step - job.spec.off_policy.max_off_policy_steps)
     for group in job.intake.ledger.active.values():
         group.issue_version = oldest
@@ -101,6 +100,7 @@ async def _step(job: JobContext, drain: Drain) -> None:
     job.step += 1
     await _publish(job)
     job.intake.published()
+    job.issue_now.set()
     times.step_s = time.monotonic() - started
     tokens = sum(len(sequence.inference_logprobs) for sequence in sequences)
     record = step_record(job, groups, ages, stats, times, tokens)
@@ -172,8 +172,11 @@ async def _checkpoint(job: JobContext) -> None:
     metrics.CHECKPOINT_SECONDS.observe(time.monotonic() - started)
 
 
-async def _finish(job: JobContext, evaluation: EvalRound, drain: Drain) -> None:
-    """Waits for an evaluation's end; the warden writes its result down."""
+async def _evaluate(job: JobContext, drain: Drain) -> None:
+    """Evaluates the policy as it is and waits for the end; the warden writes the result down. Nothing to do if it was before a restart."""
+    if not job.spec.eval.enabled or job.step in await job.store.evaluated_steps(job.job_id):
+        return
+    evaluation = await start_evaluation(job)
     job.waiting_for = f"the evaluation at step {evaluation.step}"
     while evaluation in job.rounds:
         if job.stopping or drain.requested:

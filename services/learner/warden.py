@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
 
-from services.common import keys, workers
+from services.common import workers
 from services.common.errors import JobConflict
 from services.common.jobs import LIVE, JobState
 from services.common.lifecycle import Drain
@@ -47,10 +46,10 @@ async def _notice_cancel(job: JobContext) -> None:
 
 
 async def _close_evaluations(job: JobContext) -> None:
-    for evaluation in [evaluation for evaluation in job.rounds if evaluation.done]:
-        result = evaluation.result()
-        await job.redis.rpush(keys.evals(job.job_id), json.dumps(result))
-        await job.store.event(job.job_id, "eval", result)
+    for evaluation in [evaluation for evaluation in job.rounds if evaluation.done(job.answers)]:
+        await job.store.append_eval(job.job_id, evaluation.result(job.answers))
+        answers = [job.answers.pop(group_id) for group_id in evaluation.group_ids if group_id in job.answers]
+        await job.consumer.ack(*(judged.entry for judged in answers if judged.entry is not None))
         job.rounds.remove(evaluation)
         job.moved()
 

@@ -1,6 +1,13 @@
 """The job spec: what a person sends to `POST /jobs` and writes in a YAML file. The same model serves both."""
 
-from services.common.spec.algorithm import AdvantageEstimator, AlgorithmSpec, FilterMetric, LossName
+from services.common.spec.algorithm import (
+    AdvantageEstimator,
+    AlgorithmSpec,
+    FilterMetric,
+    ImportanceCorrection,
+    KlEstimator,
+    LossName,
+)
 from services.common.spec.data import DataSourceSpec, DataSpec
 from services.common.spec.job import JobSpec, dump_spec, parse_spec
 from services.common.spec.learner import CheckpointSpec, EvalSpec, LearnerSpec, OffPolicySpec
@@ -15,7 +22,9 @@ __all__ = [
     "DataSpec",
     "EvalSpec",
     "FilterMetric",
+    "ImportanceCorrection",
     "JobSpec",
+    "KlEstimator",
     "LearnerSpec",
     "LossName",
     "ModelSpec",

@@ -34,6 +34,35 @@ class FilterMetric(StrEnum):
     REWARD = "reward"
 
 
+class ImportanceCorrection(StrEnum):
+    """What a token's loss is multiplied by, made of w = π_prox / π_inference without gradient."""
+
+    NONE = "none"
+    """1."""
+    DECOUPLED = "decoupled"
+    """w: decoupled PPO (arXiv 2110.00641, 2505.24298)."""
+    TRUNCATED = "truncated"
+    """min(w, cap): truncated importance sampling."""
+    MASKED = "masked"
+    """w within [floor, cap], else 0 (IcePop); the denominator stays the unmasked token count."""
+
+    @property
+    def bounded(self) -> bool:
+        """Whether it needs a cap."""
+        return self in {ImportanceCorrection.TRUNCATED, ImportanceCorrection.MASKED}
+
+
+class KlEstimator(StrEnum):
+    """With x = log p − log q of a token sampled from q; all have the mean KL(q ‖ p), k2 to second order."""
+
+    K1 = "k1"
+    """−x: unbiased, of either sign."""
+    K2 = "k2"
+    """x² / 2: biased, never negative."""
+    K3 = "k3"
+    """e^x − x − 1: unbiased, never negative."""
+
+
 class AlgorithmSpec(Section):
     """Section `algorithm`; the defaults are DAPO's (arXiv 2503.14476)."""
 
@@ -41,17 +70,57 @@ class AlgorithmSpec(Section):
         default=AdvantageEstimator.GRPO, description="Advantage of a rollout within its group."
     )
     loss: LossName = Field(default=LossName.DAPO, description="Token loss.")
-    clip_ratio_low: float = Field(default=0.2, ge=0.0, lt=1.0, description="Ratio is clipped below 1 − this.")
+    clip_ratio_low: float = Field(
+        default=0.2,
+        ge=0.0,
+        lt=1.0,
+        description="Ratio is clipped below 1 − this where the advantage is negative. CISPO has no lower clip.",
+    )
     clip_ratio_high: float = Field(
-        default=0.28, ge=0.0, le=10.0, description="Ratio is clipped above 1 + this (clip-higher)."
+        default=0.28,
+        ge=0.0,
+        le=10.0,
+        description="Ratio is clipped above 1 + this where the advantage is positive (clip-higher); CISPO caps its weight there for "
+        "either sign.",
+    )
+    dual_clip: float | None = Field(
+        default=None,
+        gt=1.0,
+        description="Where the advantage is negative the ratio is clipped above this as well, usually 3; not for CISPO. Off when null.",
     )
     token_level_loss: bool = Field(
         default=True, description="Mean over all response tokens of the global batch; else mean of sequence means."
     )
+    constant_length: int | None = Field(
+        default=None,
+        ge=1,
+        description="Dr. GRPO: a sequence's token losses are divided by this many tokens instead of its own length; "
+        "needs token_level_loss off. Off when null.",
+    )
+    importance_correction: ImportanceCorrection = Field(
+        default=ImportanceCorrection.NONE,
+        description="Weight of a token's loss, made of w = π_prox / π_inference, where π_prox is the trainer's policy at the start of the "
+        "step: none is 1, decoupled is w, truncated is w up to the cap, masked is w between floor and cap, else 0.",
+    )
+    importance_weight_floor: float = Field(
+        default=0.0,
+        ge=0.0,
+        description="Below this weight a token is left out; only with importance_correction masked.",
+    )
     importance_weight_cap: float | None = Field(
         default=None,
         gt=0.0,
-        description="Truncated importance sampling: caps the trainer/engine ratio of a token's weight. Off when null.",
+        description="Bound on w, usually 2: set exactly with importance_correction truncated or masked.",
+    )
+    proximal_kl_coefficient: float = Field(
+        default=0.0,
+        ge=0.0,
+        description="PPO's penalty (arXiv 1707.06347, section 4): times KL(π_prox ‖ π_trainer), added to each token's loss. Not a KL to a "
+        "reference model: the proximal policy is the engine's, or with an importance_correction the trainer's at the start of the step.",
+    )
+    proximal_kl_estimator: KlEstimator = Field(
+        default=KlEstimator.K3,
+        description="Estimate of that KL from a token, x being the log-ratio: −x, x²/2 or e^x − x − 1.",
     )
     overlong_buffer_enable: bool = Field(default=False, description="Soft overlong punishment.")
     overlong_buffer: int = Field(
@@ -80,7 +149,33 @@ class AlgorithmSpec(Section):
     def _loss_and_mean_agree(self) -> Self:
         if self.loss is LossName.GSPO and self.token_level_loss:
             raise ValueError("loss gspo is a mean over sequences: set token_level_loss to false")
+        if self.loss is LossName.CISPO and self.dual_clip is not None:
+            raise ValueError(
+                "dual_clip has no meaning for loss cispo, whose weight is capped for either sign: leave it out"
+            )
+        if self.constant_length is not None and self.token_level_loss:
+            raise ValueError("constant_length divides per sequence: set token_level_loss to false")
         return self
+
+    @model_validator(mode="after")
+    def _importance_bounds_agree(self) -> Self:
+        correction, floor, cap = self.importance_correction, self.importance_weight_floor, self.importance_weight_cap
+        if correction.bounded and cap is None:
+            raise ValueError(f"importance_correction {correction} needs importance_weight_cap (2 is usual)")
+        if cap is not None and not correction.bounded:
+            raise ValueError(
+                f"importance_weight_cap needs importance_correction truncated or masked, and that is {correction}"
+            )
+        if floor > 0.0 and correction is not ImportanceCorrection.MASKED:
+            raise ValueError(f"importance_weight_floor needs importance_correction masked, and that is {correction}")
+        if cap is not None and floor > cap:
+            raise ValueError(f"importance_weight_floor ({floor}) is above importance_weight_cap ({cap})")
+        return self
+
+    @property
+    def wants_trainer_proximal(self) -> bool:
+        """Whether the proximal policy must be the trainer's own at the start of the step: were it the engine's, every weight would be 1."""
+        return self.importance_correction is not ImportanceCorrection.NONE
 
     @property
     def groups_per_step(self) -> int:

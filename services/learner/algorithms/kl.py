@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 import torch
 
-
-class KlEstimator(StrEnum):
-    """With x = log p − log q of a token sampled from q; all have the mean KL(q ‖ p), k2 to second order."""
-
-    K1 = "k1"
-    """−x: unbiased, of either sign."""
-    K2 = "k2"
-    """x² / 2: biased, never negative."""
-    K3 = "k3"
-    """e^x − x − 1: unbiased, never negative."""
+from services.common.spec import KlEstimator
 
 
 def kl_estimate(estimator: KlEstimator, log_ratio: torch.Tensor) -> torch.Tensor:

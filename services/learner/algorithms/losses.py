@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from services.common.spec import LossName
+from services.common.spec import AlgorithmSpec, ImportanceCorrection, LossName
 from services.learner.algorithms.kl import kl_estimate
-from services.learner.algorithms.loss_settings import ImportanceCorrection, LossSettings
-from services.learner.algorithms.mismatch import mismatch_metrics
 from services.learner.algorithms.ratios import bounded, sequence_mean, unmasked
 from services.learner.algorithms.weights import importance_weights, token_weights
 from services.learner.megatron.loss import LossFunction, LossInputs
@@ -21,8 +19,8 @@ from services.learner.megatron.loss import LossFunction, LossInputs
 Metrics = dict[str, torch.Tensor]
 
 
-def make_loss(settings: LossSettings) -> LossFunction:
-    """The loss function that the settings describe.
+def make_loss(algorithm: AlgorithmSpec) -> LossFunction:
+    """The loss function that section `algorithm` of a job spec describes.
 
     Its token losses [R] have a gradient in `trainer_logprobs` only, and are 0 where masked, whatever the inputs hold there. Its metrics [R]
     are detached, 0 where masked, and mean to the figure of their name over the unmasked tokens of the global batch:
@@ -31,8 +29,7 @@ def make_loss(settings: LossSettings) -> LossFunction:
     - `clip_fraction_dual`: the dual clip acts (only if set);
     - `importance_weight`: of the correction (only if there is one);
     - `mask_fraction_positive`, `mask_fraction_negative`: the correction leaves the token out, by the sign of A (likewise);
-    - `kl_penalty`: estimate before the coefficient (only if there is one);
-    - those of `mismatch_metrics`.
+    - `proximal_kl`: estimate of KL(π_prox ‖ π_trainer), before the coefficient (only if there is one).
     """
 
     def loss(inputs: LossInputs, /) -> tuple[torch.Tensor, Metrics]:
@@ -42,67 +39,66 @@ def make_loss(settings: LossSettings) -> LossFunction:
             unmasked(values.detach(), mask)
             for values in (inputs.old_logprobs, inputs.inference_logprobs, inputs.advantages)
         )
-        token_loss, metrics = policy_loss(trainer, old, advantages, mask, inputs.sequence_ids, settings)
-        if settings.kl_coefficient > 0.0:
-            penalty = kl_estimate(settings.kl_estimator, bounded(trainer - old))
-            token_loss = token_loss + settings.kl_coefficient * penalty
-            metrics["kl_penalty"] = penalty
-        if settings.importance_correction is not ImportanceCorrection.NONE:
-            weight, left_out = importance_weights(old, inference, settings)
+        token_loss, metrics = policy_loss(trainer, old, advantages, mask, inputs.sequence_ids, algorithm)
+        if algorithm.proximal_kl_coefficient > 0.0:
+            penalty = kl_estimate(algorithm.proximal_kl_estimator, bounded(trainer - old))
+            token_loss = token_loss + algorithm.proximal_kl_coefficient * penalty
+            metrics["proximal_kl"] = penalty
+        if algorithm.importance_correction is not ImportanceCorrection.NONE:
+            weight, left_out = importance_weights(old, inference, algorithm)
             token_loss = token_loss * weight
             metrics |= {
                 "importance_weight": weight,
                 "mask_fraction_positive": left_out & (advantages > 0),
                 "mask_fraction_negative": left_out & (advantages < 0),
             }
-        metrics |= mismatch_metrics(trainer, inference)
         reported = {name: unmasked(value.detach().to(trainer.dtype), mask) for name, value in metrics.items()}
-        return token_loss * token_weights(inputs, settings), reported
+        return token_loss * token_weights(inputs, algorithm), reported
 
     return loss
 
 
 def policy_loss(
     trainer: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor, sequence_ids: torch.Tensor,
-    settings: LossSettings,
+    algorithm: AlgorithmSpec,
 ) -> tuple[torch.Tensor, Metrics]:  # fmt: skip
     """The policy's loss of each token [R], unweighted, and where a clip acts. Masked tokens must hold 0 already."""
     log_ratio = trainer - old
-    match settings.loss:
+    match algorithm.loss:
         case LossName.DAPO:
-            return clipped_surrogate(bounded(log_ratio).exp(), advantages, settings)
+            return clipped_surrogate(bounded(log_ratio).exp(), advantages, algorithm)
         case LossName.GSPO:
             ratio = bounded(sequence_mean(log_ratio, mask, sequence_ids)).exp()
-            return clipped_surrogate(ratio, advantages, settings)
+            return clipped_surrogate(ratio, advantages, algorithm)
         case LossName.CISPO:
-            return capped_policy_gradient(bounded(log_ratio).exp(), trainer, advantages, settings)
+            return capped_policy_gradient(bounded(log_ratio).exp(), trainer, advantages, algorithm)
 
 
 def clipped_surrogate(
-    ratio: torch.Tensor, advantages: torch.Tensor, settings: LossSettings
+    ratio: torch.Tensor, advantages: torch.Tensor, algorithm: AlgorithmSpec
 ) -> tuple[torch.Tensor, Metrics]:
     """−min(r A, clip(r, 1 − low, 1 + high) A), and with a dual clip c, where A < 0, no more than −c A.
 
     Sources: arXiv 1707.06347 (PPO), 2503.14476 (clip-higher), 1912.09729 (dual clip), 2507.18071 (GSPO: r of the sequence).
     Written as the clips that act, for these are reported too: below 1 − low with A > 0, and above 1 + high with A < 0, the minimum is r A.
     """
-    low, high = 1.0 - settings.clip_ratio_low, 1.0 + settings.clip_ratio_high
+    low, high = 1.0 - algorithm.clip_ratio_low, 1.0 + algorithm.clip_ratio_high
     above = (advantages > 0) & (ratio > high)
     below = (advantages < 0) & (ratio < low)
     clipped = torch.where(above, high, torch.where(below, low, ratio))
     metrics: Metrics = {"clip_fraction_high": above, "clip_fraction_low": below}
-    if settings.dual_clip is not None:
-        far_above = (advantages < 0) & (ratio > settings.dual_clip)
-        clipped = torch.where(far_above, settings.dual_clip, clipped)
+    if algorithm.dual_clip is not None:
+        far_above = (advantages < 0) & (ratio > algorithm.dual_clip)
+        clipped = torch.where(far_above, algorithm.dual_clip, clipped)
         metrics["clip_fraction_dual"] = far_above
     return -clipped * advantages, metrics
 
 
 def capped_policy_gradient(
-    ratio: torch.Tensor, trainer: torch.Tensor, advantages: torch.Tensor, settings: LossSettings
+    ratio: torch.Tensor, trainer: torch.Tensor, advantages: torch.Tensor, algorithm: AlgorithmSpec
 ) -> tuple[torch.Tensor, Metrics]:
     """CISPO: −sg(min(r, 1 + high)) · A · log π_trainer: every token keeps a gradient, none weighs more than the cap (arXiv 2506.13585)."""
-    cap = 1.0 + settings.clip_ratio_high
+    cap = 1.0 + algorithm.clip_ratio_high
     above = ratio > cap
     metrics: Metrics = {"clip_fraction_high": above, "clip_fraction_low": torch.zeros_like(above)}
     return -ratio.detach().clamp_max(cap) * advantages * trainer, metrics

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from services.learner.algorithms.kl import KlEstimator, kl_estimate
+from services.common.spec import KlEstimator
+from services.learner.algorithms.kl import kl_estimate
 from services.learner.algorithms.ratios import bounded
 
 
@@ -12,7 +13,6 @@ def mismatch_metrics(trainer_logprobs: torch.Tensor, inference_logprobs: torch.T
     """Per-token values [R], to be averaged over the unmasked tokens of the global batch; r = π_trainer / π_inference.
 
     `mismatch_kl_k1` and `mismatch_kl_k3` mean to KL(π_inference ‖ π_trainer). `ratio` and `ratio_squared` make the effective sample share.
-    `mean_abs_logprob_difference` is never negative, so the caller gets the largest difference as its maximum over unmasked tokens.
     Log-ratios are bounded (`LOG_RATIO_BOUND`), except in the difference itself.
     """
     difference = (trainer_logprobs - inference_logprobs).detach()

@@ -5,7 +5,6 @@ Every rank computes the whole plan from the same input, so nothing about it trav
 
 from __future__ import annotations
 
-from services.common.errors import ConfigError
 from services.learner.megatron.batch import Row, Sequence
 
 MicroBatchPlan = list[Row]
@@ -17,13 +16,9 @@ def plan_micro_batches(
 ) -> list[list[MicroBatchPlan]]:
     """For each data-parallel rank its micro-batches: as many on every rank, at least one, each of at most `max_tokens` padded tokens.
 
-    Raises:
-        ConfigError: a sequence alone is longer than `max_tokens`.
+    A sequence that is longer than that runs alone: better a large micro-batch than a lost job.
     """
     lengths = [s.row_len for s in sequences]
-    longest = max(lengths, default=0)
-    if longest > max_tokens:
-        raise ConfigError(f"max_tokens_per_micro_batch is {max_tokens}, but a sequence takes {longest} positions")
     plans = []
     for mine in split_over_ranks(lengths, data_parallel_size):
         rows: list[Row] = pack_rows(lengths, mine) if packing else [(i,) for i in mine]

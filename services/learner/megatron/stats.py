@@ -12,7 +12,7 @@ class StepStats:
     """Figures over the whole global batch, the same on every rank.
 
     Example: StepStats(step=3, loss=-0.012, grad_norm=0.41, lr=1e-6, tokens=41200, sequences=512, micro_batches=6, padding=0.04,
-    skipped="", metrics={"entropy": 1.3, "mismatch_kl": 0.0004, "clip_fraction": 0.02})
+    skipped="", metrics={"entropy": 1.3, "mismatch_kl_k3": 0.0004, "clip_fraction_high": 0.02})
     """
 
     step: int

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from services.learner.algorithms.mismatch import effective_sample_share
 from services.learner.megatron.collectives import sum_by_name
-from services.learner.megatron.mismatch import effective_sample_share
 from services.learner.megatron.parallel import Layout
 
 

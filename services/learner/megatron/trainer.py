@@ -21,11 +21,11 @@ from megatron.core.parallel_state import get_tensor_model_parallel_group
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from services.common.types import Float32Array
+from services.learner.algorithms.mismatch import mismatch_metrics
 from services.learner.megatron.batch import MicroBatch, Sequence, collate, response_offsets
 from services.learner.megatron.logprobs import token_logprobs
 from services.learner.megatron.loss import LossFunction, LossInputs
 from services.learner.megatron.micro_batches import MicroBatchPlan, plan_micro_batches
-from services.learner.megatron.mismatch import mismatch_metrics
 from services.learner.megatron.model import DTYPES, build_policy
 from services.learner.megatron.optimizer import Optimizer
 from services.learner.megatron.parallel import join

@@ -140,8 +140,8 @@ class TestSplitting:
             assert stats["ordered"] == 1.0
             for name in (
                 "entropy",
-                "mismatch_kl",
-                "mismatch_k1",
+                "mismatch_kl_k1",
+                "mismatch_kl_k3",
                 "max_abs_logprob_difference",
                 "effective_sample_share",
             ):

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.learner.evaluation import EvalRound
-from tests.unit.learner.scored_groups import scored_group
+from services.learner.intake import Judged
+from tests.unit.learner.scored_groups import judged_group
 
 
 def a_round(tasks: int = 3, first_id: int = 30, seconds: float = 60.0) -> EvalRound:
@@ -22,12 +23,12 @@ def a_round(tasks: int = 3, first_id: int = 30, seconds: float = 60.0) -> EvalRo
 
 
 def test_the_figures_are_those_worked_out_by_hand() -> None:
-    evaluation = a_round()
-    evaluation.arrived(scored_group(30, [1.0, 0.0, 0.0, 0.0], versions=(10, 11)))
-    evaluation.arrived(scored_group(31, [0.0, 0.0, 0.0, 0.0], versions=(12,)))
-    evaluation.arrived(scored_group(32, [1.0, 1.0, 1.0, 1.0], versions=(11,)))
-    assert evaluation.done
-    result = evaluation.result()
+    evaluation, answers = a_round(), dict[int, Judged]()
+    answers[30] = judged_group(30, [1.0, 0.0, 0.0, 0.0], versions=(10, 11))
+    answers[31] = judged_group(31, [0.0, 0.0, 0.0, 0.0], versions=(12,))
+    answers[32] = judged_group(32, [1.0, 1.0, 1.0, 1.0], versions=(11,))
+    assert evaluation.done(answers)
+    result = evaluation.result(answers)
     assert result["avg_at_k"] == pytest.approx(5 / 12)
     assert result["pass_at_k"] == pytest.approx(2 / 3)
     assert (result["step"], result["k"], result["tasks"], result["unanswered"]) == (10, 4, 3, 0)
@@ -37,12 +38,12 @@ def test_the_figures_are_those_worked_out_by_hand() -> None:
 
 @given(st.lists(st.lists(st.sampled_from([None, 0.0, 0.25, 1.0]), min_size=1, max_size=4), min_size=1, max_size=6))
 def test_only_judged_rollouts_count_and_each_counts_once(groups: list[list[float | None]]) -> None:
-    evaluation = a_round(tasks=len(groups))
+    evaluation, answers = a_round(tasks=len(groups)), dict[int, Judged]()
     for place, accuracies in enumerate(groups):
-        evaluation.arrived(scored_group(30 + place, accuracies))
+        answers[30 + place] = judged_group(30 + place, accuracies)
     judged = [[a for a in accuracies if a is not None] for accuracies in groups]
     judged = [accuracies for accuracies in judged if accuracies]
-    result = evaluation.result()
+    result = evaluation.result(answers)
     assert result["tasks"] == len(judged)
     assert result["unanswered"] == len(groups) - len(judged)
     if not judged:
@@ -55,42 +56,34 @@ def test_only_judged_rollouts_count_and_each_counts_once(groups: list[list[float
 
 
 def test_accuracy_counts_not_the_reward() -> None:
-    evaluation = a_round(tasks=1)
-    evaluation.arrived(scored_group(30, [-1.0, -1.0], accuracies=[1.0, 0.0]))
-    assert evaluation.result()["avg_at_k"] == 0.5
-    assert evaluation.result()["pass_at_k"] == 1.0
+    evaluation, answers = a_round(tasks=1), dict[int, Judged]()
+    answers[30] = judged_group(30, [-1.0, -1.0], accuracies=[1.0, 0.0])
+    assert evaluation.result(answers)["avg_at_k"] == 0.5
+    assert evaluation.result(answers)["pass_at_k"] == 1.0
 
 
 @pytest.mark.parametrize("group_id", [0, 29, 33, 60])
 def test_an_answer_of_another_round_is_ignored(group_id: int) -> None:
-    evaluation = a_round()
-    evaluation.arrived(scored_group(group_id, [1.0, 1.0]))
-    assert evaluation.answers == {}
-    assert evaluation.result()["unanswered"] == 3
-
-
-def test_the_first_answer_to_a_task_stands() -> None:
-    evaluation = a_round(tasks=1)
-    evaluation.arrived(scored_group(30, [1.0, 1.0]))
-    evaluation.arrived(scored_group(30, [0.0, 0.0]))
-    assert evaluation.result()["avg_at_k"] == 1.0
+    evaluation, answers = a_round(), dict[int, Judged]()
+    answers[group_id] = judged_group(group_id, [1.0, 1.0])
+    assert evaluation.result(answers)["unanswered"] == 3
 
 
 def test_a_failed_group_ends_the_wait_but_is_no_wrong_answer() -> None:
-    evaluation = a_round(tasks=2)
-    evaluation.arrived(scored_group(30, [1.0, 0.0]))
-    before = evaluation.done
-    evaluation.arrived(scored_group(31, [], failure="the prompt is too long"))
-    assert (before, evaluation.done) == (False, True)
-    assert evaluation.result()["avg_at_k"] == 0.5
-    assert evaluation.result()["unanswered"] == 1
+    evaluation, answers = a_round(tasks=2), dict[int, Judged]()
+    answers[30] = judged_group(30, [1.0, 0.0])
+    before = evaluation.done(answers)
+    answers[31] = judged_group(31, [], failure="the prompt is too long")
+    assert (before, evaluation.done(answers)) == (False, True)
+    assert evaluation.result(answers)["avg_at_k"] == 0.5
+    assert evaluation.result(answers)["unanswered"] == 1
 
 
 def test_the_deadline_ends_a_round_with_what_it_has() -> None:
-    assert not a_round(seconds=60.0).done
+    assert not a_round(seconds=60.0).done({})
     late = a_round(seconds=-0.001)
-    assert late.done
-    result = late.result()
+    assert late.done({})
+    result = late.result({})
     assert (result["tasks"], result["unanswered"], result["avg_at_k"], result["min_policy_version"]) == (
         0,
         3,

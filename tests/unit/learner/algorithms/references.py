@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from services.common.spec import LossName
-from services.learner.algorithms.kl import KlEstimator
-from services.learner.algorithms.loss_settings import ImportanceCorrection, LossSettings
+from services.common.spec import AlgorithmSpec, ImportanceCorrection, KlEstimator, LossName
 from services.learner.megatron.loss import LossInputs
 
 
@@ -69,7 +67,7 @@ def to_inputs(
     )
 
 
-def naive_total(tokens: list[Token], settings: LossSettings, frozen: list[Token] | None = None) -> float:
+def naive_total(tokens: list[Token], algorithm: AlgorithmSpec, frozen: list[Token] | None = None) -> float:
     """The loss of the whole batch, masked tokens left out of every sum. `frozen` are the tokens where gradients are stopped."""
     frozen = frozen or tokens
     sequences: dict[int, list[tuple[Token, Token]]] = {}
@@ -79,15 +77,15 @@ def naive_total(tokens: list[Token], settings: LossSettings, frozen: list[Token]
     sums = []
     for members in sequences.values():
         mean_log = sum(token.trainer - token.old for token, _ in members) / len(members)
-        sums.append([_token_loss(token, held, mean_log, settings) for token, held in members])
-    if settings.token_level_loss:
+        sums.append([_token_loss(token, held, mean_log, algorithm) for token, held in members])
+    if algorithm.token_level_loss:
         return sum(map(sum, sums)) / sum(map(len, sums))
-    if settings.constant_length is not None:
-        return sum(sum(losses) / settings.constant_length for losses in sums) / len(sums)
+    if algorithm.constant_length is not None:
+        return sum(sum(losses) / algorithm.constant_length for losses in sums) / len(sums)
     return sum(sum(losses) / len(losses) for losses in sums) / len(sums)
 
 
-def naive_gradient(tokens: list[Token], settings: LossSettings, step: float = 1e-5) -> list[float]:
+def naive_gradient(tokens: list[Token], algorithm: AlgorithmSpec, step: float = 1e-5) -> list[float]:
     """Central differences of `naive_total` in each token's trainer log-prob."""
     gradient = []
     for place, token in enumerate(tokens):
@@ -95,15 +93,15 @@ def naive_gradient(tokens: list[Token], settings: LossSettings, step: float = 1e
         for sign in (1.0, -1.0):
             changed = [*tokens]
             changed[place] = replace(token, trainer=token.trainer + sign * step)
-            moved.append(naive_total(changed, settings, frozen=tokens))
+            moved.append(naive_total(changed, algorithm, frozen=tokens))
         gradient.append((moved[0] - moved[1]) / (2.0 * step))
     return gradient
 
 
-def kink_distance(tokens: list[Token], settings: LossSettings) -> float:
+def kink_distance(tokens: list[Token], algorithm: AlgorithmSpec) -> float:
     """How near any ratio is to a bound, where the loss has a corner and differences say nothing."""
-    bounds = [1.0 - settings.clip_ratio_low, 1.0 + settings.clip_ratio_high, settings.dual_clip or 3.0]
-    bounds += [settings.importance_weight_floor, settings.importance_weight_cap or 2.0]
+    bounds = [1.0 - algorithm.clip_ratio_low, 1.0 + algorithm.clip_ratio_high, algorithm.dual_clip or 3.0]
+    bounds += [algorithm.importance_weight_floor, algorithm.importance_weight_cap or 2.0]
     ratios = [math.exp(t.trainer - t.old) for t in tokens] + [math.exp(t.old - t.inference) for t in tokens]
     for sequence in {t.sequence for t in tokens}:
         logs = [t.trainer - t.old for t in tokens if t.sequence == sequence and t.counts]
@@ -111,36 +109,36 @@ def kink_distance(tokens: list[Token], settings: LossSettings) -> float:
     return min(abs(ratio - bound) for ratio in ratios for bound in bounds)
 
 
-def _token_loss(token: Token, held: Token, mean_log: float, settings: LossSettings) -> float:
-    ratio = math.exp(mean_log if settings.loss is LossName.GSPO else token.trainer - token.old)
-    low, high = 1.0 - settings.clip_ratio_low, 1.0 + settings.clip_ratio_high
-    if settings.loss is LossName.CISPO:
+def _token_loss(token: Token, held: Token, mean_log: float, algorithm: AlgorithmSpec) -> float:
+    ratio = math.exp(mean_log if algorithm.loss is LossName.GSPO else token.trainer - token.old)
+    low, high = 1.0 - algorithm.clip_ratio_low, 1.0 + algorithm.clip_ratio_high
+    if algorithm.loss is LossName.CISPO:
         loss = -min(math.exp(held.trainer - held.old), high) * token.advantage * token.trainer
     else:
         objective = min(ratio * token.advantage, min(max(ratio, low), high) * token.advantage)
-        if settings.dual_clip is not None and token.advantage < 0:
-            objective = max(objective, settings.dual_clip * token.advantage)
+        if algorithm.dual_clip is not None and token.advantage < 0:
+            objective = max(objective, algorithm.dual_clip * token.advantage)
         loss = -objective
-    if settings.kl_coefficient:
+    if algorithm.proximal_kl_coefficient:
         x = token.trainer - token.old
         loss += (
-            settings.kl_coefficient
+            algorithm.proximal_kl_coefficient
             * {KlEstimator.K1: -x, KlEstimator.K2: x * x / 2, KlEstimator.K3: math.exp(x) - x - 1}[
-                settings.kl_estimator
+                algorithm.proximal_kl_estimator
             ]
         )
-    return loss * _importance(token, settings)
+    return loss * _importance(token, algorithm)
 
 
-def _importance(token: Token, settings: LossSettings) -> float:
+def _importance(token: Token, algorithm: AlgorithmSpec) -> float:
     weight = math.exp(token.old - token.inference)
-    match settings.importance_correction:
+    match algorithm.importance_correction:
         case ImportanceCorrection.NONE:
             return 1.0
         case ImportanceCorrection.DECOUPLED:
             return weight
         case ImportanceCorrection.TRUNCATED:
-            return min(weight, settings.importance_weight_cap or math.nan)
+            return min(weight, algorithm.importance_weight_cap or math.nan)
         case ImportanceCorrection.MASKED:
-            inside = settings.importance_weight_floor <= weight <= (settings.importance_weight_cap or math.nan)
+            inside = algorithm.importance_weight_floor <= weight <= (algorithm.importance_weight_cap or math.nan)
             return weight if inside else 0.0

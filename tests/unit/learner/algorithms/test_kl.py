@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.learner.algorithms.kl import KlEstimator, kl_estimate
+from services.common.spec import KlEstimator
+from services.learner.algorithms.kl import kl_estimate
 from services.learner.algorithms.mismatch import effective_sample_share, mismatch_metrics
 from services.learner.algorithms.ratios import LOG_RATIO_BOUND
 
@@ -72,6 +73,13 @@ def test_a_difference_beyond_the_bound_is_reported_as_it_is_and_its_ratio_stays_
     assert metrics["mean_abs_logprob_difference"].item() == 499.0
     assert metrics["ratio"].item() == pytest.approx(math.exp(LOG_RATIO_BOUND), rel=1e-5)
     assert metrics["ratio_squared"].isfinite()
+
+
+@pytest.mark.parametrize("distance", [60.0, -60.0, 1e4, -1e4])
+def test_the_mismatch_figures_of_policies_far_apart_are_finite_in_float32(distance: float) -> None:
+    for value in mismatch_metrics(torch.tensor([-1e4 - 1.0]), torch.tensor([-1e4 - 1.0 + distance])).values():
+        assert value.dtype == torch.float32
+        assert value.isfinite().all()
 
 
 def test_the_effective_sample_share_runs_from_one_token_to_all() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +12,7 @@ from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 
-from services.common.spec import LossName
-from services.learner.algorithms.kl import KlEstimator
-from services.learner.algorithms.loss_settings import ImportanceCorrection, LossSettings
+from services.common.spec import AlgorithmSpec, ImportanceCorrection, KlEstimator, LossName
 from services.learner.algorithms.losses import make_loss
 from services.learner.megatron.loss import LossInputs
 from tests.unit.learner.algorithms.references import (
@@ -26,73 +25,73 @@ from tests.unit.learner.algorithms.references import (
     totals,
 )
 
-TRUNCATED = {"importance_correction": ImportanceCorrection.TRUNCATED, "importance_weight_cap": 1.4}
-MASKED = {
+TRUNCATED: dict[str, Any] = {"importance_correction": ImportanceCorrection.TRUNCATED, "importance_weight_cap": 1.4}
+MASKED: dict[str, Any] = {
     "importance_correction": ImportanceCorrection.MASKED, "importance_weight_floor": 0.6, "importance_weight_cap": 1.5
 }  # fmt: skip
-DECOUPLED = {"importance_correction": ImportanceCorrection.DECOUPLED}
+DECOUPLED: dict[str, Any] = {"importance_correction": ImportanceCorrection.DECOUPLED}
 
-TOKEN_MEAN: dict[str, LossSettings] = {
-    "dapo": LossSettings(),
-    "ppo": LossSettings(clip_ratio_high=0.2),
-    "dual_clip": LossSettings(dual_clip=1.5),
-    "decoupled": LossSettings(**DECOUPLED),  # type: ignore[arg-type]
-    "truncated": LossSettings(**TRUNCATED),  # type: ignore[arg-type]
-    "masked": LossSettings(**MASKED),  # type: ignore[arg-type]
-    "k1": LossSettings(kl_coefficient=0.1, kl_estimator=KlEstimator.K1),
-    "k2": LossSettings(kl_coefficient=0.1, kl_estimator=KlEstimator.K2),
-    "k3_truncated": LossSettings(kl_coefficient=0.1, **TRUNCATED),  # type: ignore[arg-type]
-    "cispo": LossSettings(loss=LossName.CISPO),
+TOKEN_MEAN: dict[str, AlgorithmSpec] = {
+    "dapo": AlgorithmSpec(),
+    "ppo": AlgorithmSpec(clip_ratio_high=0.2),
+    "dual_clip": AlgorithmSpec(dual_clip=1.5),
+    "decoupled": AlgorithmSpec(**DECOUPLED),
+    "truncated": AlgorithmSpec(**TRUNCATED),
+    "masked": AlgorithmSpec(**MASKED),
+    "k1": AlgorithmSpec(proximal_kl_coefficient=0.1, proximal_kl_estimator=KlEstimator.K1),
+    "k2": AlgorithmSpec(proximal_kl_coefficient=0.1, proximal_kl_estimator=KlEstimator.K2),
+    "k3_truncated": AlgorithmSpec(proximal_kl_coefficient=0.1, **TRUNCATED),
+    "cispo": AlgorithmSpec(loss=LossName.CISPO),
 }
-SEQUENCE_MEAN: dict[str, LossSettings] = {
-    "dapo_sequence_mean": LossSettings(token_level_loss=False),
-    "dr_grpo": LossSettings(token_level_loss=False, constant_length=16),
-    "gspo": LossSettings(loss=LossName.GSPO, token_level_loss=False, clip_ratio_low=0.05, clip_ratio_high=0.08),
-    "gspo_masked": LossSettings(loss=LossName.GSPO, token_level_loss=False, **MASKED),  # type: ignore[arg-type]
-    "cispo_sequence_mean": LossSettings(loss=LossName.CISPO, token_level_loss=False),
+SEQUENCE_MEAN: dict[str, AlgorithmSpec] = {
+    "dapo_sequence_mean": AlgorithmSpec(token_level_loss=False),
+    "dr_grpo": AlgorithmSpec(token_level_loss=False, constant_length=16),
+    "gspo": AlgorithmSpec(loss=LossName.GSPO, token_level_loss=False, clip_ratio_low=0.05, clip_ratio_high=0.08),
+    "gspo_masked": AlgorithmSpec(loss=LossName.GSPO, token_level_loss=False, **MASKED),
+    "cispo_sequence_mean": AlgorithmSpec(loss=LossName.CISPO, token_level_loss=False),
 }
 ALL = TOKEN_MEAN | SEQUENCE_MEAN
 
 
-def total_and_gradient(inputs: LossInputs, settings: LossSettings) -> tuple[float, torch.Tensor]:
+def total_and_gradient(inputs: LossInputs, algorithm: AlgorithmSpec) -> tuple[float, torch.Tensor]:
     """What the trainer makes of a micro-batch: the unmasked token losses, summed and divided by the global token count."""
-    token_loss, _ = make_loss(settings)(inputs)
+    token_loss, _ = make_loss(algorithm)(inputs)
     total = torch.where(inputs.loss_mask, token_loss, 0.0).sum() / inputs.global_tokens
     gradient: torch.Tensor = torch.autograd.grad(total, inputs.trainer_logprobs)[0]
     return total.item(), gradient
 
 
-def smooth_tokens(seed: int, settings: LossSettings) -> list[Token]:
+def smooth_tokens(seed: int, algorithm: AlgorithmSpec) -> list[Token]:
     """Random tokens with no ratio at a bound."""
     for attempt in range(100):
         tokens = random_tokens(seed * 100 + attempt)
-        if kink_distance(tokens, settings) > 1e-4 and any(token.counts for token in tokens):
+        if kink_distance(tokens, algorithm) > 1e-4 and any(token.counts for token in tokens):
             return tokens
     raise AssertionError("no smooth batch found")
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("settings", ALL.values(), ids=ALL.keys())
-def test_loss_and_gradient_equal_the_naive_loop(settings: LossSettings, seed: int) -> None:
-    tokens = smooth_tokens(seed, settings)
-    total, gradient = total_and_gradient(to_inputs(tokens), settings)
-    assert total == pytest.approx(naive_total(tokens, settings), rel=1e-12, abs=1e-13)
-    torch.testing.assert_close(gradient.tolist(), naive_gradient(tokens, settings), rtol=1e-6, atol=1e-9)
+@pytest.mark.parametrize("algorithm", ALL.values(), ids=ALL.keys())
+def test_loss_and_gradient_equal_the_naive_loop(algorithm: AlgorithmSpec, seed: int) -> None:
+    tokens = smooth_tokens(seed, algorithm)
+    total, gradient = total_and_gradient(to_inputs(tokens), algorithm)
+    assert total == pytest.approx(naive_total(tokens, algorithm), rel=1e-12, abs=1e-13)
+    torch.testing.assert_close(gradient.tolist(), naive_gradient(tokens, algorithm), rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("settings", ALL.values(), ids=ALL.keys())
-def test_the_gradient_is_that_of_the_value(settings: LossSettings) -> None:
+@pytest.mark.parametrize("algorithm", ALL.values(), ids=ALL.keys())
+def test_the_gradient_is_that_of_the_value(algorithm: AlgorithmSpec) -> None:
     if (
-        settings.loss is LossName.CISPO
+        algorithm.loss is LossName.CISPO
     ):  # its weight is a constant on purpose: freeze it by making the ratio independent of the input
-        settings = replace(settings, clip_ratio_high=0.0)
-    tokens = smooth_tokens(3, settings)
-    if settings.loss is LossName.CISPO:
+        algorithm = algorithm.model_copy(update={"clip_ratio_high": 0.0})
+    tokens = smooth_tokens(3, algorithm)
+    if algorithm.loss is LossName.CISPO:
         tokens = [replace(token, old=token.trainer - 1.0) for token in tokens]
     inputs = to_inputs(tokens)
 
     def value(trainer: torch.Tensor) -> torch.Tensor:
-        return make_loss(settings)(replace(inputs, trainer_logprobs=trainer))[0]
+        return make_loss(algorithm)(replace(inputs, trainer_logprobs=trainer))[0]
 
     assert torch.autograd.gradcheck(value, (inputs.trainer_logprobs,))
 
@@ -115,68 +114,68 @@ def test_a_sequence_mean_does_not_depend_on_where_the_sequences_go(name: str, se
     check_split(tokens, [of_sequence[token.sequence] for token in tokens], SEQUENCE_MEAN[name])
 
 
-def check_split(tokens: list[Token], parts: list[int], settings: LossSettings) -> None:
+def check_split(tokens: list[Token], parts: list[int], algorithm: AlgorithmSpec) -> None:
     """Sums the losses of the parts in float32, as the trainer does, and compares with the batch in one piece."""
-    whole, whole_gradient = total_and_gradient(to_inputs(tokens, dtype=torch.float32), settings)
+    whole, whole_gradient = total_and_gradient(to_inputs(tokens, dtype=torch.float32), algorithm)
     batch_totals = totals(tokens)
     summed, gradient = 0.0, torch.zeros(len(tokens))
     for part in sorted(set(parts)):
         places = [place for place, of in enumerate(parts) if of == part]
         inputs = to_inputs([tokens[place] for place in places], batch_totals, torch.float32)
-        part_total, part_gradient = total_and_gradient(inputs, settings)
+        part_total, part_gradient = total_and_gradient(inputs, algorithm)
         summed += part_total
         gradient[places] = part_gradient
-    scale = sum(map(abs, make_loss(settings)(to_inputs(tokens))[0].tolist())) / batch_totals[0]
+    scale = sum(map(abs, make_loss(algorithm)(to_inputs(tokens))[0].tolist())) / batch_totals[0]
     assert abs(summed - whole) <= 1e-6 * max(scale, 1e-6)
     assert (gradient - whole_gradient).norm() <= 1e-6 * whole_gradient.norm()
 
 
 @pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("settings", ALL.values(), ids=ALL.keys())
-def test_what_a_masked_token_holds_changes_nothing(settings: LossSettings, garbage: float) -> None:
-    tokens = smooth_tokens(5, settings)
+@pytest.mark.parametrize("algorithm", ALL.values(), ids=ALL.keys())
+def test_what_a_masked_token_holds_changes_nothing(algorithm: AlgorithmSpec, garbage: float) -> None:
+    tokens = smooth_tokens(5, algorithm)
     spoilt = [
         t if t.counts else replace(t, trainer=garbage, old=garbage, inference=garbage, advantage=garbage)
         for t in tokens
     ]
     assert spoilt != tokens
-    total, gradient = total_and_gradient(to_inputs(tokens), settings)
-    spoilt_total, spoilt_gradient = total_and_gradient(to_inputs(spoilt), settings)
+    total, gradient = total_and_gradient(to_inputs(tokens), algorithm)
+    spoilt_total, spoilt_gradient = total_and_gradient(to_inputs(spoilt), algorithm)
     assert spoilt_total == total
     assert torch.equal(spoilt_gradient, gradient)
-    token_loss, metrics = make_loss(settings)(to_inputs(spoilt))
+    token_loss, metrics = make_loss(algorithm)(to_inputs(spoilt))
     masked = ~to_inputs(spoilt).loss_mask
     for values in (spoilt_gradient, token_loss, *metrics.values()):
         assert (values[masked] == 0.0).all()
 
 
-@pytest.mark.parametrize("settings", ALL.values(), ids=ALL.keys())
-def test_an_empty_micro_batch_adds_nothing(settings: LossSettings) -> None:
+@pytest.mark.parametrize("algorithm", ALL.values(), ids=ALL.keys())
+def test_an_empty_micro_batch_adds_nothing(algorithm: AlgorithmSpec) -> None:
     total, gradient = total_and_gradient(
-        to_inputs([Token(0.0, 0.0, 0.0, 0.0, False, 0)], (100, 7), torch.float32), settings
+        to_inputs([Token(0.0, 0.0, 0.0, 0.0, False, 0)], (100, 7), torch.float32), algorithm
     )
     assert total == 0.0
     assert gradient.tolist() == [0.0]
 
 
-@pytest.mark.parametrize("settings", ALL.values(), ids=ALL.keys())
+@pytest.mark.parametrize("algorithm", ALL.values(), ids=ALL.keys())
 @pytest.mark.parametrize("distance", [60.0, -60.0, 1e4, -1e4])
-def test_policies_far_apart_give_finite_losses_in_float32(settings: LossSettings, distance: float) -> None:
+def test_policies_far_apart_give_finite_losses_in_float32(algorithm: AlgorithmSpec, distance: float) -> None:
     tokens = [
         Token(-1e4 - 1.0, -1e4 - 1.0 - distance, -1e4 - 1.0 + 2 * distance, sign, True, place)
         for place, sign in enumerate((1.0, -1.0))
     ]
     inputs = to_inputs(tokens, dtype=torch.float32)
-    token_loss, metrics = make_loss(settings)(inputs)
+    token_loss, metrics = make_loss(algorithm)(inputs)
     (gradient,) = torch.autograd.grad(token_loss.sum(), inputs.trainer_logprobs)
     for values in (token_loss, gradient, *metrics.values()):
         assert values.isfinite().all()
 
 
-def gradient_at(ratio: float, advantage: float, settings: LossSettings) -> float:
+def gradient_at(ratio: float, advantage: float, algorithm: AlgorithmSpec) -> float:
     """Gradient of one token's loss in its log-prob."""
     token = Token(-1.0, -1.0 - math.log(ratio), -1.0, advantage, True, 0)
-    return total_and_gradient(to_inputs([token]), settings)[1].item()
+    return total_and_gradient(to_inputs([token]), algorithm)[1].item()
 
 
 @pytest.mark.parametrize(
@@ -194,33 +193,33 @@ def gradient_at(ratio: float, advantage: float, settings: LossSettings) -> float
 def test_clip_higher_cuts_the_gradient_only_where_the_policy_has_gone_far_enough(
     ratio: float, advantage: float, expected: float
 ) -> None:
-    assert gradient_at(ratio, advantage, LossSettings()) == pytest.approx(expected)
+    assert gradient_at(ratio, advantage, AlgorithmSpec()) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("ratio", "expected"), [(50.0, 0.0), (3.001, 0.0), (2.999, 2.999), (0.5, 0.0)])
 def test_the_dual_clip_also_cuts_a_bad_token_that_became_far_too_likely(ratio: float, expected: float) -> None:
-    assert gradient_at(ratio, -1.0, LossSettings(dual_clip=3.0)) == pytest.approx(expected)
+    assert gradient_at(ratio, -1.0, AlgorithmSpec(dual_clip=3.0)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 def test_cispo_caps_the_weight_but_keeps_every_tokens_gradient(advantage: float) -> None:
-    settings = LossSettings(loss=LossName.CISPO)
-    assert gradient_at(50.0, advantage, settings) == pytest.approx(-1.28 * advantage)
-    assert gradient_at(0.01, advantage, settings) == pytest.approx(-0.01 * advantage)
+    algorithm = AlgorithmSpec(loss=LossName.CISPO)
+    assert gradient_at(50.0, advantage, algorithm) == pytest.approx(-1.28 * advantage)
+    assert gradient_at(0.01, advantage, algorithm) == pytest.approx(-0.01 * advantage)
 
 
 @pytest.mark.parametrize("loss", [LossName.DAPO, LossName.CISPO])
 def test_on_policy_the_gradient_is_that_of_reinforce(loss: LossName) -> None:
     tokens = [replace(token, old=token.trainer) for token in random_tokens(11)]
     inputs = to_inputs(tokens)
-    _, gradient = total_and_gradient(inputs, LossSettings(loss=loss))
+    _, gradient = total_and_gradient(inputs, AlgorithmSpec(loss=loss))
     torch.testing.assert_close(gradient, -inputs.advantages * inputs.loss_mask / inputs.global_tokens)
 
 
 def test_gspo_gives_all_tokens_of_a_sequence_the_same_gradient() -> None:
     tokens = random_tokens(2, lengths=(6,), masked_share=0.0, spread=0.001)
-    settings = replace(SEQUENCE_MEAN["gspo"], clip_ratio_low=0.9, clip_ratio_high=9.0)
-    _, gradient = total_and_gradient(to_inputs(tokens), settings)
+    algorithm = SEQUENCE_MEAN["gspo"].model_copy(update={"clip_ratio_low": 0.9, "clip_ratio_high": 9.0})
+    _, gradient = total_and_gradient(to_inputs(tokens), algorithm)
     assert gradient.abs().min() > 0.0
     assert (gradient - gradient[0]).abs().max() < 1e-15
 
@@ -228,7 +227,7 @@ def test_gspo_gives_all_tokens_of_a_sequence_the_same_gradient() -> None:
 def test_clip_fractions_count_the_tokens_whose_gradient_is_cut_by_the_sign_of_the_advantage() -> None:
     ratios = [(1.5, 1.0), (1.2, 1.0), (0.5, 1.0), (0.5, -1.0), (0.7, -1.0), (1.5, -1.0), (4.0, -1.0), (4.0, 1.0)]
     tokens = [Token(-1.0, -1.0 - math.log(r), -1.0, a, True, place) for place, (r, a) in enumerate(ratios)]
-    _, metrics = make_loss(LossSettings(dual_clip=3.0))(to_inputs(tokens))
+    _, metrics = make_loss(AlgorithmSpec(dual_clip=3.0))(to_inputs(tokens))
     assert metrics["clip_fraction_high"].tolist() == [1, 0, 0, 0, 0, 0, 0, 1]
     assert metrics["clip_fraction_low"].tolist() == [0, 0, 0, 1, 1, 0, 0, 0]
     assert metrics["clip_fraction_dual"].tolist() == [0, 0, 0, 0, 0, 0, 1, 0]
@@ -237,22 +236,22 @@ def test_clip_fractions_count_the_tokens_whose_gradient_is_cut_by_the_sign_of_th
 def test_mask_fractions_count_the_tokens_outside_the_band_and_the_denominator_stays() -> None:
     weights = [(2.0, 1.0), (1.0, 1.0), (0.1, -1.0), (1.2, -1.0)]
     tokens = [Token(-1.0, -1.0, -1.0 - math.log(w), a, True, place) for place, (w, a) in enumerate(weights)]
-    settings = ALL["masked"]
-    token_loss, metrics = make_loss(settings)(to_inputs(tokens))
+    algorithm = ALL["masked"]
+    token_loss, metrics = make_loss(algorithm)(to_inputs(tokens))
     assert metrics["mask_fraction_positive"].tolist() == [1, 0, 0, 0]
     assert metrics["mask_fraction_negative"].tolist() == [0, 0, 1, 0]
     torch.testing.assert_close(metrics["importance_weight"].tolist(), [0.0, 1.0, 0.0, 1.2])
     assert token_loss.sum().item() / 4 == pytest.approx((-1.0 + 1.2) / 4)
 
 
-@pytest.mark.parametrize("settings", ALL.values(), ids=ALL.keys())
-def test_only_the_trainers_logprobs_get_a_gradient_and_metrics_get_none(settings: LossSettings) -> None:
-    inputs = to_inputs(smooth_tokens(7, settings))
+@pytest.mark.parametrize("algorithm", ALL.values(), ids=ALL.keys())
+def test_only_the_trainers_logprobs_get_a_gradient_and_metrics_get_none(algorithm: AlgorithmSpec) -> None:
+    inputs = to_inputs(smooth_tokens(7, algorithm))
     for field in fields(inputs):
         value = getattr(inputs, field.name)
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             value.requires_grad_()
-    token_loss, metrics = make_loss(settings)(inputs)
+    token_loss, metrics = make_loss(algorithm)(inputs)
     torch.autograd.backward(token_loss.sum())
     assert inputs.trainer_logprobs.grad is not None
     for other in (inputs.old_logprobs, inputs.inference_logprobs, inputs.advantages):

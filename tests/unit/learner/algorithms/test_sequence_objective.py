@@ -6,15 +6,12 @@ import pytest
 import torch
 
 from services.common.spec import AlgorithmSpec, LossName
-from services.learner.algorithms.loss_settings import LossSettings
 from services.learner.algorithms.losses import make_loss
 from services.learner.megatron.loss import LossInputs
 
 LENGTHS = (5, 1, 8, 3)
 ADVANTAGES = (1.5, -0.5, 1.0, -1.0)
-SETTINGS = LossSettings.from_spec(
-    AlgorithmSpec(loss=LossName.GSPO, token_level_loss=False, clip_ratio_low=3e-4, clip_ratio_high=4e-4)
-)
+ALGORITHM = AlgorithmSpec(loss=LossName.GSPO, token_level_loss=False, clip_ratio_low=3e-4, clip_ratio_high=4e-4)
 
 
 def a_batch(seed: int, spread: float) -> tuple[LossInputs, list[torch.Tensor]]:
@@ -47,7 +44,7 @@ def sequence_loss(inputs: LossInputs, places: torch.Tensor, advantage: float) ->
 def test_the_batch_loss_and_its_gradient_are_those_of_the_sequence_objective(seed: int, spread: float) -> None:
     inputs, sequences = a_batch(seed, spread)
     objective = torch.stack([sequence_loss(inputs, p, a) for p, a in zip(sequences, ADVANTAGES, strict=True)]).mean()
-    total = make_loss(SETTINGS)(inputs)[0].sum() / inputs.global_tokens
+    total = make_loss(ALGORITHM)(inputs)[0].sum() / inputs.global_tokens
     torch.testing.assert_close(total, objective, rtol=1e-12, atol=1e-15)
     (ours,) = torch.autograd.grad(total, inputs.trainer_logprobs)
     (papers,) = torch.autograd.grad(objective, inputs.trainer_logprobs)
@@ -58,7 +55,7 @@ def test_the_batch_loss_and_its_gradient_are_those_of_the_sequence_objective(see
 def test_the_tokens_of_a_sequence_sum_to_its_length_times_its_objective(place: int) -> None:
     inputs, sequences = a_batch(9, 1e-5)
     share = inputs.global_tokens / inputs.global_sequences / LENGTHS[place]
-    summed = make_loss(SETTINGS)(inputs)[0][sequences[place]].sum() / share
+    summed = make_loss(ALGORITHM)(inputs)[0][sequences[place]].sum() / share
     objective = LENGTHS[place] * sequence_loss(inputs, sequences[place], ADVANTAGES[place])
     (ours,) = torch.autograd.grad(summed, inputs.trainer_logprobs, retain_graph=True)
     (papers,) = torch.autograd.grad(objective, inputs.trainer_logprobs)
@@ -78,6 +75,6 @@ def test_a_sequence_that_went_far_enough_gets_no_gradient_at_any_token(places: t
         trainer, inputs.old_logprobs, inputs.inference_logprobs, inputs.advantages, inputs.loss_mask, inputs.sequence_ids,
         inputs.global_tokens, inputs.global_sequences,
     )  # fmt: skip
-    (gradient,) = torch.autograd.grad(make_loss(SETTINGS)(moved)[0].sum(), trainer)
+    (gradient,) = torch.autograd.grad(make_loss(ALGORITHM)(moved)[0].sum(), trainer)
     for place, tokens in enumerate(sequences):
         assert bool((gradient[tokens] == 0.0).all()) is (place in places)

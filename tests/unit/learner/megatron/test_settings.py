@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from services.common.errors import ConfigError
-from services.learner.megatron.mismatch import effective_sample_share
 from services.learner.megatron.schedule import learning_rate
 from services.learner.megatron.settings import TrainerSettings
 from services.learner.megatron.stats import StepStats
@@ -40,16 +39,11 @@ def test_without_warm_up_the_first_step_has_the_full_rate() -> None:
     assert learning_rate(TrainerSettings(lr=3e-4, lr_warmup_steps=0), 1) == 3e-4
 
 
-def test_the_effective_sample_share_is_one_where_all_ratios_agree_and_one_nth_where_one_dominates() -> None:
-    assert effective_sample_share(1.0, 1.0) == 1.0
-    assert effective_sample_share(1.0 / 8, 1.0 / 8) == pytest.approx(1 / 8)
-
-
 def test_a_record_holds_json_values_only() -> None:
     stats = StepStats(
         step=2, loss=float("nan"), grad_norm=float("inf"), lr=1e-6, tokens=3, sequences=1, micro_batches=1, padding=0.0,
-        skipped="why", metrics={"entropy": 1.5, "mismatch_kl": float("inf")},
+        skipped="why", metrics={"entropy": 1.5, "mismatch_kl_k3": float("inf")},
     )  # fmt: skip
     record = stats.as_record()
-    assert (record["loss"], record["grad_norm"], record["mismatch_kl"]) == (None, None, None)
+    assert (record["loss"], record["grad_norm"], record["mismatch_kl_k3"]) == (None, None, None)
     assert (record["entropy"], record["optimizer_step"], record["skipped"]) == (1.5, 2, "why")
