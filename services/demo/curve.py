@@ -36,7 +36,8 @@ def draw_curve(path: Path, title: str, steps: list[dict[str, Any]], evals: list[
     )
     bottom.plot(numbers, [step["policy_age_mean"] for step in steps], color="#8e6bbf", label="mean policy_age, steps")
     bottom.set_xlabel("step")
-    bottom.legend(loc="upper right", frameon=False)
+    bottom.set_ylim(0, 1.5 * bottom.get_ylim()[1])  # room for the legend
+    bottom.legend(loc="upper right", ncols=2, frameon=False)
     for axes in (top, bottom):
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)

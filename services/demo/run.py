@@ -41,7 +41,9 @@ class Demo:
 
 
 DEMOS = {
-    "tiny": Demo("demo.yaml", "tiny", "A 0.4 M-parameter policy learns to add (DAPO, vLLM + Megatron-core on a CPU)", 0.25),
+    "tiny": Demo(
+        "demo.yaml", "tiny", "A 0.4 M-parameter policy learns to add (DAPO, vLLM + Megatron-core on a CPU)", 0.25
+    ),
     "smollm2": Demo(
         "demo-smollm2.yaml",
         "smollm2-135m-instruct",

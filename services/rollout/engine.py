@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from services.common.errors import MillraceError, ModelError, WeightSyncError
 from services.common.settings import Platform
 from services.common.spec import JobSpec
@@ -28,7 +30,7 @@ from services.rollout.prompts import PromptEncoder
 from services.rollout.stage import StagedWeights
 from services.rollout.vllm_process import (
     EngineKey,
-    engine_children,
+    children,
     engine_key,
     in_daemon_thread,
     start_vllm,
@@ -68,6 +70,8 @@ class Engine:
         self._prompts: PromptEncoder | None = None
         self._shapes: Shapes = {}
         self._good: StagedWeights | None = None
+        self._others: set[int] | None = None
+        self._starting: asyncio.Future[Any] | None = None
         self._changing = asyncio.Lock()
         self.label = VersionLabel()
         self.max_model_len = 0
@@ -95,13 +99,14 @@ class Engine:
             raise ModelError(f"{model_dir}: {error.strerror}") from error
         if self._key == key:
             return
+        await self._let_start_end()
         await self.stop()
         log.info("starting the engine with %s", model_dir)
         started = time.monotonic()
         self._prompts = await asyncio.to_thread(PromptEncoder, model_dir)
         self._shapes = await asyncio.to_thread(model_shapes, model_dir)
         try:
-            self._llm = await in_daemon_thread(lambda: start_vllm(self._platform, model_dir, spec), "start vLLM")
+            self._llm = await self._start_vllm(model_dir, spec)
         except (RuntimeError, ValueError, OSError) as error:
             await self.stop()
             raise ModelError(f"{model_dir}: the engine does not start: {error}") from error
@@ -110,12 +115,34 @@ class Engine:
         metrics.ENGINE_STARTS.inc()
         log.info("the engine is up after %.1f s", time.monotonic() - started)
 
+    async def _start_vllm(self, model_dir: Path, spec: JobSpec) -> Any:  # noqa: ANN401
+        """vLLM, started in a thread; it goes on there when this call is cancelled, and `_let_start_end` takes it up."""
+        self._others = {child.pid for child in children()}
+        self._starting = in_daemon_thread(lambda: start_vllm(self._platform, model_dir, spec), "start vLLM")
+        llm = await asyncio.shield(self._starting)
+        self._starting = None
+        return llm
+
+    async def _let_start_end(self) -> None:
+        """Two engines must never be: a start that nobody waited for (its job was retired) ends first."""
+        if self._starting is not None:
+            await asyncio.wait([self._starting])
+            if self._starting.exception() is None:
+                self._llm = self._starting.result()
+            self._starting = None
+
     async def stop(self) -> None:
         """Ends the engine and its processes; does nothing when there is none."""
         self._key = None
         llm, self._llm = self._llm, None
         await self.label.change(None)
-        await asyncio.to_thread(stop_vllm, llm, engine_children())
+        processes, self._others = self.processes, None
+        await asyncio.to_thread(stop_vllm, llm, processes)
+
+    @property
+    def processes(self) -> list[psutil.Process]:
+        """The engine's processes, the topmost ones: what this process has started since the engine was."""
+        return [] if self._others is None else [child for child in children() if child.pid not in self._others]
 
     @property
     def changing(self) -> bool:

@@ -116,7 +116,7 @@ def stop_vllm(llm: Any, started: list[psutil.Process]) -> None:  # noqa: ANN401
         log.error("engine processes cannot be killed: %s", [process.pid for process in stuck])
 
 
-def engine_children() -> list[psutil.Process]:
+def children() -> list[psutil.Process]:
     """Processes that this one has started, Python's own resource tracker left out."""
     return [child for child in _children(psutil.Process(), recursive=False) if not _is_tracker(child)]
 

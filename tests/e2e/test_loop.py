@@ -7,6 +7,7 @@ import signal
 from itertools import pairwise
 from typing import Any
 
+import psutil
 
 from services.common.codec import decode
 from services.common.types import ScoredGroup
@@ -104,3 +105,25 @@ def test_a_killed_rollout_server_costs_no_group(stack: Stack, demo_spec: dict[st
     everyone = [g for groups in journal_groups(stack, job_id).values() for g in groups]
     assert len({g.group.task.group_id for g in everyone}) == len(everyone)
     assert all(g.group.min_policy_version >= g.group.task.min_policy_version for g in everyone)
+
+
+def test_a_killed_learner_rank_resumes_from_checkpoint_and_journal(stack: Stack, demo_spec: dict[str, Any]) -> None:
+    demo_spec["eval"] = {"enabled": False}
+    demo_spec["learner"]["steps"] = 16
+    job_id = stack.client.submit(demo_spec)["id"]
+    stack.wait(job_id, until=lambda record: record["step"] >= 12, timeout_s=240)
+    os.kill(rank_pid(stack.pid("learner-0")), signal.SIGKILL)
+    record = stack.wait(job_id, until=ended, timeout_s=300)
+    check_accounting(record)
+    groups = [group for groups in journal_groups(stack, job_id).values() for group in groups]
+    assert len({group.group.task.group_id for group in groups}) == len(groups) == record["groups"]["trained"]
+    assert [step["step"] for step in stack.client.steps(job_id)] == list(range(1, 17))
+    log = (stack.home / "logs" / "learner-0.log").read_text()
+    assert "resuming from the checkpoint of step 10" in log
+    assert "training step 11 again from the journal" in log
+
+
+def rank_pid(agent: int) -> int:
+    """The process of rank 0, below the learner's agent."""
+    (rank,) = [p for p in psutil.Process(agent).children(recursive=True) if "services.learner.rank" in p.cmdline()[-1]]
+    return rank.pid

@@ -100,7 +100,8 @@ class AlgorithmSpec(Section):
     importance_correction: ImportanceCorrection = Field(
         default=ImportanceCorrection.NONE,
         description="Weight of a token's loss, made of w = π_prox / π_inference, where π_prox is the trainer's policy at the start of the "
-        "step: none is 1, decoupled is w, truncated is w up to the cap, masked is w between floor and cap, else 0.",
+        "step: none is 1, decoupled is w, truncated is w up to the cap, masked is w between floor and cap, else 0. "
+        "Since a batch gets one optimizer step, π_trainer / π_prox is then 1: no clip acts and the proximal KL is 0.",
     )
     importance_weight_floor: float = Field(
         default=0.0,

@@ -20,7 +20,6 @@ from services.common.types import Message, Purpose, RolloutGroup, Task
 from services.rollout.engine import Engine, EngineError
 from services.rollout.label import Version
 from services.rollout.sampler import Sampler
-from services.rollout.vllm_process import engine_children
 from tests.integration.rollout.conftest import StageWeights, Tensors, that_say
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
@@ -215,9 +214,9 @@ async def test_a_cancelled_activation_never_leaves_the_engine_paused(
 async def test_the_engine_stays_up_for_a_job_that_needs_the_same(
     engine: Engine, versions: Numbers, weights: Tensors, stage_weights: StageWeights, model_dir: Path, spec: JobSpec
 ) -> None:
-    before = [child.pid for child in engine_children()]
+    before = [child.pid for child in engine.processes]
     await engine.start(model_dir, spec)
-    assert [child.pid for child in engine_children()] == before
+    assert [child.pid for child in engine.processes] == before
     assert engine.version is None, "the next job's weights are not known yet"
     n = versions.next()
     await engine.activate(stage_weights(2, n, that_say(FIRST + n, weights)))
@@ -238,7 +237,7 @@ async def test_half_applied_weights_are_never_sampled_and_no_process_stays(
         await engine.activate(stage_weights(2, versions.next(), misshapen))
     done, _ = await asyncio.wait([sampling], timeout=1.0)
     assert not done, "it went on sampling"
-    processes = [process for child in engine_children() for process in [child, *child.children(recursive=True)]]
+    processes = [process for child in engine.processes for process in [child, *child.children(recursive=True)]]
     assert len(processes) >= 2
     sampling.cancel()
     await asyncio.gather(sampling, return_exceptions=True)

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from services.common.errors import ConfigError
 from services.common.spec import AlgorithmSpec, ImportanceCorrection, KlEstimator, LossName, parse_spec
 
-JOB = "model: {path: tiny}\ndata: {train: [{source: tasks.jsonl}]}\nalgorithm: "
+JOB = "model: {path: tiny}\ndata: {train: {source: tasks.jsonl}}\nalgorithm: "
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -24,9 +23,9 @@ SPEC = JobSpec.model_validate({"model": {"path": "tiny"}, "data": {"train": {"so
 
 
 @pytest.fixture
-async def service(redis: Redis, tmp_path: Path) -> AsyncIterator[tuple[RolloutService, Engine, Drain]]:
+async def service(redis: Redis, tmp_path: Path) -> tuple[RolloutService, Engine, Drain]:
     engine, drain = Engine(Platform.CPU), Drain()
-    yield RolloutService(Wiring(redis, redis, engine, Settings(home=tmp_path), "r0", drain)), engine, drain
+    return RolloutService(Wiring(redis, redis, engine, Settings(home=tmp_path), "r0", drain)), engine, drain
 
 
 async def test_requests_without_a_token_for_too_long_end_the_process(
@@ -62,7 +61,7 @@ async def test_a_job_whose_model_is_missing_is_refused_and_the_service_lives_on(
     await JobStore(redis).activate(job)
     async with asyncio.timeout(60):
         while "cannot be served here" not in caplog.text and not running.done():
-            await asyncio.sleep(0.05)  # noqa: ASYNC110  the log is the only witness
+            await asyncio.sleep(0.05)
         await asyncio.sleep(2.5)  # one more heartbeat
     (worker,) = await alive(redis)
     assert (worker.name, worker.state, worker.job_id) == ("r0", "idle", None)

@@ -107,12 +107,12 @@ class Bench:
     async def reach(self, stream: str, length: int) -> None:
         async with asyncio.timeout(15):
             while await self.redis.xlen(stream) != length:
-                await asyncio.sleep(0.02)  # noqa: ASYNC110  Redis tells nobody
+                await asyncio.sleep(0.02)
 
     async def sampling(self, count: int) -> None:
         async with asyncio.timeout(15):
             while self.engine.started < count:
-                await asyncio.sleep(0.02)  # noqa: ASYNC110  any number of groups may be waited for
+                await asyncio.sleep(0.02)
 
 
 @pytest.fixture
