@@ -19,7 +19,7 @@ pip="$venv/bin/python -m pip --disable-pip-version-check --no-input"
 torch=$(grep '^torch==' "$lock")
 
 echo "install: 1/3 $torch"
-$pip install --quiet --no-deps "$torch" 2>"$venv/torch.log" || $pip install --quiet --no-deps --index-url "$TORCH_INDEX" "$torch" || {
+$pip install -qq --no-deps "$torch" 2>"$venv/torch.log" || $pip install -qq --no-deps --index-url "$TORCH_INDEX" "$torch" || {
     cat "$venv/torch.log" >&2
     echo "install: neither the configured package sources nor TORCH_INDEX=$TORCH_INDEX have $torch (a CPU build of PyTorch)." >&2
     echo "install: put the wheel in a directory and run: PIP_FIND_LINKS=/that/directory make setup" >&2
@@ -28,8 +28,8 @@ $pip install --quiet --no-deps "$torch" 2>"$venv/torch.log" || $pip install --qu
 count=$(grep -c '==' "$lock")
 echo "install: 2/3 $count packages of $lock (about two minutes)"
 grep -v '^torch==' "$lock" >"$venv/rest.txt"
-$pip install --quiet --no-deps --progress-bar off -r "$venv/rest.txt"
+$pip install -qq --no-deps --progress-bar off -r "$venv/rest.txt"
 echo "install: 3/3 millrace"
-$pip install --quiet --no-deps --no-build-isolation -e "$root"
+$pip install -qq --no-deps --no-build-isolation -e "$root"
 echo "$wanted" >"$stamp"
 echo "install: done in $(($(date +%s) - started)) s"

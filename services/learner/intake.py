@@ -85,7 +85,8 @@ class Intake:
             self.ledger.reissue(judged.group_id + 1, max(0, judged.scored.group.task.min_policy_version - 1))
         active = self.ledger.active.get(judged.group_id)
         if active is None or active.ready:
-            self._settled.append(judged)
+            if not self._holds(judged.entry):
+                self._settled.append(judged)
             return None
         fate, reason = self._judge(judged)
         self.judged_since_step += 1
@@ -138,6 +139,10 @@ class Intake:
         """Groups settled since the last call, whose entries may be acked once the journal has their fates."""
         settled, self._settled = self._settled, []
         return settled
+
+    def _holds(self, entry: Entry | None) -> bool:
+        """Whether a ready group waits with this very entry, delivered again: it must not be acked before the journal has the group."""
+        return entry is not None and any(j.entry is not None and j.entry.id == entry.id for j in self._ready.values())
 
     @property
     def _refills_exhausted(self) -> bool:

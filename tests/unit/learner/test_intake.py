@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -48,7 +49,7 @@ def test_the_metric_says_what_must_differ_within_a_group() -> None:
 
 def test_a_group_delivered_twice_counts_once_and_its_second_entry_may_go() -> None:
     intake = make_intake()
-    first, again = judged_group(0, INFORMATIVE), judged_group(0, INFORMATIVE)
+    first, again = judged_group(0, INFORMATIVE), other_entry(judged_group(0, INFORMATIVE))
     intake.arrived(first)
     assert intake.arrived(again) is None
     assert (intake.ready, intake.judged_since_step) == (1, 1)
@@ -56,6 +57,20 @@ def test_a_group_delivered_twice_counts_once_and_its_second_entry_may_go() -> No
     intake.arrived(judged_group(1, DEGENERATE))
     assert intake.arrived(judged_group(1, INFORMATIVE)) is None
     assert intake.ledger.counts == Counter({Fate.DEGENERATE: 1})
+
+
+def test_an_entry_delivered_again_while_its_group_waits_is_not_let_go() -> None:
+    intake = make_intake()
+    intake.arrived(judged_group(0, INFORMATIVE))
+    assert intake.arrived(judged_group(0, INFORMATIVE)) is None
+    assert intake.take_settled() == [], "the journal does not have the group yet"
+    assert intake.ready == 1
+
+
+def other_entry(judged: Judged) -> Judged:
+    """The same group under another entry, as a second attempt brings it."""
+    assert judged.entry is not None
+    return replace(judged, entry=replace(judged.entry, id="99-0"))
 
 
 def test_entries_may_go_only_once_their_groups_have_a_fate() -> None:
