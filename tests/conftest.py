@@ -39,7 +39,19 @@ def redis_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     binary = binaries[0] if request.param == "embedded" else binaries[1]
     folder: Path = tmp_path_factory.mktemp("redis")
     port = free_port()
-    arguments = [binary, "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder), "--appendonly", "yes", "--save", ""]
+    arguments = [
+        binary,
+        "--bind",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--dir",
+        str(folder),
+        "--appendonly",
+        "yes",
+        "--save",
+        "",
+    ]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(arguments, stdout=log, stderr=log)
     url = f"redis://127.0.0.1:{port}/0"
