@@ -130,6 +130,12 @@ class Intake:
         """The step's weights are out: its slots are free."""
         self.step_under_way = False
 
+    def cancel_all(self, reason: str) -> None:
+        """Ends every group that is left, with the job."""
+        self._ready.clear()
+        for group_id in list(self.ledger.active):
+            self.ledger.settle(group_id, Fate.CANCELLED, reason)
+
     def overdue(self) -> list[ActiveGroup]:
         """Groups in flight beyond their deadline."""
         limit = self._clock() - self._spec.rollout.group_timeout_s

@@ -20,7 +20,7 @@ from services.learner.context import Flow, JobContext, wait_event
 from services.learner.intake import Judged
 from services.learner.issuer import start_evaluation
 from services.learner.journal import BatchRecord
-from services.learner.ledger import Fate, Ledger
+from services.learner.ledger import Ledger
 from services.learner.records import StepTimes, step_record
 from services.learner.snapshots import make_snapshot
 
@@ -77,6 +77,8 @@ async def recover(job: JobContext) -> None:
 
 
 async def _begin(job: JobContext) -> None:
+    if (await job.store.get(job.job_id)).state.ended:
+        raise Stopped  # these ranks were started again after the end
     await recover(job)
     await _publish(job)
     await job.store.transition(
@@ -187,11 +189,9 @@ async def _evaluate(job: JobContext, drain: Drain) -> None:
 
 async def _end(job: JobContext, state: JobState, cause: str) -> None:
     """Gives every group that is left its fate, saves, and ends the job."""
-    ledger = job.intake.ledger
-    for group_id in list(ledger.active):
-        ledger.settle(group_id, Fate.CANCELLED, f"the job {state}")
+    job.intake.cancel_all(f"the job {state}")
     await _checkpoint(job)
-    await job.store.update(job.job_id, groups=json.dumps(ledger.summary()))
+    await job.store.update(job.job_id, groups=json.dumps(job.intake.ledger.summary()))
     live = [JobState.STARTING, JobState.RUNNING, JobState.STALLED]
     await job.store.transition(job.job_id, state, allowed=live, cause=cause)
     await job.store.retire(job.job_id)

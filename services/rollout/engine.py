@@ -1,8 +1,8 @@
 """The rollout engine: vLLM in this process, whose weights change while it samples.
 
 generate ──► vLLM ──► pieces, each stamped with the version whose weights sampled it
-activate:  verify the staged file │ pause ─► apply ─► drain what was sampled before ─► label ─► resume
-                  (still sampling) │ generation stands still: this is the pause
+                ▲
+activate ───────┘  see services/rollout/switch.py
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from services.common.errors import MillraceError, ModelError, WeightSyncError
+from services.common.errors import ModelError
 from services.common.settings import Platform
 from services.common.spec import JobSpec
 from services.common.types import Message
 from services.rollout import metrics
 from services.rollout.label import Version, VersionLabel
-from services.rollout.model_tensors import Shapes, file_shapes, misfits, model_shapes
+from services.rollout.model_tensors import model_shapes
 from services.rollout.pieces import Piece
 from services.rollout.prompts import PromptEncoder
 from services.rollout.stage import StagedWeights
+from services.rollout.switch import Activation, EngineError, WeightSwitch
 from services.rollout.vllm_process import (
     EngineKey,
     children,
@@ -39,25 +39,6 @@ from services.rollout.vllm_process import (
 
 log = logging.getLogger(__name__)
 
-PAUSE_LIMIT_S = 60.0
-APPLY_LIMIT_S = 600.0
-_SETTLE_ROUNDS = 50
-
-
-class EngineError(MillraceError):
-    """The engine died, hangs, or has weights that nobody knows: this process must end, and be started again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Activation:
-    """What it took to change the weights."""
-
-    version: Version
-    pause_s: float
-    """Seconds during which nothing was sampled."""
-    apply_s: float
-    """Of these, the seconds that the load itself took, on the slowest worker."""
-
 
 class Engine:
     """One vLLM engine, or none; it keeps running between jobs that need the same."""
@@ -68,11 +49,9 @@ class Engine:
         self._llm: Any = None
         self._key: EngineKey | None = None
         self._prompts: PromptEncoder | None = None
-        self._shapes: Shapes = {}
-        self._good: StagedWeights | None = None
+        self._switch: WeightSwitch | None = None
         self._others: set[int] | None = None
         self._starting: asyncio.Future[Any] | None = None
-        self._changing = asyncio.Lock()
         self.label = VersionLabel()
         self.max_model_len = 0
         self.requests = 0
@@ -92,24 +71,25 @@ class Engine:
             ModelError: the model directory cannot be read, or the engine does not start with it.
         """
         await self.label.change(None)
-        self._good = None
         try:
             key = engine_key(model_dir, spec)
         except OSError as error:
             raise ModelError(f"{model_dir}: {error.strerror}") from error
-        if self._key == key:
+        if self._key == key and self._switch is not None:
+            self._switch.forget()
             return
         await self._let_start_end()
         await self.stop()
         log.info("starting the engine with %s", model_dir)
         started = time.monotonic()
         self._prompts = await asyncio.to_thread(PromptEncoder, model_dir)
-        self._shapes = await asyncio.to_thread(model_shapes, model_dir)
+        shapes = await asyncio.to_thread(model_shapes, model_dir)
         try:
             self._llm = await self._start_vllm(model_dir, spec)
         except (RuntimeError, ValueError, OSError) as error:
             await self.stop()
             raise ModelError(f"{model_dir}: the engine does not start: {error}") from error
+        self._switch = WeightSwitch(self._llm, self.label, shapes)
         self.max_model_len = int(self._llm.model_config.max_model_len)
         self._key = key
         metrics.ENGINE_STARTS.inc()
@@ -133,7 +113,7 @@ class Engine:
 
     async def stop(self) -> None:
         """Ends the engine and its processes; does nothing when there is none."""
-        self._key = None
+        self._key = self._switch = None
         llm, self._llm = self._llm, None
         await self.label.change(None)
         processes, self._others = self.processes, None
@@ -147,7 +127,7 @@ class Engine:
     @property
     def changing(self) -> bool:
         """Whether the weights are being changed, so that no token is to be expected."""
-        return self._changing.locked()
+        return self._switch is not None and self._switch.changing
 
     def check(self) -> None:
         """Looks whether the engine's processes live.
@@ -219,96 +199,16 @@ class Engine:
             WeightSyncError: refused, or failed and the weights before are back; sampling goes on with them.
             EngineError: the weights in the engine are not known to be whole; it stays paused.
         """
-        change = asyncio.create_task(self._activate(staged), name="activate")
+        if self._switch is None:
+            raise EngineError("the engine is not started")
+        change = asyncio.create_task(self._switch.change(staged), name="activate")
         try:
             return await asyncio.shield(change)
         except asyncio.CancelledError:
             await asyncio.wait([change])
             raise
-
-    async def _activate(self, staged: StagedWeights) -> Activation:
-        version = Version(staged.lineage, staged.policy_version)
-        async with self._changing:
-            await self._verify(staged, version)
-            started = time.monotonic()
-            await self._pause()
-            try:
-                apply_s = await self._apply(staged)
-            except Exception as error:
-                await self._restore(version, error)
-                raise WeightSyncError(
-                    f"version {version}: not applied, the weights before are back: {error}"
-                ) from error
-            self._good = staged
-            await self.label.change(version)
-            await self._resume()
-            return Activation(version, time.monotonic() - started, apply_s)
-
-    async def _verify(self, staged: StagedWeights, version: Version) -> None:
-        """Finds what is wrong with a staged file while the weights in use still sample."""
-        if self.version is not None and version <= self.version:
-            raise WeightSyncError(f"version {version} is not newer than {self.version}")
-        try:
-            wrong = misfits(self._shapes, await asyncio.to_thread(file_shapes, staged.path))
-        except ModelError as error:
-            raise WeightSyncError(f"version {version}: {error}") from error
-        if wrong:
-            raise WeightSyncError(
-                f"version {version} does not fit the model: {'; '.join(wrong[:5])} ({len(wrong)} in all)"
-            )
-        for trouble in await self._on_workers("millrace_verify_weights", str(staged.path), staged.digests):
-            if trouble:
-                raise WeightSyncError(f"version {version}: {trouble}")
-
-    async def _pause(self) -> None:
-        """Stops sampling and takes in everything that was sampled before.
-
-        vLLM answers the pause after the outputs of the last step, on the same queue; a few rounds of the event loop then bring them
-        to whoever reads the streams, under the label that still says the old version.
-        """
-        try:
-            async with asyncio.timeout(PAUSE_LIMIT_S):
-                await self._llm.pause_generation(mode="keep", clear_cache=False)
-        except TimeoutError as error:
-            raise EngineError(f"the engine did not pause within {PAUSE_LIMIT_S:.0f} s") from error
-        for _ in range(_SETTLE_ROUNDS):
-            await asyncio.sleep(0)
-
-    async def _resume(self) -> None:
-        self.progress_at = time.monotonic()
-        try:
-            async with asyncio.timeout(PAUSE_LIMIT_S):
-                await self._llm.resume_generation()
-        except TimeoutError as error:
-            raise EngineError(f"the engine did not resume within {PAUSE_LIMIT_S:.0f} s") from error
-
-    async def _apply(self, staged: StagedWeights) -> float:
-        return float(max(await self._on_workers("millrace_apply_weights", str(staged.path))))
-
-    async def _restore(self, version: Version, cause: Exception) -> None:
-        """Puts the weights before back, whole, and goes on with them.
-
-        It helps when the load had not begun (the file vanished). vLLM does not load again after a load that broke off within a layer;
-        then the process has to end.
-
-        Raises:
-            EngineError: there are none, or they cannot be loaded either.
-        """
-        log.error("version %s failed in the middle of the load: fenced", version, exc_info=cause)
-        if self._good is None or not self._good.path.exists():
-            raise EngineError(f"version {version} was half applied and no staged version is left: {cause}") from cause
-        try:
-            await self._apply(self._good)
-        except Exception as error:  # noqa: BLE001  whatever it is, the weights are not whole
-            raise EngineError(f"version {version} was half applied, and the one before failed too: {error}") from cause
-        await self._resume()
-
-    async def _on_workers(self, method: str, *arguments: object) -> list[Any]:
-        try:
-            async with asyncio.timeout(APPLY_LIMIT_S):
-                return list(await self._llm.collective_rpc(method, args=arguments))
-        except TimeoutError as error:
-            raise EngineError(f"{method} did not answer within {APPLY_LIMIT_S:.0f} s") from error
+        finally:
+            self.progress_at = time.monotonic()
 
     @property
     def _encoder(self) -> PromptEncoder:

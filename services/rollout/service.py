@@ -24,7 +24,8 @@ from services.common.settings import Settings
 from services.common.workers import HEARTBEAT_S, WorkerKind, WorkerStatus, alive, beat, leave
 from services.rollout import metrics
 from services.rollout.attachment import Attachment, Wiring, choose, forget_streams
-from services.rollout.engine import Engine, EngineError
+from services.rollout.engine import Engine
+from services.rollout.switch import EngineError
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,11 @@ from collections.abc import Coroutine
 
 from services.common.errors import WeightSyncError
 from services.rollout import metrics
-from services.rollout.engine import Activation, Engine
+from services.rollout.engine import Engine
 from services.rollout.label import Version
 from services.rollout.receiver import WeightReceiver
 from services.rollout.stage import Stage, StagedWeights
+from services.rollout.switch import Activation
 
 log = logging.getLogger(__name__)
 

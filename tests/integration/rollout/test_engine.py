@@ -17,9 +17,10 @@ from services.common.errors import WeightSyncError
 from services.common.settings import Platform
 from services.common.spec import JobSpec
 from services.common.types import Message, Purpose, RolloutGroup, Task
-from services.rollout.engine import Engine, EngineError
+from services.rollout.engine import Engine
 from services.rollout.label import Version
 from services.rollout.sampler import Sampler
+from services.rollout.switch import EngineError
 from tests.integration.rollout.conftest import StageWeights, Tensors, that_say
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
@@ -162,13 +163,14 @@ async def test_a_load_that_fails_brings_the_weights_before_back(
     sampling = asyncio.create_task(Sampler(engine, "r0").sample(a_task(max_tokens=150)))
     await asyncio.sleep(0.1)
     vanishing = stage_weights(1, versions.next(), that_say(50, weights))
-    pause = engine._pause
+    assert engine._switch is not None
+    pause = engine._switch._pause
 
     async def pause_and_lose_the_file() -> None:
         await pause()
         vanishing.path.unlink()
 
-    monkeypatch.setattr(engine, "_pause", pause_and_lose_the_file)
+    monkeypatch.setattr(engine._switch, "_pause", pause_and_lose_the_file)
     with pytest.raises(WeightSyncError, match="the weights before are back"):
         await engine.activate(vanishing)
     monkeypatch.undo()
@@ -229,7 +231,8 @@ async def test_half_applied_weights_are_never_sampled_and_no_process_stays(
     async def let_pass(*_: object) -> None:
         """Stands for a fault that no check foresees."""
 
-    monkeypatch.setattr(engine, "_verify", let_pass)
+    assert engine._switch is not None
+    monkeypatch.setattr(engine._switch, "_verify", let_pass)
     sampling = asyncio.create_task(Sampler(engine, "r0").sample(a_task(lineage=2, max_tokens=200)))
     await asyncio.sleep(0.1)
     misshapen = weights | {LAST: torch.zeros(3, 5, dtype=torch.bfloat16)}

@@ -28,7 +28,12 @@ from services.learner.publisher import Publisher
 from tests.conftest import free_port
 from tests.integration.rollout.conftest import Tensors, snapshot, that_say
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.parametrize(
+        "redis_url", ["embedded"], indirect=True
+    ),  # each engine start takes its time: one Redis will do
+]
 
 ROOT = Path(__file__).parents[3]
 FIRST = 40

@@ -177,3 +177,13 @@ def test_near_the_end_little_is_issued_that_no_step_will_train(share: float, bsi
             intake.published()
     assert intake.ledger.counts[Fate.TRAINED] == steps * bsize
     assert len(intake.ledger.active) <= intake._spec.slots / 2
+
+
+def test_with_the_job_every_group_ends_and_none_waits() -> None:
+    intake = make_intake(issued=4)
+    intake.arrived(judged_group(0, INFORMATIVE))
+    intake.arrived(judged_group(1, DEGENERATE))
+    intake.cancel_all("the job succeeded")
+    assert (intake.ready, len(intake.ledger.active)) == (0, 0)
+    assert intake.ledger.counts == Counter({Fate.CANCELLED: 3, Fate.DEGENERATE: 1})
+    assert intake.budget(steps_left=0) == 0

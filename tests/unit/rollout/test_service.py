@@ -16,8 +16,9 @@ from services.common.settings import Platform, Settings
 from services.common.spec import JobSpec
 from services.common.workers import alive
 from services.rollout.attachment import Wiring
-from services.rollout.engine import Engine, EngineError
+from services.rollout.engine import Engine
 from services.rollout.service import BLOCKED_S, STALL_S, RolloutService, run
+from services.rollout.switch import EngineError
 
 SPEC = JobSpec.model_validate({"model": {"path": "tiny"}, "data": {"train": {"source": "reasoning_gym:chain_sum"}}})
 
