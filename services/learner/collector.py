@@ -52,22 +52,11 @@ async def take(job: JobContext, entry: Entry) -> None:
     if task.purpose is Purpose.EVAL:
         job.answers.setdefault(task.group_id, Judged(scored, entry.payload, entry))
     else:
-        _count(job, scored)
+        tokens = sum(len(rollout.tokens) for rollout in scored.group.rollouts)
+        job.flow.take(scored)
+        metrics.GENERATED_TOKENS.inc(tokens)
+        metrics.JUDGE_SECONDS.observe(scored.judge_s)
         fate = job.intake.arrived(Judged(scored, entry.payload, entry))
         if fate in {Fate.DEGENERATE, Fate.STALE, Fate.FAILED}:
-            job.flow.wasted_tokens += sum(len(r.tokens) for r in scored.group.rollouts)
+            job.flow.wasted_tokens += tokens
     job.moved()
-
-
-def _count(job: JobContext, scored: ScoredGroup) -> None:
-    tokens = sum(len(r.tokens) for r in scored.group.rollouts)
-    flow = job.flow
-    flow.groups += 1
-    flow.generated_tokens += tokens
-    for verdict in scored.verdicts:
-        if verdict.reward is not None and verdict.accuracy is not None:
-            flow.rollouts += 1
-            flow.reward_sum += verdict.reward
-            flow.accuracy_sum += verdict.accuracy
-    metrics.GENERATED_TOKENS.inc(tokens)
-    metrics.JUDGE_SECONDS.observe(scored.judge_s)

@@ -14,6 +14,7 @@ from services.common.lifecycle import Drain
 from services.common.settings import Settings
 from services.common.spec import JobSpec
 from services.common.streams import Consumer
+from services.common.types import ScoredGroup
 from services.learner.checkpoint import CheckpointStore
 from services.learner.evaluation import EvalRound
 from services.learner.intake import Intake, Judged
@@ -34,6 +35,16 @@ class Flow:
     accuracy_sum: float = 0.0
     reward_sum: float = 0.0
     rollouts: int = 0
+
+    def take(self, scored: ScoredGroup) -> None:
+        """Counts a training group."""
+        self.groups += 1
+        self.generated_tokens += sum(len(rollout.tokens) for rollout in scored.group.rollouts)
+        for verdict in scored.verdicts:
+            if verdict.reward is not None and verdict.accuracy is not None:
+                self.rollouts += 1
+                self.reward_sum += verdict.reward
+                self.accuracy_sum += verdict.accuracy
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ import numpy as np
 
 from services.learner.context import JobContext
 from services.learner.intake import Judged
+from services.learner.megatron.batch import Sequence
 from services.learner.megatron.trainer import StepStats
 
 
@@ -26,7 +27,12 @@ class StepTimes:
 
 
 def step_record(
-    job: JobContext, groups: list[Judged], ages: list[int], stats: StepStats, times: StepTimes, trained_tokens: int
+    job: JobContext,
+    groups: list[Judged],
+    ages: list[int],
+    stats: StepStats,
+    times: StepTimes,
+    sequences: list[Sequence],
 ) -> dict[str, Any]:
     """The record of the step that `job.step` counts, as JSON values.
 
@@ -34,6 +40,7 @@ def step_record(
     holds informative groups only and says little about how good the policy is. Lengths are those of the batch.
     """
     flow, ledger = job.flow, job.intake.ledger
+    trained_tokens = sum(sequence.response_len for sequence in sequences)
     elapsed = max(time.monotonic() - flow.since, 1e-9)
     rollouts = [rollout for judged in groups for rollout in judged.scored.group.rollouts]
     lengths = np.array([len(rollout.tokens) for rollout in rollouts])

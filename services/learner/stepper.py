@@ -65,15 +65,31 @@ async def recover(job: JobContext) -> None:
         job.step = checkpoint.step
         job.intake.ledger = Ledger.restore(checkpoint.state["ledger"])
     for record in job.journal.records(after_step=job.step):
-        log.info("training step %d again from the journal", record.step)
-        job.intake.ledger.replay(record.issued, list(record.settled))
-        groups = [Judged(decode(ScoredGroup, payload), payload, None) for payload in record.groups]
-        await job.ranks.train(record.step, assemble(groups, job.spec))
-        job.step = record.step
+        await _replay(job, record)
     job.recovered_step = job.step
     oldest = max(0, job.step - job.spec.off_policy.max_off_policy_steps)
     for group in job.intake.ledger.active.values():
         group.issue_version = oldest
+
+
+async def _replay(job: JobContext, record: BatchRecord) -> None:
+    """Trains a journalled batch again; its step goes into the history if it did not before, marked as replayed."""
+    log.info("training step %d again from the journal", record.step)
+    job.intake.ledger.replay(record.issued, list(record.settled))
+    groups = [Judged(decode(ScoredGroup, payload), payload, None) for payload in record.groups]
+    job.flow = Flow()
+    for judged in groups:
+        job.flow.take(judged.scored)
+    started = time.monotonic()
+    sequences, ages = assemble(groups, job.spec), _ages(job, groups)
+    stats = await job.ranks.train(record.step, sequences)
+    job.step = record.step
+    seconds = time.monotonic() - started
+    times = StepTimes(wait_s=0.0, train_s=seconds, step_s=seconds)
+    await job.store.append_step(
+        job.job_id, job.step, step_record(job, groups, ages, stats, times, sequences) | {"replayed": True}
+    )
+    job.flow = Flow()
 
 
 async def _begin(job: JobContext) -> None:
@@ -93,7 +109,7 @@ async def _step(job: JobContext, drain: Drain) -> None:
     started = time.monotonic()
     groups = await _next_batch(job, drain)
     times = StepTimes(wait_s=time.monotonic() - started)
-    ages = [job.step - judged.scored.group.min_policy_version for judged in groups]
+    ages = _ages(job, groups)
     await _journal(job, groups)
     sequences = assemble(groups, job.spec)
     trained = time.monotonic()
@@ -104,8 +120,7 @@ async def _step(job: JobContext, drain: Drain) -> None:
     job.intake.published()
     job.issue_now.set()
     times.step_s = time.monotonic() - started
-    tokens = sum(len(sequence.inference_logprobs) for sequence in sequences)
-    record = step_record(job, groups, ages, stats, times, tokens)
+    record = step_record(job, groups, ages, stats, times, sequences)
     job.flow = Flow()
     await job.store.update(
         job.job_id, step=job.step, policy_version=job.step, groups=json.dumps(job.intake.ledger.summary())
@@ -118,6 +133,11 @@ async def _step(job: JobContext, drain: Drain) -> None:
     if job.step % job.spec.checkpoint.interval_steps == 0 and job.steps_left:
         await _checkpoint(job)
     job.moved()
+
+
+def _ages(job: JobContext, groups: list[Judged]) -> list[int]:
+    """policy_age of each group, at consumption."""
+    return [job.step - judged.scored.group.min_policy_version for judged in groups]
 
 
 async def _next_batch(job: JobContext, drain: Drain) -> list[Judged]:

@@ -128,5 +128,10 @@ def test_a_killed_learner_rank_resumes_from_checkpoint_and_journal(stack: Stack,
 
 def rank_pid(agent: int) -> int:
     """The process of rank 0, below the learner's agent."""
-    (rank,) = [p for p in psutil.Process(agent).children(recursive=True) if "services.learner.rank" in p.cmdline()[-1]]
-    return rank.pid
+    below = {process.pid: process.cmdline() for process in psutil.Process(agent).children(recursive=True)}
+    (rank,) = [
+        pid
+        for pid, line in below.items()
+        if line[-1:] == ["services.learner.rank"] and "services.learner.launch" not in line
+    ]
+    return rank

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from services.common.streams import Consumer
 from services.common.types import Message, Purpose, RolloutGroup, Task
 from services.common.workers import WorkerStatus, alive
 from services.learner.publisher import Publisher
+from services.rollout.stage import default_stage_directory
 from tests.conftest import free_port
 from tests.integration.rollout.conftest import Tensors, snapshot, that_say
 
@@ -44,9 +46,10 @@ class Service:
 
     def __init__(self, redis_url: str, home: Path) -> None:
         self.port = free_port()
+        self.name = f"rollout-test-{self.port}"
         self._log = home / "rollout.log"
         environment = os.environ | {
-            "REDIS_URL": redis_url, "MILLRACE_HOME": str(home), "MILLRACE_WORKER": f"rollout-test-{self.port}",
+            "REDIS_URL": redis_url, "MILLRACE_HOME": str(home), "MILLRACE_WORKER": self.name,
             "MILLRACE_METRICS_PORT": str(self.port), "MILLRACE_DRAIN_TIMEOUT_S": "60", "HF_HUB_OFFLINE": "1",
         }  # fmt: skip
         with self._log.open("ab") as log:
@@ -72,6 +75,8 @@ class Service:
             for process in [*self.descendants(), psutil.Process(self.process.pid)]:
                 process.kill()
             self.process.wait(10)
+        # A killed service leaves its stage to the next of its name; here there will be none.
+        shutil.rmtree(default_stage_directory(self.name, self._log.parent, 0), ignore_errors=True)
 
 
 async def wait_until(what: str, reached: Callable[[], bool], service: Service, timeout_s: float = 180.0) -> None:
@@ -232,7 +237,7 @@ async def test_a_killed_service_leaves_no_process_and_loses_no_task(world: World
     world.publish(5)
     name = done[0].server
     again = start()
-    again_name = f"rollout-test-{again.port}"
+    again_name = again.name
     assert again_name != name
     await world.redis.xgroup_createconsumer(keys.stream(world.job.job_id, Stage.TASKS), "rollout", again_name)
     pending = await world.redis.xpending_range(keys.stream(world.job.job_id, Stage.TASKS), "rollout", "-", "+", 100)
