@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +17,6 @@ from services.cli.client import GatewayClient
 from services.cli.state import UpState, read_state
 from services.cli.tokens import find_token
 from services.cli.up import detach, run_down
-from services.demo.models import make_tiny
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / ".millrace" / "models"
@@ -55,11 +56,12 @@ class Stack:
         )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """The stack, with the demo's tiny model registered."""
     MODELS.mkdir(parents=True, exist_ok=True)
-    make_tiny(MODELS / "tiny")
+    maker = [sys.executable, "-m", "services.demo.models", "tiny", "--out", str(MODELS / "tiny")]
+    subprocess.run(maker, check=True, timeout=600)
     home = tmp_path_factory.mktemp("stack")
     patch = pytest.MonkeyPatch()
     patch.setenv("MILLRACE_MODEL_ROOTS", f'["{MODELS}"]')

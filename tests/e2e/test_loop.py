@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import psutil
+import pytest
 
 from services.common.codec import decode
 from services.common.types import ScoredGroup
@@ -39,6 +40,7 @@ def journal_groups(stack: Stack, job_id: str) -> dict[int, list[ScoredGroup]]:
     return {record.step: [decode(ScoredGroup, payload) for payload in record.groups] for record in journal.records()}
 
 
+@pytest.mark.timeout(900)  # the first test also makes the model and starts the stack
 def test_the_policy_learns_and_every_invariant_holds(stack: Stack, demo_spec: dict[str, Any]) -> None:
     job_id = stack.client.submit(demo_spec)["id"]
     record = stack.wait(job_id, until=ended, timeout_s=420)
