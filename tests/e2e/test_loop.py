@@ -15,6 +15,8 @@ from services.common.types import ScoredGroup
 from services.learner.journal import Journal
 from tests.e2e.conftest import Stack
 
+pytestmark = pytest.mark.timeout(900)  # the first test also makes the model and starts the stack
+
 SAME_WEIGHTS_KL_BOUND = 1e-5
 """Mismatch KL while engine and learner hold the same float32 weights."""
 
@@ -40,7 +42,6 @@ def journal_groups(stack: Stack, job_id: str) -> dict[int, list[ScoredGroup]]:
     return {record.step: [decode(ScoredGroup, payload) for payload in record.groups] for record in journal.records()}
 
 
-@pytest.mark.timeout(900)  # the first test also makes the model and starts the stack
 def test_the_policy_learns_and_every_invariant_holds(stack: Stack, demo_spec: dict[str, Any]) -> None:
     job_id = stack.client.submit(demo_spec)["id"]
     record = stack.wait(job_id, until=ended, timeout_s=420)
