@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -114,3 +115,12 @@ def spec() -> JobSpec:
             "rollout": {"group_size": 4, "rollout_max_tokens": 32, "max_concurrent_groups": 8, "kv_cache_gib": 0.25},
         }
     )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment_restored() -> Iterator[None]:
+    """What an engine sets in this process's environment ends with the module: other tests must not see it."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
