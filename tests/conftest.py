@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -13,13 +12,6 @@ from pathlib import Path
 import pytest
 import redis as sync_redis
 from redis.asyncio import Redis
-
-
-def free_port() -> int:
-    """A TCP port of the loopback interface that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def server_binaries() -> list[str]:
@@ -37,6 +29,8 @@ def redis_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     if request.param == "system" and len(binaries) == 1:
         pytest.skip("redis-server is not installed; the embedded server was tested")
     binary = binaries[0] if request.param == "embedded" else binaries[1]
+    from services.cli.children import free_port
+
     folder: Path = tmp_path_factory.mktemp("redis")
     port = free_port()
     arguments = [

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import psutil
 
-_PR_SET_PDEATHSIG = 1
+from services.common.parent import die_with_parent
+
 _PR_SET_CHILD_SUBREAPER = 36
 
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
@@ -55,10 +56,7 @@ def start_child(
 
 def _before_exec(parent: int, cores: frozenset[int]) -> Callable[[], None]:
     def prepare() -> None:
-        if _LIBC is not None:
-            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-            if os.getppid() != parent:  # it died before the signal was armed
-                os._exit(1)
+        die_with_parent(signal.SIGTERM, parent)
         if cores and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, cores)
 

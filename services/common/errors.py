@@ -8,6 +8,7 @@ MillraceError
 ├── StreamFull           a bounded stream refused an entry: the producer waits
 ├── WeightSyncError      a weight transfer that failed verification or broke off
 ├── JobConflict          a job state change that is not allowed
+├── KeyReused            an Idempotency-Key that stands for another spec
 ├── DeadlineExceeded     a wait that ended at its deadline (names what it waited for)
 └── VerifierError        a verifier's infrastructure failed (never a wrong answer)
 """
@@ -45,6 +46,10 @@ class WeightSyncError(MillraceError):
 
 class JobConflict(MillraceError):  # noqa: N818  maps to HTTP 409
     """A change of a job's state that its present state does not allow."""
+
+
+class KeyReused(MillraceError):  # noqa: N818  what went wrong, in a word
+    """An Idempotency-Key was used before with another spec; nothing was created."""
 
 
 class DeadlineExceeded(MillraceError):  # noqa: N818  the name gRPC uses for the same thing

@@ -9,6 +9,7 @@ queued → starting → running → succeeded
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 import time
@@ -22,10 +23,12 @@ from redis.asyncio import Redis
 
 from services.common import keys
 from services.common.connection import text
-from services.common.errors import JobConflict
+from services.common.errors import JobConflict, KeyReused
 from services.common.spec import JobSpec
 
 MAX_EVENTS = 10_000
+KEY_KEPT_S = 24 * 3600
+"""An Idempotency-Key is remembered this long."""
 
 
 class JobState(StrEnum):
@@ -104,6 +107,25 @@ return 'ok'
 """
 
 
+_CREATE = """#!lua
+-- KEYS: record, jobs, queue, order, events, idempotency key (optional)
+-- ARGV: job id, spec digest, seconds to remember the key, unix time, event, field, value, field, value, …
+if KEYS[6] then
+  local known = redis.call('HMGET', KEYS[6], 'spec', 'job_id')
+  if known[1] and known[1] ~= ARGV[2] then return '' end
+  if known[1] and known[2] ~= ARGV[1] then return known[2] end
+  redis.call('HSET', KEYS[6], 'spec', ARGV[2], 'job_id', ARGV[1])
+  redis.call('EXPIRE', KEYS[6], ARGV[3])
+end
+if redis.call('EXISTS', KEYS[1]) == 1 then return ARGV[1] end  -- the first reply was lost, and the command repeated
+local order = redis.call('INCR', KEYS[4])
+for i = 6, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
+redis.call('ZADD', KEYS[2], order, ARGV[1])
+redis.call('ZADD', KEYS[3], order, ARGV[1])
+redis.call('XADD', KEYS[5], '*', 'kind', 'state', 'at', ARGV[4], 'd', ARGV[5])
+return ARGV[1]
+"""
+
 _APPEND_STEP = """#!lua
 -- KEYS: steps   ARGV: step, record
 if redis.call('LLEN', KEYS[1]) >= tonumber(ARGV[1]) then return 0 end
@@ -120,20 +142,31 @@ class JobStore:
 
     async def create(self, spec: JobSpec) -> JobRecord:
         """A new job, queued."""
-        job_id = f"{spec.name}-{secrets.token_hex(4)}"
-        now = time.time()
+        return (await self.create_once(spec, None))[0]
+
+    async def create_once(self, spec: JobSpec, key: str | None) -> tuple[JobRecord, bool]:
+        """A new job, queued, or the one that this Idempotency-Key made before; and whether it is new.
+
+        Raises:
+            KeyReused: the key was used with another spec.
+        """
+        job_id, now, text_of_spec = f"{spec.name}-{secrets.token_hex(4)}", time.time(), spec.model_dump_json()
         values = {
             "name": spec.name, "state": JobState.QUEUED, "created_at": now, "steps": spec.learner.steps, "lineage": 0,
-            "spec": spec.model_dump_json(),
+            "spec": text_of_spec,
         }  # fmt: skip
-        order = await self._redis.incr(f"{keys.QUEUE}:order")
-        async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.hset(keys.record(job_id), mapping={k: str(v) for k, v in values.items()})
-            pipe.zadd(keys.JOBS, {job_id: order})
-            pipe.zadd(keys.QUEUE, {job_id: order})
-            await pipe.execute()
-        await self.event(job_id, "state", {"state": JobState.QUEUED})
-        return await self.get(job_id)
+        names = [keys.record(job_id), keys.JOBS, keys.QUEUE, keys.ORDER, keys.events(job_id)]
+        digest, event = hashlib.sha256(text_of_spec.encode()).hexdigest(), json.dumps({"state": JobState.QUEUED})
+        pairs = [item for k, v in values.items() for item in (k, str(v))]
+        made = text(
+            await self._redis.register_script(_CREATE)(
+                keys=names + ([keys.idempotency(key)] if key else []),
+                args=[job_id, digest, KEY_KEPT_S, now, event, *pairs],
+            )
+        )
+        if not made:
+            raise KeyReused("the Idempotency-Key was used with another spec; a new job needs a new key")
+        return await self.get(made), made == job_id
 
     async def find(self, job_id: str) -> JobRecord | None:
         """The job's record, or None."""

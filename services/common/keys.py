@@ -3,6 +3,8 @@
 millrace:queue                   zset    job ids waiting for a learner, by submission
 millrace:jobs                    zset    all job ids, by submission
 millrace:active                  hash    job id → ActiveJob: what rollout and reward servers attach to
+millrace:order                   string  how many jobs were submitted
+millrace:idempotency:<digest>    hash    spec digest and job of an Idempotency-Key; expires
 millrace:workers                 set     worker names; each has millrace:worker:<name>, which expires
 millrace:{<job>}:record          hash    the job's record
 millrace:{<job>}:events          stream  what happened, for people (capped)
@@ -16,11 +18,13 @@ millrace:{<job>}:dead:<stage>    stream  entries that could not be used, with th
 
 from __future__ import annotations
 
+import hashlib
 from enum import StrEnum
 
 QUEUE = "millrace:queue"
 JOBS = "millrace:jobs"
 ACTIVE = "millrace:active"
+ORDER = "millrace:order"
 WORKERS = "millrace:workers"
 
 
@@ -35,6 +39,11 @@ class Stage(StrEnum):
 def worker(name: str) -> str:
     """A worker's heartbeat record."""
     return f"millrace:worker:{name}"
+
+
+def idempotency(key: str) -> str:
+    """What an Idempotency-Key of a client's own stands for."""
+    return f"millrace:idempotency:{hashlib.sha256(key.encode()).hexdigest()}"
 
 
 def record(job_id: str) -> str:

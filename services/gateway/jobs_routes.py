@@ -8,15 +8,17 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from starlette.exceptions import HTTPException
 
 from services.common import keys
+from services.common.errors import KeyReused
 from services.common.jobs import JobRecord
 from services.common.spec import JobSpec
 from services.gateway.context import Context, ContextDep, RecordDep
 from services.gateway.errors import SpecRefused, documented
-from services.gateway.idempotency import HEADER, create_once
-from services.gateway.schemas import EXAMPLE_JOB_ID, EXAMPLE_SPEC, Job, JobList, JobSummary
+from services.gateway.schemas import EXAMPLE_JOB_ID, EXAMPLE_SPEC, FieldProblem, Job, JobList, JobSummary
 from services.gateway.spec_body import MEDIA_TYPES, UnsupportedMediaType, read_spec
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
+
+HEADER = "Idempotency-Key"
 
 _BODY = {
     "required": True,
@@ -79,26 +81,23 @@ async def submit(
         context.metrics.refused.inc()
         raise
 
-    async def create() -> JobRecord:
-        return await _create(context, spec, unchecked)
-
-    if idempotency_key is None:
-        record = await create()
+    try:
+        record, new = await context.store.create_once(spec, idempotency_key)
+    except KeyReused as error:
+        raise SpecRefused([FieldProblem(field=HEADER, message=str(error))]) from error
+    if new:
+        await _created(context, record, unchecked)
     else:
-        record, replayed = await create_once(context.redis, context.store, idempotency_key, spec, create)
-        if replayed:
-            response.headers["Idempotency-Replayed"] = "true"
+        response.headers["Idempotency-Replayed"] = "true"
     response.headers["Location"] = f"/jobs/{record.id}"
     return Job.of(record)
 
 
-async def _create(context: Context, spec: JobSpec, unchecked: tuple[str, ...]) -> JobRecord:
-    record = await context.store.create(spec)
+async def _created(context: Context, record: JobRecord, unchecked: tuple[str, ...]) -> None:
     context.metrics.submitted.inc()
     if unchecked:
         message = f"not checked in time, left to the learner: {', '.join(unchecked)}"
         await context.store.event(record.id, "admission", {"message": message, "unchecked": list(unchecked)})
-    return record
 
 
 @router.get("", operation_id="list_jobs", summary="List jobs", responses=documented(422))

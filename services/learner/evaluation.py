@@ -18,9 +18,7 @@ class EvalRound:
     """One evaluation under way: every held-out task once."""
 
     step: int
-    """Learner step at which it was asked for."""
-    policy_version: int
-    """The oldest version that may answer."""
+    """Learner step at which it was asked for, and the oldest policy version that may answer."""
     first_id: int
     """Group ids of this round are first_id … first_id + tasks − 1."""
     tasks: int

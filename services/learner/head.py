@@ -54,7 +54,7 @@ class Head:
         self._spec = spec
         self._model_dir = model_dir
         self._settings = settings
-        self._ranks = ranks
+        self.ranks = ranks
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drain: Drain | None = None
         self._thread = threading.Thread(target=self._main, name="head", daemon=True)
@@ -78,7 +78,7 @@ class Head:
                 asyncio.run(self._run())
         except BaseException as error:
             log.exception("the head died")
-            self._ranks.fail(error)
+            self.ranks.fail(error)
 
     async def _run(self) -> None:
         self._loop, self._drain = asyncio.get_running_loop(), Drain()
@@ -113,7 +113,7 @@ class Head:
             settings=settings,
             redis=redis,
             store=JobStore(redis),
-            ranks=self._ranks,
+            ranks=self.ranks,
             intake=Intake(spec, Ledger()),
             tasks=TaskFactory(job_id, spec, lineage=LINEAGE, train=train, held_out=held_out),
             journal=Journal(folder / "journal"),

@@ -85,7 +85,7 @@ class Intake:
             self.ledger.reissue(judged.group_id + 1, max(0, judged.scored.group.task.min_policy_version - 1))
         active = self.ledger.active.get(judged.group_id)
         if active is None or active.ready:
-            if not self._holds(judged.entry):
+            if not self._holds(judged):
                 self._settled.append(judged)
             return None
         fate, reason = self._judge(judged)
@@ -146,9 +146,15 @@ class Intake:
         settled, self._settled = self._settled, []
         return settled
 
-    def _holds(self, entry: Entry | None) -> bool:
-        """Whether a ready group waits with this very entry, delivered again: it must not be acked before the journal has the group."""
-        return entry is not None and any(j.entry is not None and j.entry.id == entry.id for j in self._ready.values())
+    def _holds(self, judged: Judged) -> bool:
+        """Whether the group waits with this very entry, delivered again: it must not be acked before the journal has the group."""
+        held = self._ready.get(judged.group_id)
+        return (
+            held is not None
+            and held.entry is not None
+            and judged.entry is not None
+            and held.entry.id == judged.entry.id
+        )
 
     @property
     def _refills_exhausted(self) -> bool:

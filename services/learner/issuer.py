@@ -57,7 +57,7 @@ async def start_evaluation(job: JobContext) -> EvalRound:
     tasks = job.tasks.held_out_tasks
     first_id = job.step * tasks
     deadline = time.monotonic() + job.spec.eval.timeout_s
-    evaluation = EvalRound(job.step, job.step, first_id, tasks, job.spec.eval.samples, deadline)
+    evaluation = EvalRound(job.step, first_id, tasks, job.spec.eval.samples, deadline)
     job.rounds.append(evaluation)
     for index in range(tasks):
         await send(job, job.tasks.evaluation(first_id + index, index, attempt=1, policy_version=job.step))

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from services.common.logs import configure_logging, log_context
 from services.common.models import resolve_model
@@ -17,6 +18,9 @@ from services.common.parent import die_with_parent
 from services.common.settings import Settings, load_settings
 from services.common.spec import JobSpec, parse_spec
 from services.learner.folder import ERROR_FILE, SPEC_FILE
+
+if TYPE_CHECKING:
+    from services.learner.head import Head
 
 log = logging.getLogger(__name__)
 
@@ -36,27 +40,21 @@ def run_rank(job_id: str, settings: Settings) -> None:
     from services.learner.loop import run_loop
 
     trainer = build_trainer(spec, model_dir, settings.platform)
-    if dist.get_rank() != 0:
-        run_loop(trainer, None, proximal_policy(spec))
-    else:
-        _run_with_head(job_id, spec, model_dir, settings, trainer)
+    head = _start_head(job_id, spec, model_dir, settings) if dist.get_rank() == 0 else None
+    run_loop(trainer, head.ranks if head else None, proximal_policy(spec))
+    if head:
+        head.join(HEAD_JOIN_S)
     dist.destroy_process_group()
 
 
-def _run_with_head(job_id: str, spec: JobSpec, model_dir: Path, settings: Settings, trainer: object) -> None:
-    from services.learner.build import proximal_policy
+def _start_head(job_id: str, spec: JobSpec, model_dir: Path, settings: Settings) -> Head:
     from services.learner.head import Head
-    from services.learner.loop import run_loop
-    from services.learner.megatron.trainer import MegatronTrainer
     from services.learner.ranks import Ranks
 
-    assert isinstance(trainer, MegatronTrainer)  # noqa: S101  the import is late, so the annotation cannot say it
-    ranks = Ranks()
-    head = Head(job_id, spec, model_dir, settings, ranks)
+    head = Head(job_id, spec, model_dir, settings, Ranks())
     signal.signal(signal.SIGTERM, lambda *_: head.drain())
     head.start()
-    run_loop(trainer, ranks, proximal_policy(spec))
-    head.join(HEAD_JOIN_S)
+    return head
 
 
 def main() -> None:

@@ -66,7 +66,7 @@ def step_record(
         "wait_s": times.wait_s,
         "train_s": times.train_s,
         "step_s": times.step_s,
-        "sync_s": max((r.fetch_s + r.apply_s for r in reports), default=None),
+        "sync_s": max((r.fetch_s + r.pause_s for r in reports), default=None),
         "pause_s": max((r.pause_s for r in reports), default=None),
         "groups": ledger.summary(),
         **stats.as_record(),

@@ -11,7 +11,7 @@ import logging
 import time
 
 from services.common.codec import decode
-from services.common.jobs import ActiveJob, JobState
+from services.common.jobs import LIVE, ActiveJob, JobState
 from services.common.lifecycle import Drain
 from services.common.types import ScoredGroup
 from services.learner import metrics
@@ -97,10 +97,7 @@ async def _begin(job: JobContext) -> None:
         raise Stopped  # these ranks were started again after the end
     await recover(job)
     await _publish(job)
-    await job.store.transition(
-        job.job_id, JobState.RUNNING, allowed=[JobState.STARTING, JobState.RUNNING, JobState.STALLED],
-        step=job.step, policy_version=job.step,
-    )  # fmt: skip
+    await job.store.transition(job.job_id, JobState.RUNNING, allowed=LIVE, step=job.step, policy_version=job.step)
     job.published = True
     job.moved()
 
@@ -212,6 +209,5 @@ async def _end(job: JobContext, state: JobState, cause: str) -> None:
     job.intake.cancel_all(f"the job {state}")
     await _checkpoint(job)
     await job.store.update(job.job_id, groups=json.dumps(job.intake.ledger.summary()))
-    live = [JobState.STARTING, JobState.RUNNING, JobState.STALLED]
-    await job.store.transition(job.job_id, state, allowed=live, cause=cause)
+    await job.store.transition(job.job_id, state, allowed=LIVE, cause=cause)
     await job.store.retire(job.job_id)

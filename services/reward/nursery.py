@@ -10,7 +10,6 @@ worker only when it is told to kill it, so a pid is never reused under the pool'
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import signal
@@ -20,6 +19,7 @@ import sys
 from collections.abc import Sequence
 
 from services.common.logs import configure_logging
+from services.common.parent import die_with_parent
 from services.common.verifier_names import BuiltIn
 from services.reward.verifiers.registry import load
 from services.reward.worker import limit_resources, work
@@ -29,8 +29,6 @@ REPLY = struct.Struct("<i")
 FORK = b"F"
 KILL = b"K"
 READY = 0
-
-_PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -45,13 +43,12 @@ def main(arguments: Sequence[str]) -> int:
     )  # builds the parser's tables, which takes longer than most checks
     gc.collect()
     gc.freeze()  # workers share these pages until they write to them
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     control.sendall(REPLY.pack(READY))
-    serve(control, libc)
+    serve(control)
     return 0
 
 
-def serve(control: socket.socket, libc: ctypes.CDLL | None) -> None:
+def serve(control: socket.socket) -> None:
     """Forks and kills as asked until the pool goes away, then kills all that is left."""
     children: set[int] = set()
     try:
@@ -61,7 +58,7 @@ def serve(control: socket.socket, libc: ctypes.CDLL | None) -> None:
                 return
             command, pid = REQUEST.unpack(data)
             if command == FORK:
-                pid = _fork(control, socket.socket(fileno=descriptors[0]), libc)
+                pid = _fork(control, socket.socket(fileno=descriptors[0]))
                 children.add(pid)
             elif pid in children:
                 children.discard(pid)
@@ -72,15 +69,12 @@ def serve(control: socket.socket, libc: ctypes.CDLL | None) -> None:
             _kill(pid)
 
 
-def _fork(control: socket.socket, connection: socket.socket, libc: ctypes.CDLL | None) -> int:
+def _fork(control: socket.socket, connection: socket.socket) -> int:
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
         try:
-            if libc is not None:
-                libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-                if os.getppid() != parent:  # it died before the signal was armed
-                    os._exit(1)
+            die_with_parent(signal.SIGKILL, parent)
             control.close()
             os.setsid()  # so that a kill takes along whatever a verifier started
             limit_resources()

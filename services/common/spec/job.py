@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Self
 
 import yaml
@@ -59,7 +60,7 @@ def parse_spec(text: str | bytes) -> JobSpec:
         ConfigError: not YAML, or not a valid spec; one line per wrong field.
     """
     try:
-        document = yaml.safe_load(text)
+        document = _document(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"the job spec is not valid YAML or JSON: {error}") from error
     if not isinstance(document, dict):
@@ -68,6 +69,14 @@ def parse_spec(text: str | bytes) -> JobSpec:
         return JobSpec.model_validate(document)
     except ValidationError as error:
         raise ConfigError("\n".join(describe_errors(error))) from error
+
+
+def _document(text: str | bytes) -> object:
+    """JSON is read as JSON: YAML 1.1 takes some of its numbers (`1e-5`) for strings."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return yaml.safe_load(text)
 
 
 def describe_errors(error: ValidationError) -> list[str]:

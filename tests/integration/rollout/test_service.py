@@ -17,6 +17,7 @@ import psutil
 import pytest
 from redis.asyncio import Redis
 
+from services.cli.children import free_port
 from services.common import codec, keys, streams
 from services.common.connection import connect
 from services.common.jobs import ActiveJob, JobStore
@@ -27,7 +28,6 @@ from services.common.types import Message, Purpose, RolloutGroup, Task
 from services.common.workers import WorkerStatus, alive
 from services.learner.publisher import Publisher
 from services.rollout.stage import default_stage_directory
-from tests.conftest import free_port
 from tests.integration.rollout.conftest import Tensors, snapshot, that_say
 
 pytestmark = [

@@ -17,9 +17,7 @@ from tests.unit.learner.scored_groups import judged_group
 
 
 def a_round(tasks: int = 3, first_id: int = 30, seconds: float = 60.0) -> EvalRound:
-    return EvalRound(
-        step=10, policy_version=10, first_id=first_id, tasks=tasks, samples=4, deadline=time.monotonic() + seconds
-    )
+    return EvalRound(step=10, first_id=first_id, tasks=tasks, samples=4, deadline=time.monotonic() + seconds)
 
 
 def test_the_figures_are_those_worked_out_by_hand() -> None:
