@@ -48,7 +48,7 @@ bench: setup ## Prints the figures of benchmarks/
 
 lock: setup ## Resolves deploy/lock/requirements.in anew
 	@$(BIN)/python -m pip install --quiet uv
-	@$(BIN)/uv pip compile --python-version 3.11 --override deploy/lock/overrides.txt deploy/lock/requirements.in \
+	@UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/uv pip compile --python-version 3.11 --override deploy/lock/overrides.txt deploy/lock/requirements.in \
 		--no-annotate --no-header --output-file $(LOCK)
 
 clean: ## Removes what the verbs made, models and runs too
