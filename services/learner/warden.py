@@ -55,11 +55,13 @@ async def _close_evaluations(job: JobContext) -> None:
 
 
 async def _name_the_wait(job: JobContext, still_s: float) -> str:
-    alive = [status.kind for status in await workers.alive(job.redis)]
+    alive = await workers.alive(job.redis)
+    kinds = [status.kind for status in alive]
     counts = (
-        f"{alive.count(WorkerKind.ROLLOUT)} rollout servers and {alive.count(WorkerKind.REWARD)} reward services alive"
+        f"{kinds.count(WorkerKind.ROLLOUT)} rollout servers and {kinds.count(WorkerKind.REWARD)} reward services alive"
     )
-    return f"waiting for {job.waiting_for} for {still_s:.0f} s; {counts}"
+    troubles = [str(status.detail["trouble"]) for status in alive if "trouble" in status.detail]
+    return "; ".join([f"waiting for {job.waiting_for} for {still_s:.0f} s", counts, *troubles])
 
 
 async def _move(job: JobContext, to: JobState, cause: str) -> bool:

@@ -36,6 +36,7 @@ BLOCKED_S = 60.0
 """So long without a look at the active jobs means that this process hangs."""
 REFUSED_S = 30.0
 """A job whose model does not load here is tried again after this."""
+TROUBLE_CHARS = 500
 
 
 class RolloutService:
@@ -47,6 +48,8 @@ class RolloutService:
         self._attached: Attachment | None = None
         self._serving: asyncio.Task[None] | None = None
         self._refused: dict[str, float] = {}
+        self._trouble = ""
+        """Why the newest job could not be served."""
         self._looked_at: float | None = None
         self.metrics_port: int | None = None
         """Where /metrics is served, for the list of workers."""
@@ -129,9 +132,11 @@ class RolloutService:
         """The attachment ended by itself: its error is this process's, unless only the job's model is to blame."""
         try:
             serving.result()
-        except ModelError:
+        except ModelError as error:
             log.exception("job %s cannot be served here", job_id)
             self._refused[job_id] = time.monotonic() + REFUSED_S
+            self._trouble = f"{self._wiring.name} cannot serve job {job_id}: {error}"[:TROUBLE_CHARS]
+            await JobStore(self._wiring.commands).event(job_id, "rollout_trouble", {"message": self._trouble})
             await self._detach()
         else:
             if not self._wiring.drain.requested:
@@ -169,6 +174,9 @@ class RolloutService:
         metrics.LINEAGE.set(version.lineage if version is not None else -1)
         groups = attached.groups if attached is not None else 0
         metrics.GROUPS_IN_FLIGHT.set(groups)
+        detail: dict[str, str | int | float] = {"groups_in_flight": groups, "requests_in_flight": engine.requests}
+        if self._trouble and version is None:
+            detail["trouble"] = self._trouble
         status = WorkerStatus(
             self._wiring.name,
             WorkerKind.ROLLOUT,
@@ -176,7 +184,7 @@ class RolloutService:
             job_id=attached.job.job_id if attached is not None else None,
             policy_version=version.n if version is not None else None,
             metrics_port=self.metrics_port,
-            detail={"groups_in_flight": groups, "requests_in_flight": engine.requests},
+            detail=detail,
         )
         await beat(self._wiring.commands, status)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
+from services.common import keys
 from services.common.errors import MillraceError
 from services.common.jobs import ActiveJob, JobStore
 from services.common.lifecycle import Drain
@@ -50,7 +51,7 @@ async def test_a_process_that_no_longer_looks_is_unhealthy(service: tuple[Rollou
     assert (rollout.healthy(), rollout.ready()) == (None, None)
 
 
-async def test_a_job_whose_model_is_missing_is_refused_and_the_service_lives_on(
+async def test_a_job_whose_model_is_missing_is_refused_by_name_and_the_service_lives_on(
     redis: Redis, redis_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     drain = Drain()
@@ -66,6 +67,9 @@ async def test_a_job_whose_model_is_missing_is_refused_and_the_service_lives_on(
         await asyncio.sleep(2.5)  # one more heartbeat
     (worker,) = await alive(redis)
     assert (worker.name, worker.state, worker.job_id) == ("r0", "idle", None)
+    assert str(tmp_path / "missing") in str(worker.detail["trouble"])
+    events = await redis.xrange(keys.events("job-1"))
+    assert [fields[b"kind"] for _, fields in events] == [b"rollout_trouble"]
     drain.request()
     await asyncio.wait_for(running, 20)
     assert await alive(redis) == []
