@@ -1,0 +1,98 @@
+// The newest judged groups: each group's rollouts with their verdicts side by side.
+
+import { jobPath, read } from "./api.js";
+import { h, put, say } from "./dom.js";
+import { ago, count, figure, moment, versions } from "./format.js";
+import { poll } from "./poll.js";
+
+const SIZES = [20, 60, 256];
+const OUTCOMES = {
+  all: () => true,
+  mixed: (group) => new Set(group.rollouts.map(({ accuracy }) => accuracy)).size > 1,
+  right: (group) => group.rollouts.every(right),
+  wrong: (group) => group.rollouts.every((rollout) => rollout.status === "scored" && !right(rollout)),
+  unscored: (group) => group.rollouts.some(({ status }) => status !== "scored"),
+};
+
+const right = ({ status, accuracy }) => status === "scored" && accuracy >= 1;
+
+/** The samples of a job, with filters; newer ones are offered, not pushed in under the reader's eyes. */
+export function showSamples(place, signal, job) {
+  const told = h("p", { class: "help", role: "status" }, "Loading…");
+  const list = h("div", { class: "groups" });
+  const newer = h("button", { type: "button", hidden: true }, "Show newer groups");
+  const more = h("button", { type: "button", hidden: true }, "Show more groups");
+  const purpose = choice("purpose", "Purpose", [["all", "all"], ["train", "training"], ["eval", "evaluation"]]);
+  const outcome = choice("outcome", "Outcome", [
+    ["all", "all"], ["mixed", "mixed verdicts"], ["right", "all right"], ["wrong", "all wrong"], ["unscored", "not scored"]]);
+  let [size, groups] = [0, []];
+
+  const draw = () => {
+    const chosen = groups.filter((group) => ["all", group.purpose].includes(purpose.input.value) && OUTCOMES[outcome.input.value](group));
+    put(list, chosen.map(groupCard));
+    say(told, groups.length ? `${count(chosen.length)} of the newest ${count(groups.length)} groups` : "No group has been judged yet.");
+  };
+  const load = async (shown = true) => {
+    const { samples } = await read(jobPath(job.id, `/rollouts?limit=${SIZES[size]}`), { signal });
+    if (!shown && groups.length && samples[0] && key(samples[0]) !== key(groups[0])) return void (newer.hidden = false);
+    if (!shown && groups.length) return;
+    groups = samples;
+    newer.hidden = true;
+    more.hidden = samples.length < SIZES[size] || size === SIZES.length - 1;
+    draw();
+  };
+  const now = () => load().catch((error) => signal.aborted || say(told, `The samples cannot be read: ${error.message}`));
+  newer.addEventListener("click", now);
+  more.addEventListener("click", () => ((size += 1), now()));
+  for (const { input } of [purpose, outcome]) input.addEventListener("change", draw);
+
+  put(place,
+    h("div", { class: "title" },
+      h("div", {}, h("h2", {}, "Samples"), told),
+      h("div", { class: "tools" }, newer, purpose.element, outcome.element)),
+    list, more);
+  poll(signal, 4, () => load(false)).catch((error) => say(told, `The samples cannot be read: ${error.message}`));
+}
+
+const key = (group) => `${group.lineage}/${group.group_id}/${group.attempt}/${group.at}`;
+
+function choice(id, label, options) {
+  const input = h("select", { id }, options.map(([value, text]) => h("option", { value }, text)));
+  return { input, element: h("label", { class: "choice" }, label, input) };
+}
+
+function groupCard(group) {
+  const scored = group.rollouts.filter(({ status }) => status === "scored");
+  const mean = scored.reduce((sum, { reward }) => sum + reward, 0) / scored.length;
+  const told = [group.purpose === "eval" ? "evaluation" : "training", group.data_source, `sampled by ${group.server}`].filter(Boolean);
+  return h("article", { class: "group panel", "aria-label": `Group ${group.group_id}` },
+    h("header", {},
+      h("h3", {}, `Group ${group.group_id}`),
+      h("p", { class: "help" }, told.join(" · "), " · ", h("time", { title: moment(group.at) }, ago(group.at))),
+      h("p", { class: "score" }, `${scored.filter(right).length} of ${group.rollouts.length} right`,
+        h("small", {}, `mean reward ${figure(mean)}`))),
+    h("dl", { class: "task" },
+      h("div", {}, h("dt", {}, "Prompt"), h("dd", { class: "text" }, group.prompt)),
+      h("div", {}, h("dt", {}, "Reference"), h("dd", { class: "text" }, group.ground_truth))),
+    h("ol", { class: "rollouts" }, group.rollouts.map(rolloutCard)));
+}
+
+function rolloutCard(rollout) {
+  const [kind, word] = verdict(rollout);
+  return h("li", { class: `rollout ${kind}` },
+    h("p", { class: "verdict" }, h("b", {}, word),
+      h("span", {}, rollout.status === "scored" ? `reward ${figure(rollout.reward)}` : "no reward")),
+    h("pre", { class: "text" }, rollout.text || "(empty)"),
+    h("p", { class: "about" },
+      [`accuracy ${figure(rollout.accuracy)}`, `${count(rollout.tokens)} tokens`,
+        rollout.finish_reason === "length" ? "cut off" : null,
+        versions(rollout.min_policy_version, rollout.max_policy_version)].filter(Boolean).join(" · ")),
+    h("p", { class: "about" }, rollout.verifier, rollout.detail ? `: ${rollout.detail}` : ""));
+}
+
+function verdict(rollout) {
+  if (rollout.status === "timeout") return ["unscored", "timeout"];
+  if (rollout.status !== "scored") return ["unscored", "not judged"];
+  if (right(rollout)) return ["right", "right"];
+  return rollout.accuracy > 0 ? ["partly", "partly right"] : ["wrong", "wrong"];
+}

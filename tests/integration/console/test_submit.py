@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.async_api import APIResponse, Route, expect
+
+from services.common.jobs import JobStore
+from services.common.spec import JobSpec, parse_spec
+from tests.integration.console.conftest import Console
+
+UNPROCESSABLE = "422 (Unprocessable"
+
+
+@pytest.fixture
+def line_of() -> Any:
+    """The number of the line that holds a text."""
+    return lambda text, part: next(n for n, line in enumerate(text.splitlines(), 1) if part in line)
+
+
+async def test_what_the_api_refuses_is_shown_at_field_and_line_and_what_it_takes_is_queued(
+    console: Console, store: JobStore, line_of: Any
+) -> None:
+    console.expected.append(UNPROCESSABLE)
+    page = console.page
+    await console.sign_in("#/submit")
+    await page.get_by_label("learner.lr", exact=True).fill("-1")
+    await page.get_by_label("rollout.group_size").fill("eight")
+    await page.get_by_label("name", exact=True).fill("from-console")
+    editor = page.get_by_role("textbox", name="The whole spec")
+    text = await editor.input_value()
+    assert json.loads(text)["learner"]["lr"] == -1
+    await page.get_by_role("button", name="Submit the job").click()
+
+    rate = page.get_by_label("learner.lr", exact=True)
+    await expect(rate).to_have_attribute("aria-invalid", "true")
+    await expect(page.locator("#field-learner-lr-problem")).to_contain_text("Input should be greater than 0")
+    await expect(page.locator("#field-rollout-group_size-problem")).to_contain_text("Input should be a valid integer")
+    wrong = await page.locator(".gutter .wrong").all_text_contents()
+    assert wrong == [str(line_of(text, part)) for part in ('"group_size"', '"lr"')]
+    await expect(page.get_by_label("learner.steps")).to_have_attribute("aria-invalid", "false")
+    problems = page.get_by_role("alert").filter(has_text="not taken in")
+    await problems.get_by_role("button", name="learner.lr").click()
+    await expect(rate).to_be_focused()
+    assert await store.list() == []
+
+    await rate.fill("0.001")
+    await page.get_by_label("rollout.group_size").fill("4")
+    await page.get_by_role("button", name="Submit the job").click()
+    await expect(page.get_by_role("heading", level=1)).to_have_text(re.compile(r"from-console-[0-9a-f]{8}"))
+    [job] = await store.list()
+    assert (job.spec.learner.lr, job.spec.rollout.group_size, job.spec.data.train.size) == (0.001, 4, 8000)
+
+
+async def test_an_unknown_key_a_missing_section_and_text_that_is_no_yaml_are_named_by_line(console: Console) -> None:
+    console.expected.append(UNPROCESSABLE)
+    page = console.page
+    await console.sign_in("#/submit")
+    editor = page.get_by_role("textbox", name="The whole spec")
+    submit = page.get_by_role("button", name="Submit the job")
+    problems = page.get_by_role("alert").filter(has_text="not taken in")
+    await editor.fill("name: yaml-job\nmodel: {path: tiny}\nlearner:\n  # a comment\n  lrr: 1\n")
+    await expect(page.get_by_label("learner.lr", exact=True)).to_be_disabled()
+    await submit.click()
+    await expect(problems).to_contain_text("learner.lrr Extra inputs are not permitted")
+    await expect(problems).to_contain_text("data Field required")
+    assert await page.locator(".gutter .wrong").all_text_contents() == ["5"]
+    await problems.get_by_role("button", name="line 5").click()
+    assert await editor.evaluate("e => e.value.slice(e.selectionStart, e.selectionEnd)") == "  lrr: 1"
+    await editor.fill("name: a\nmodel: [\n")
+    await submit.click()
+    await expect(problems).to_contain_text("not valid YAML")
+    await expect(page.locator(".gutter .wrong")).to_have_count(1)
+
+
+async def test_a_yaml_file_is_opened_and_taken_in(console: Console, store: JobStore) -> None:
+    page = console.page
+    await console.sign_in("#/submit")
+    demo = Path(__file__).parents[3] / "deploy" / "config" / "jobs" / "demo.yaml"
+    await page.get_by_label("Open a file").set_input_files(demo)
+    await expect(page.get_by_role("textbox", name="The whole spec")).to_have_value(demo.read_text())
+    await page.get_by_role("button", name="Submit the job").click()
+    await expect(page.get_by_role("heading", level=1)).to_have_text(re.compile(r"demo-[0-9a-f]{8}"))
+    assert [job.spec for job in await store.list()] == [parse_spec(demo.read_text())]
+
+
+async def test_a_form_sent_again_after_a_lost_answer_makes_one_job(console: Console, store: JobStore) -> None:
+    console.expected.append("ERR_FAILED")
+    page = console.page
+    await console.sign_in("#/submit")
+    lost: list[APIResponse] = []
+
+    async def lose_the_first_answer(route: Route) -> None:
+        if lost:
+            await route.continue_()
+            return
+        lost.append(await route.fetch())
+        await route.abort()
+
+    await page.route("**/jobs", lose_the_first_answer)
+    submit = page.get_by_role("button", name="Submit the job")
+    await submit.click()
+    await expect(page.get_by_role("alert").filter(has_text="can be sent again")).to_be_visible()
+    await submit.click()
+    await expect(page.get_by_role("heading", level=1)).to_have_text(re.compile(r"demo-"))
+    assert lost[0].status == 201
+    assert len(await store.list()) == 1
+
+
+async def test_a_job_like_another_begins_with_its_spec(
+    console: Console, store: JobStore, document: dict[str, Any]
+) -> None:
+    job = await store.create(JobSpec.model_validate(document))
+    await console.sign_in(f"#/jobs/{job.id}/spec")
+    await console.page.get_by_role("link", name="Submit a job like this").click()
+    await expect(console.page.get_by_label("learner.steps")).to_have_value("20")
+    text = await console.page.get_by_role("textbox", name="The whole spec").input_value()
+    assert JobSpec.model_validate(json.loads(text)) == job.spec
