@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -52,11 +52,11 @@ class Event:
 class GatewayClient:
     """One gateway, one token. Use it as a context manager."""
 
-    def __init__(self, url: str, token: str | None) -> None:
+    def __init__(self, url: str, token: str | None, *, timeout_s: float = TIMEOUT_S) -> None:
         """Connects when first asked."""
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=TIMEOUT_S, trust_env=False)
+        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout_s, trust_env=False)
 
     def __enter__(self) -> Self:
         """Itself."""
@@ -89,6 +89,14 @@ class GatewayClient:
         """Cancels a job; answers its record."""
         return self._ask("POST", _path(job_id, "cancel"))
 
+    def pause(self, job_id: str) -> JsonObject:
+        """Pauses a job; answers its record."""
+        return self._ask("POST", _path(job_id, "pause"))
+
+    def resume(self, job_id: str) -> JsonObject:
+        """Resumes a paused job; answers its record."""
+        return self._ask("POST", _path(job_id, "resume"))
+
     def steps(self, job_id: str, start: int = 1) -> list[JsonObject]:
         """Step records from step `start` on, oldest first, at most a thousand."""
         return list(self.history(job_id, start)["steps"])
@@ -116,8 +124,21 @@ class GatewayClient:
         except httpx.HTTPError:
             return False
 
-    def follow(self, job_id: str, start: int = 1, *, timeout_s: float | None = None) -> Iterator[JsonObject]:
+    def follow(
+        self,
+        job_id: str,
+        start: int = 1,
+        *,
+        timeout_s: float | None = None,
+        seen: Callable[[JsonObject], None] = lambda _: None,
+    ) -> Iterator[JsonObject]:
         """Step records as they come, from step `start` on, until the job has ended. Bears a gateway that is away for a minute.
+
+        Args:
+            job_id: the job.
+            start: first step.
+            timeout_s: None waits for the end however long it takes.
+            seen: told the job's record at every look.
 
         Raises:
             DeadlineExceeded: the job had not ended after `timeout_s` seconds.
@@ -126,7 +147,9 @@ class GatewayClient:
         begun = answered = time.monotonic()
         while True:
             try:
-                state = self.job(job_id)["state"]  # asked first: no step comes after the end
+                record = self.job(job_id)  # asked first: no step comes after the end
+                state = record["state"]
+                seen(record)
                 steps = self.steps(job_id, start)
                 answered = time.monotonic()
             except GatewayError as error:
@@ -165,6 +188,30 @@ class GatewayClient:
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
 
+    def chat(self, body: JsonObject) -> Generator[JsonObject, None, None]:
+        """The chunks of a streamed answer (`POST /v1/chat/completions`), as they come; closing the iterator ends the answer.
+
+        Raises:
+            GatewayError: refused, or broken off.
+        """
+        timeout = httpx.Timeout(TIMEOUT_S, read=SILENCE_S)
+        try:
+            with self._http.stream(
+                "POST", "/v1/chat/completions", json=body | {"stream": True}, timeout=timeout
+            ) as response:
+                if response.is_error:
+                    response.read()
+                    raise _refusal(response)
+                for event in parse_events(response.iter_lines()):
+                    if "error" in event.data:
+                        raise GatewayError(
+                            str(event.data["error"].get("message")), status=httpx.codes.SERVICE_UNAVAILABLE
+                        )
+                    if "choices" in event.data:
+                        yield event.data
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+
     def _ask(self, method: str, path: str, **options: Any) -> JsonObject:  # noqa: ANN401  httpx's own
         try:
             response = self._http.request(method, path, **options)
@@ -180,7 +227,7 @@ class GatewayClient:
 
     def _unreachable(self, error: httpx.HTTPError) -> GatewayError:
         reason = str(error) or type(error).__name__
-        return GatewayError(f"the gateway at {self.url} does not answer ({reason}): is `millrace up` running?")
+        return GatewayError(f"the gateway at {self.url} does not answer ({reason}): start it with `millrace up`")
 
 
 def parse_events(lines: Iterator[str]) -> Iterator[Event]:
@@ -226,7 +273,10 @@ def _refusal(response: httpx.Response) -> GatewayError:
         lines = [f"the gateway answered {response.status_code} {response.reason_phrase}"]
     status = response.status_code
     if status == httpx.codes.UNAUTHORIZED:
-        lines.append("give the token of this gateway as MILLRACE_TOKEN, or --home where `millrace up` runs")
+        lines.append(
+            "its token lies in `gateway.token` of the home where `millrace up` runs: name that with --home, "
+            "or give the token as MILLRACE_TOKEN or MILLRACE_TOKEN_FILE"
+        )
     if status == httpx.codes.NOT_FOUND:
         lines.append("`millrace jobs` lists the jobs there are")
     return GatewayError("\n".join(lines), status=status)

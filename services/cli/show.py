@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-JsonObject = dict[str, Any]
+from services.cli.client import ENDED, JsonObject
 
 
 def step_line(step: JsonObject, steps: int | None = None) -> str:
@@ -48,7 +47,7 @@ def print_job(console: Console, job: JsonObject, evals: Sequence[JsonObject], la
     groups = ", ".join(f"{count} {fate}" for fate, count in job.get("groups", {}).items())
     values = {
         "job": job["id"],
-        "state": f"{job['state']} {'(cancel requested)' if job.get('cancel_requested') else ''}".strip(),
+        "state": f"{job['state']}{_asked(job)}",
         "cause": job.get("cause"),
         "step": f"{job['step']} of {job['steps']}, policy version {job['policy_version']}, lineage {job['lineage']}",
         "learner": job.get("learner"),
@@ -111,6 +110,16 @@ def _print(console: Console, names: Sequence[str], rows: Sequence[Sequence[str]]
     for row in rows:
         table.add_row(*(escape(cell) for cell in row))
     console.print(table)
+
+
+def _asked(job: JsonObject) -> str:
+    """What the job's learner was asked and has not done yet."""
+    if job.get("cancel_requested") and job["state"] not in ENDED:
+        return " (cancel requested)"
+    wanted, paused = bool(job.get("pause_requested")), job["state"] == "paused"
+    if wanted == paused or job["state"] in ENDED:
+        return ""
+    return " (pause requested)" if wanted else " (resume requested)"
 
 
 def _is_number(value: object) -> bool:

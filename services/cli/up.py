@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from services.cli.children import created_at, is_same, kill_tree
+from services.cli.doctor import refuse_problems
 from services.cli.stack import plan_stack
 from services.cli.state import ProcessState, UpState, only_one, read_state, remove_state, write_state
 from services.cli.supervisor import GaveUp, Supervisor
@@ -36,6 +37,7 @@ def run_up(home: Path, *, servers: int, gateway_port: int, metrics_base: int | N
     settings = load_settings()
     with only_one(home):
         _end_leftovers(home, say)
+        refuse_problems(home)
         stack = plan_stack(settings, servers=servers, gateway_port=gateway_port, metrics_base=metrics_base)
         state = UpState(os.getpid(), created_at(os.getpid()), stack.url, stack.redis_url, stack.token_file, ready=False)
 

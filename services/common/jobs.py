@@ -1,10 +1,13 @@
 """Job records: the state machine and what people read of a job.
 
-queued → starting → running → succeeded
-   │         │       │  ▲
-   │         │       ▼  │
-   │         │     stalled (with a named cause)
-   └─────────┴───────┴──► cancelled | failed
+queued ◄──► paused                   held in the queue: no learner takes it
+  │
+  ▼
+starting ──► running ◄──► stalled    with a named cause
+               │  ▲
+               │  └─────► paused     at a request, between two steps: its learner waits
+               ▼
+            succeeded                failed | cancelled from any state above
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ class JobState(StrEnum):
     STARTING = "starting"
     RUNNING = "running"
     STALLED = "stalled"
+    PAUSED = "paused"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -48,8 +52,9 @@ class JobState(StrEnum):
         return self in {JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}
 
 
-LIVE = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STALLED})
-"""States in which a learner owns the job."""
+LIVE = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STALLED, JobState.PAUSED})
+"""States in which a learner may own the job; it does if the record names one."""
+PAUSED_CAUSE = "paused by request"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +65,7 @@ class JobRecord:
     name: str
     state: JobState
     cause: str
-    """Why it is stalled, failed or cancelled; empty otherwise."""
+    """Why it is stalled, paused, failed or cancelled; empty otherwise."""
     created_at: float
     """Unix seconds."""
     started_at: float | None
@@ -71,6 +76,7 @@ class JobRecord:
     steps: int
     policy_version: int
     cancel_requested: bool
+    pause_requested: bool
     groups: dict[str, int]
     """Groups issued, active, and by fate."""
     export: str | None
@@ -124,6 +130,26 @@ redis.call('ZADD', KEYS[2], order, ARGV[1])
 redis.call('ZADD', KEYS[3], order, ARGV[1])
 redis.call('XADD', KEYS[5], '*', 'kind', 'state', 'at', ARGV[4], 'd', ARGV[5])
 return ARGV[1]
+"""
+
+_ASK = """#!lua
+-- KEYS: record, events
+-- ARGV: field, value, request, unix time, states of a job that waits, its new state, cause, its event, states of a job that a learner owns
+local state, learner = unpack(redis.call('HMGET', KEYS[1], 'state', 'learner'))
+if not state then return 'missing' end
+local function is_in(states) return string.find(',' .. states .. ',', ',' .. state .. ',', 1, true) end
+local kind, event = ARGV[3], '{"message": "' .. ARGV[3] .. ' requested"}'
+if not learner then
+  if not is_in(ARGV[5]) then return state end
+  redis.call('HSET', KEYS[1], 'state', ARGV[6], 'cause', ARGV[7])
+  if ARGV[6] == 'cancelled' then redis.call('HSET', KEYS[1], 'finished_at', ARGV[4]) end
+  kind, event = 'state', ARGV[8]
+elseif not is_in(ARGV[9]) then
+  return state
+end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+redis.call('XADD', KEYS[2], 'MAXLEN', '~', '10000', '*', 'kind', kind, 'at', ARGV[4], 'd', event)
+return 'ok'
 """
 
 _APPEND_STEP = """#!lua
@@ -211,41 +237,72 @@ class JobStore:
 
     async def claim(self, learner: str) -> JobRecord | None:
         """The next job for this learner: one that it left unfinished, else the oldest in the queue; None when there is none."""
-        for record in await self.list(limit=1000):
-            if record.learner == learner and record.state in LIVE:
-                return record
+        held = await self.held_by(learner)
+        if held is not None:
+            return held
         for raw in await self._redis.zrange(keys.QUEUE, 0, -1):
             job_id = text(raw)
             try:
                 await self.transition(job_id, JobState.STARTING, allowed=[JobState.QUEUED], learner=learner)
             except JobConflict:
-                continue  # another learner was quicker, or it was cancelled
+                await self._forget_unless_held(job_id)
             else:
-                return await self.get(job_id)
-            finally:
                 await self._redis.zrem(keys.QUEUE, job_id)
+                return await self.get(job_id)
         return None
 
+    async def held_by(self, learner: str) -> JobRecord | None:
+        """The job that this learner has taken and not ended, or None."""
+        records = await self.list(limit=1000)
+        return next((record for record in records if record.learner == learner and record.state in LIVE), None)
+
+    async def _forget_unless_held(self, job_id: str) -> None:
+        """Takes a job off the queue that another learner has, or that has ended; neither ever waits again. A paused one stays."""
+        record = await self.find(job_id)
+        if record is None or record.learner or record.state.ended:
+            await self._redis.zrem(keys.QUEUE, job_id)
+
     async def cancel(self, job_id: str) -> JobRecord:
-        """Cancels a queued job at once; asks the learner of a live one to.
+        """Cancels a job that waits at once; asks the learner of a live one to.
 
         Raises:
             JobConflict: no such job, or it has ended.
         """
+        waits, cause = [JobState.QUEUED, JobState.PAUSED], "cancelled while queued"
+        return await self._ask(job_id, "cancel", JobState.CANCELLED, waits, cause=cause, cancel_requested="1")
+
+    async def pause(self, job_id: str) -> JobRecord:
+        """Holds a queued job back at once; asks the learner of a live one to stop after the step under way. Once more changes nothing.
+
+        Raises:
+            JobConflict: no such job, or it has ended.
+        """
+        waits = [JobState.QUEUED, JobState.PAUSED]
+        return await self._ask(job_id, "pause", JobState.PAUSED, waits, cause=PAUSED_CAUSE, pause_requested="1")
+
+    async def resume(self, job_id: str) -> JobRecord:
+        """Lets a job that was held back wait for a learner again; asks the learner of a paused one to go on.
+
+        Raises:
+            JobConflict: no such job, or it is not paused and was not asked to be.
+        """
         record = await self.get(job_id)
-        if record.state.ended:
-            raise JobConflict(f"job {job_id} is {record.state}: it cannot be cancelled")
-        if record.state is JobState.QUEUED:
-            try:
-                await self.transition(
-                    job_id, JobState.CANCELLED, allowed=[JobState.QUEUED], cause="cancelled while queued"
-                )
-            except JobConflict:
-                pass  # a learner took it in between: ask the learner
-            else:
-                return await self.get(job_id)
-        await self.update(job_id, cancel_requested=1)
-        await self.event(job_id, "cancel", {"message": "cancel requested"})
+        if record.state.ended or not (record.pause_requested or record.state is JobState.PAUSED):
+            raise JobConflict(f"job {job_id} is {record.state}: only a paused job can be resumed")
+        return await self._ask(job_id, "resume", JobState.QUEUED, [JobState.PAUSED], pause_requested="")
+
+    async def _ask(
+        self, job_id: str, request: str, to: JobState, waits: Iterable[JobState], *, cause: str = "", **field: str
+    ) -> JobRecord:
+        """Moves a job without a learner to another state, or leaves word for its learner in a field of the record; atomic."""
+        ((name, value),) = field.items()
+        now, event = time.time(), json.dumps({"state": to, "cause": cause})
+        done = await self._redis.register_script(_ASK)(
+            keys=[keys.record(job_id), keys.events(job_id)],
+            args=[name, value, request, now, ",".join(waits), to, cause, event, ",".join(sorted(LIVE))],
+        )
+        if done != b"ok":
+            raise JobConflict(f"job {job_id} is {text(done)}: {request} is not possible")
         return await self.get(job_id)
 
     async def update(self, job_id: str, **values: str | float) -> None:
@@ -308,6 +365,7 @@ def _record(job_id: str, raw: dict[str, str]) -> JobRecord:
         steps=int(raw["steps"]),
         policy_version=int(raw.get("policy_version", 0)),
         cancel_requested=raw.get("cancel_requested") == "1",
+        pause_requested=raw.get("pause_requested") == "1",
         groups=json.loads(raw.get("groups", "{}")),
         export=raw.get("export") or None,
         spec=JobSpec.model_validate_json(raw["spec"]),

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from services.demo.board import HEADINGS, eval_line, step_line
+from services.cli.board import HEADINGS, eval_line, step_line
 
 
 def write_table(

@@ -6,11 +6,13 @@ model ─► up ─► POST /jobs ─► one line per step ─► held-out accur
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +20,12 @@ from typing import Any
 from rich.console import Console
 
 from services.cli.client import GatewayClient
+from services.cli.follow import show_steps
 from services.cli.tokens import find_token
 from services.cli.up import detach, run_down
 from services.common.errors import MillraceError, ModelError
+from services.common.jobs import JobState
 from services.common.spec import parse_spec
-from services.demo.board import Board, eval_line
 from services.demo.curve import draw_curve
 from services.demo.report import write_table
 
@@ -48,7 +51,7 @@ DEMOS = {
         "demo-smollm2.yaml",
         "smollm2-135m-instruct",
         "SmolLM2-135M-Instruct learns chain_sum (DAPO, vLLM + Megatron-core on a CPU)",
-        0.05,
+        0.2,
     ),
 }
 
@@ -61,10 +64,10 @@ def run_demo(name: str, home: Path, console: Console) -> bool:
     console.print(f"starting redis, gateway, reward, learner and rollout (logs: {home / 'logs'})")
     state = detach(home, ["--port", "0"], console.print)
     try:
-        with GatewayClient(state.url, find_token(state.token_file)) as client:
+        with GatewayClient(state.url, find_token(state.token_file)) as client, _no_job_left(client, spec.name):
             job = client.submit(spec.model_dump(mode="json"))
             console.print(f"job {job['id']} submitted to {state.url}")
-            _follow(client, job["id"], spec.learner.steps, console)
+            show_steps(client, job, console)
             record, history = client.job(job["id"]), client.history(job["id"])
     finally:
         run_down(home, console.print)
@@ -74,6 +77,23 @@ def run_demo(name: str, home: Path, console: Console) -> bool:
     return _report(demo, home, record, history, time.monotonic() - started, console)
 
 
+@contextlib.contextmanager
+def _no_job_left(client: GatewayClient, name: str) -> Iterator[None]:
+    """Cancels what an interrupted demo left unfinished, before (it would be trained first) and after."""
+
+    def cancel() -> None:
+        for job in client.jobs():
+            if job["name"] == name and not JobState(job["state"]).ended:
+                client.cancel(job["id"])
+
+    cancel()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(MillraceError):
+            cancel()
+
+
 def _make_model(name: str, home: Path) -> None:
     """In a process of its own: what it imports is large and is needed no more."""
     folder = home / "models" / DEMOS[name].model
@@ -81,19 +101,6 @@ def _make_model(name: str, home: Path) -> None:
     command = [sys.executable, "-m", "services.demo.models", name, "--out", str(folder)]
     if subprocess.run(command, check=False).returncode != 0:
         raise ModelError(f"the demo's model could not be made: {folder}")
-
-
-def _follow(client: GatewayClient, job_id: str, steps: int, console: Console) -> None:
-    shown = 0
-    with Board(console, steps) as board:
-        for step in client.follow(job_id):
-            evals = client.evals(job_id)
-            for result in evals[shown:]:
-                board.say(eval_line(result))
-            shown = len(evals)
-            board.step(step)
-        for result in client.evals(job_id)[shown:]:
-            board.say(eval_line(result))
 
 
 def _report(

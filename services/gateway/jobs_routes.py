@@ -1,4 +1,4 @@
-"""Submitting, listing, reading and cancelling jobs."""
+"""Submitting, listing, reading, pausing, resuming and cancelling jobs."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ _CREATED: dict[str, Any] = {
     },
     "links": {
         "job": {"operationId": "get_job", "parameters": {"job_id": "$response.body#/id"}},
+        "pause": {"operationId": "pause_job", "parameters": {"job_id": "$response.body#/id"}},
         "cancel": {"operationId": "cancel_job", "parameters": {"job_id": "$response.body#/id"}},
     },
 }  # fmt: skip
@@ -134,3 +135,31 @@ async def get_job(record: RecordDep) -> Job:
 async def cancel(context: ContextDep, record: RecordDep) -> Job:
     """Cancels a queued job at once and asks the learner of a running one to stop; 409 when the job has ended."""
     return Job.of(await context.store.cancel(record.id))
+
+
+@router.post(
+    "/{job_id}/pause",
+    operation_id="pause_job",
+    summary="Pause a job",
+    response_description=f"The record, e.g. of `{EXAMPLE_JOB_ID}`: paused, or with `pause_requested`.",
+    responses=documented(404, 408, 409, 413, 422),
+)
+async def pause(context: ContextDep, record: RecordDep) -> Job:
+    """Holds a queued job back at once. The learner of a running one finishes the step under way, saves a checkpoint and waits.
+
+    Learner and rollout servers stay with the job, so that it goes on at once when resumed. Pausing twice is pausing once; 409 when the
+    job has ended.
+    """
+    return Job.of(await context.store.pause(record.id))
+
+
+@router.post(
+    "/{job_id}/resume",
+    operation_id="resume_job",
+    summary="Resume a paused job",
+    response_description=f"The record, e.g. of `{EXAMPLE_JOB_ID}`: queued again, or `paused` until its learner goes on.",
+    responses=documented(404, 408, 409, 413, 422),
+)
+async def resume(context: ContextDep, record: RecordDep) -> Job:
+    """Goes on with the next step; 409 when the job is not paused and was not asked to be."""
+    return Job.of(await context.store.resume(record.id))

@@ -69,7 +69,7 @@ class JobSummary(Answer):
     )
     name: str = Field(description="The spec's name.", examples=["demo"])
     state: JobState = Field(description="Where the job is in its life.", examples=["running"])
-    cause: str = Field(description="Why it is stalled, failed or cancelled; empty otherwise.")
+    cause: str = Field(description="Why it is stalled, paused, failed or cancelled; empty otherwise.")
     created_at: float = Field(description="Unix seconds.", examples=[1760000000.0])
     started_at: float | None = Field(description="Unix seconds; null while queued.")
     finished_at: float | None = Field(description="Unix seconds; null until it has ended.")
@@ -79,6 +79,7 @@ class JobSummary(Answer):
     steps: int = Field(ge=1, description="Optimizer steps asked for.", examples=[200])
     policy_version: int = Field(ge=0, description="Newest published policy; 0 = initial weights.", examples=[17])
     cancel_requested: bool = Field(description="Whether the learner has been asked to stop.")
+    pause_requested: bool = Field(description="Whether the job is to be paused, or is.")
     groups: dict[str, int] = Field(description="Groups issued, active, and by fate.", examples=[{"trained": 1088}])
     export: str | None = Field(description="Directory of the newest weights in Hugging Face format.")
 

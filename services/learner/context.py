@@ -73,6 +73,10 @@ class JobContext:
     """Whether servers may sample: the first version is out."""
     stopping: str = ""
     """Why the job should end before its last step; empty while it should not."""
+    paused_at: float | None = None
+    """Monotonic seconds since when nothing new begins; None while the job is not paused. Once under way, `watch_loop` alone changes it."""
+    saved_step: int | None = None
+    """Step of the newest checkpoint."""
     waiting_for: str = ""
     """What the next step waits for; empty while a step is under way."""
     progress_at: float = field(default_factory=time.monotonic)
@@ -89,10 +93,40 @@ class JobContext:
         """Steps that still need groups."""
         return self.spec.learner.steps - self.step
 
+    @property
+    def paused(self) -> bool:
+        """Whether the job was asked to pause."""
+        return self.paused_at is not None
+
+    def pause(self) -> None:
+        """From now on nothing new begins: no task is issued, no batch chosen, no deadline runs out."""
+        if self.paused_at is None:
+            self.paused_at = time.monotonic()
+
+    def resume(self) -> None:
+        """Goes on: whatever has a deadline or a rate gets the time of the pause back."""
+        if self.paused_at is None:
+            return
+        now, paused_at, self.paused_at = time.monotonic(), self.paused_at, None
+        for group in self.intake.ledger.active.values():
+            group.issued_at += now - max(paused_at, group.issued_at)
+        for evaluation in self.rounds:
+            gone = now - max(paused_at, evaluation.started)
+            evaluation.started += gone
+            evaluation.deadline += gone
+        self.flow.since += now - max(paused_at, self.flow.since)
+        self.moved()
+
     async def recovered(self, drain: Drain) -> None:
         """Waits until the ledger stands where the journal ends and the first version is out, or the drain."""
         while not self.published and not await drain.wait(0.1):
             pass
+
+    async def resumed(self, drain: Drain) -> bool:
+        """Waits while the job is paused; whether it goes on, and neither ends nor drains."""
+        while self.paused and not (self.stopping or await drain.wait(0.1)):
+            pass
+        return not self.paused
 
     def moved(self) -> None:
         """Something moved: whoever waits looks again."""

@@ -22,15 +22,17 @@ async def issue_loop(job: JobContext, drain: Drain) -> None:
     """Issues training tasks.
 
     consumes:     free slots
-    waits for:    a slot (`issue_now`), at most a second at a time
+    waits for:    a slot (`issue_now`), at most a second at a time; while the job is paused, its resumption
     unblocked by: a fate, a published step
     produces:     tasks stream
     """
     await job.recovered(drain)
-    for group in list(job.intake.ledger.active.values()):  # a recovered job: what has no fate yet is asked for again
-        await send(job, job.tasks.training(group.group_id, group.attempt, job.step))
+    if await job.resumed(drain):
+        # A recovered job: what has no fate yet is asked for again.
+        for group in list(job.intake.ledger.active.values()):
+            await send(job, job.tasks.training(group.group_id, group.attempt, job.step))
     while not drain.requested:
-        while not job.stopping and job.intake.budget(job.steps_left) > 0:
+        while not (job.stopping or job.paused) and job.intake.budget(job.steps_left) > 0:
             group = job.intake.ledger.issue(job.step)
             if not await send(job, job.tasks.training(group.group_id, group.attempt, job.step)):
                 # It was sent before a crash, at a version that the journal's last step may have been trained with.

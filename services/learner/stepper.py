@@ -2,6 +2,8 @@
 
 recover ─► publish ─► evaluate ─► ┌─ next batch ─► journal ─► ack ─► train ─► publish ─► record ─► checkpoint? ─┐ ─► evaluate ─► end
                                   └──────────────────────────────────────────────────────────────────────────────┘
+
+A paused job holds between two steps, or where it waits; what was under way comes in meanwhile.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import logging
 import time
 
 from services.common.codec import decode
-from services.common.jobs import LIVE, ActiveJob, JobState
+from services.common.jobs import LIVE, PAUSED_CAUSE, ActiveJob, JobState
 from services.common.lifecycle import Drain
 from services.common.types import ScoredGroup
 from services.learner import metrics
@@ -42,7 +44,7 @@ async def step_loop(job: JobContext, drain: Drain) -> None:
     produces:     weights, step records, checkpoints
     """
     try:
-        await _begin(job)
+        await _begin(job, drain)
         if job.step == 0:
             await _evaluate(job, drain)
         while job.steps_left:
@@ -62,7 +64,7 @@ async def recover(job: JobContext) -> None:
     if checkpoint is not None:
         log.info("resuming from the checkpoint of step %d", checkpoint.step)
         await job.ranks.load(checkpoint.path)
-        job.step = checkpoint.step
+        job.step = job.saved_step = checkpoint.step
         job.intake.ledger = Ledger.restore(checkpoint.state["ledger"])
     for record in job.journal.records(after_step=job.step):
         await _replay(job, record)
@@ -92,25 +94,59 @@ async def _replay(job: JobContext, record: BatchRecord) -> None:
     job.flow = Flow()
 
 
-async def _begin(job: JobContext) -> None:
-    if (await job.store.get(job.job_id)).state.ended:
+async def _begin(job: JobContext, drain: Drain) -> None:
+    record = await job.store.get(job.job_id)
+    if record.state.ended:
         raise Stopped  # these ranks were started again after the end
+    if record.pause_requested:
+        job.pause()
+    metrics.observe_job(job.job_id, slots=job.spec.slots, ranks=job.spec.learner.world_size)
     await recover(job)
     await _publish(job)
-    await job.store.transition(job.job_id, JobState.RUNNING, allowed=LIVE, step=job.step, policy_version=job.step)
+    await job.store.update(job.job_id, step=job.step, policy_version=job.step)
     job.published = True
     job.moved()
+    if not await hold(job, drain):
+        await job.store.transition(job.job_id, JobState.RUNNING, allowed=LIVE)
+
+
+async def hold(job: JobContext, drain: Drain) -> bool:
+    """Keeps a paused job where it is: saved, said to be paused, its servers attached. Whether it was paused.
+
+    consumes:     nothing
+    waits for:    the end of the pause, a tenth of a second at a time
+    unblocked by: the watch loop
+    produces:     a checkpoint, the states `paused` and `running`
+
+    Raises:
+        Stopped: the job was cancelled, or the learner drains; a job that is paused then is paused again when the learner is back.
+    """
+    if not job.paused:
+        return False
+    if job.saved_step != job.step:
+        await _checkpoint(job)
+    await job.store.update(job.job_id, groups=json.dumps(job.intake.ledger.summary()))
+    await job.store.transition(job.job_id, JobState.PAUSED, allowed=LIVE, cause=PAUSED_CAUSE)
+    if not await job.resumed(drain):
+        raise Stopped
+    await job.store.transition(job.job_id, JobState.RUNNING, allowed=LIVE)
+    return True
 
 
 async def _step(job: JobContext, drain: Drain) -> None:
+    await hold(job, drain)
     started = time.monotonic()
-    groups = await _next_batch(job, drain)
+    with metrics.CLOCK.phase(metrics.WAIT_SECONDS):
+        groups = await _next_batch(job, drain)
+    if groups is None:
+        return
     times = StepTimes(wait_s=time.monotonic() - started)
     ages = _ages(job, groups)
     await _journal(job, groups)
     sequences = assemble(groups, job.spec)
     trained = time.monotonic()
-    stats = await job.ranks.train(job.step + 1, sequences)
+    with metrics.CLOCK.phase(metrics.TRAIN_SECONDS):
+        stats = await job.ranks.train(job.step + 1, sequences)
     times.train_s = time.monotonic() - trained
     job.step += 1
     await _publish(job)
@@ -124,10 +160,11 @@ async def _step(job: JobContext, drain: Drain) -> None:
     )  # fmt: skip
     await job.store.append_step(job.job_id, job.step, record)
     metrics.observe_step(record, ages)
+    await hold(job, drain)
     every = job.spec.eval.interval_steps
     if job.spec.eval.enabled and every and job.step % every == 0 and job.steps_left:
         await start_evaluation(job)
-    if job.step % job.spec.checkpoint.interval_steps == 0 and job.steps_left:
+    if job.step % job.spec.checkpoint.interval_steps == 0 and job.steps_left and job.saved_step != job.step:
         await _checkpoint(job)
     job.moved()
 
@@ -137,11 +174,14 @@ def _ages(job: JobContext, groups: list[Judged]) -> list[int]:
     return [job.step - judged.scored.group.min_policy_version for judged in groups]
 
 
-async def _next_batch(job: JobContext, drain: Drain) -> list[Judged]:
+async def _next_batch(job: JobContext, drain: Drain) -> list[Judged] | None:
+    """The groups of the next step, or None when the job was paused before they were there."""
     job.waiting_for = "scored groups"
     while True:
         if job.stopping or drain.requested:
             raise Stopped
+        if job.paused:
+            return None
         groups = job.intake.select(job.step)
         if groups is not None:
             break
@@ -169,12 +209,14 @@ async def _journal(job: JobContext, groups: list[Judged]) -> None:
 
 
 async def _publish(job: JobContext) -> None:
+    started = time.monotonic()
     weights = await job.ranks.weights()
     job.publisher.publish(make_snapshot(job.lineage, job.step, weights))
     active = ActiveJob(
         job.job_id, job.lineage, job.publisher.address, job.step, str(job.model_dir), job.spec.model_dump(mode="json")
     )
     await job.store.activate(active)
+    metrics.PUBLISH_SECONDS.observe(time.monotonic() - started)
     metrics.POLICY_VERSION.set(job.step)
 
 
@@ -185,6 +227,7 @@ async def _checkpoint(job: JobContext) -> None:
     await job.ranks.save(path, export=job.spec.checkpoint.export)
     state = {"lineage": job.lineage, "ledger": job.intake.ledger.state()}
     final = job.checkpoints.commit(job.step, state)
+    job.saved_step = job.step
     if job.spec.checkpoint.export:
         await job.store.update(job.job_id, export=str(final / "hf"))
     await job.store.event(job.job_id, "checkpoint", {"step": job.step, "path": str(final)})
@@ -195,11 +238,13 @@ async def _evaluate(job: JobContext, drain: Drain) -> None:
     """Evaluates the policy as it is and waits for the end; the warden writes the result down. Nothing to do if it was before a restart."""
     if not job.spec.eval.enabled or job.step in await job.store.evaluated_steps(job.job_id):
         return
+    await hold(job, drain)
     evaluation = await start_evaluation(job)
     job.waiting_for = f"the evaluation at step {evaluation.step}"
     while evaluation in job.rounds:
         if job.stopping or drain.requested:
             raise Stopped
+        await hold(job, drain)
         await wait_event(job.step_now, LOOK_AGAIN_S)
     job.waiting_for = ""
 

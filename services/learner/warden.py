@@ -1,4 +1,4 @@
-"""The watch loop: deadlines, cancellation, evaluations that are complete, and a job that stands still says why."""
+"""The watch loop: deadlines, what people ask of the job, evaluations that are complete, and a job that stands still says why."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ async def watch_loop(job: JobContext, drain: Drain) -> None:
     """
     stalled = False
     while not await drain.wait(PERIOD_S):
-        await _notice_cancel(job)
+        await _notice_requests(job)
+        metrics.observe_intake(job.intake)
+        if job.paused:
+            continue  # the step loop says so, no deadline runs, and standing still is what was asked for
         await reissue_overdue(job)
         await _close_evaluations(job)
         still = time.monotonic() - job.progress_at
@@ -36,18 +39,25 @@ async def watch_loop(job: JobContext, drain: Drain) -> None:
             stalled = await _move(job, JobState.STALLED, await _name_the_wait(job, still))
         elif stalled and still <= STALLED_AFTER_S:
             stalled = not await _move(job, JobState.RUNNING, "")
-        metrics.observe_intake(job.intake)
 
 
-async def _notice_cancel(job: JobContext) -> None:
-    if not job.stopping and (await job.store.get(job.job_id)).cancel_requested:
+async def _notice_requests(job: JobContext) -> None:
+    record = await job.store.get(job.job_id)
+    if record.cancel_requested and not job.stopping:
         job.stopping = "cancelled on request"
         job.moved()
+    if record.pause_requested and not job.paused:
+        job.pause()
+        job.moved()
+    elif job.paused and not record.pause_requested:
+        job.resume()
 
 
 async def _close_evaluations(job: JobContext) -> None:
     for evaluation in [evaluation for evaluation in job.rounds if evaluation.done(job.answers)]:
-        await job.store.append_eval(job.job_id, evaluation.result(job.answers))
+        result = evaluation.result(job.answers)
+        await job.store.append_eval(job.job_id, result)
+        metrics.observe_evaluation(result)
         answers = [job.answers.pop(group_id) for group_id in evaluation.group_ids if group_id in job.answers]
         await job.consumer.ack(*(judged.entry for judged in answers if judged.entry is not None))
         job.rounds.remove(evaluation)

@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,14 @@ def millrace(*arguments: str, **variables: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, env=environment | variables, capture_output=True, text=True, check=False, timeout=60)
 
 
+def completing(what: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The installed script, as a shell's completion runs it."""
+    script = Path(sys.executable).with_name("millrace")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MILLRACE_")}
+    environment |= {"_MILLRACE_COMPLETE": what, **variables}
+    return subprocess.run([str(script)], env=environment, capture_output=True, text=True, check=False, timeout=60)
+
+
 def state_of(home: Path, pid: int, created: float) -> UpState:
     state = UpState(pid, created, "http://127.0.0.1:1", "redis://x", None, ready=True)
     write_state(home, state)
@@ -33,11 +42,49 @@ def state_of(home: Path, pid: int, created: float) -> UpState:
 def test_help_names_every_command_and_imports_nothing_heavy() -> None:
     done = millrace("--help")
     assert done.returncode == 0
-    for command in ("up", "down", "submit", "jobs", "show", "rollouts", "cancel", "workers"):
+    for command in (
+        "up", "down", "submit", "jobs", "show", "rollouts", "pause", "resume", "cancel", "workers", "logs", "doctor",
+    ):  # fmt: skip
         assert f" {command} " in done.stdout
     code = "import sys, services.cli.main; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"pydantic", "httpx", "redis", "numpy", "reasoning_gym", "torch"} & set(loaded)
+    heavy = {
+        "pydantic",
+        "httpx",
+        "redis",
+        "numpy",
+        "reasoning_gym",
+        "torch",
+        "vllm",
+        "fastapi",
+        "pandas",
+        "pyarrow",
+        "psutil",
+    }
+    assert not heavy & set(loaded)
+
+
+def test_help_answers_within_a_second() -> None:
+    seconds = []
+    for _ in range(5):
+        begun = time.monotonic()
+        assert millrace("--help").returncode == 0
+        seconds.append(time.monotonic() - begun)
+    assert sorted(seconds)[2] < 1.0, seconds
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_offered_for_the_common_shells(shell: str) -> None:
+    done = completing(f"source_{shell}")
+    assert done.returncode == 0
+    assert "complete_" + shell in done.stdout
+
+
+def test_where_no_gateway_answers_nothing_is_completed_and_nothing_hangs(tmp_path: Path) -> None:
+    begun = time.monotonic()
+    done = completing("complete_bash", MILLRACE_HOME=str(tmp_path), COMP_WORDS="millrace show ", COMP_CWORD="2")
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
+    assert time.monotonic() - begun < 10
 
 
 def test_wrong_usage_ends_with_2() -> None:

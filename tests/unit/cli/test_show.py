@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
 from services.cli.show import print_job, print_rollouts, step_line
@@ -50,3 +51,20 @@ def test_a_failed_job_shows_its_cause() -> None:
     assert "out of [memory]" in text
     assert "3 of 9" in text
     assert "avg_at_k 0.38" in text
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"state": "running", "pause_requested": True}, "running (pause requested)"),
+        ({"state": "paused", "pause_requested": True}, "paused"),
+        ({"state": "paused", "pause_requested": False}, "paused (resume requested)"),
+        ({"state": "paused", "pause_requested": True, "cancel_requested": True}, "paused (cancel requested)"),
+        ({"state": "cancelled", "pause_requested": True, "cancel_requested": True}, "cancelled"),
+    ],
+)
+def test_what_was_asked_of_a_job_and_is_not_done_yet_is_shown(record: dict[str, object], expected: str) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    print_job(console, {"id": "j", "step": 0, "steps": 1, "policy_version": 0, "lineage": 1, **record}, [], None)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert [line.split(None, 1)[1].rstrip() for line in text.splitlines() if line.startswith("state")] == [expected]

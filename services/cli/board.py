@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: one line per step under fixed headings, and a progress bar on a terminal."""
+"""What a follower of a job sees: one line per step under fixed headings, and a progress bar on a terminal."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ class Board:
     def __init__(self, console: Console, steps: int) -> None:
         """Nothing is shown before `with`."""
         self._console = console
+        self._shown = ""
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -56,7 +57,7 @@ class Board:
             TimeRemainingColumn(),
         )
         self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._progress.add_task("steps", total=steps)
+        self._task = self._progress.add_task("queued", total=steps)
 
     def __enter__(self) -> Self:
         """Shows the bar."""
@@ -78,3 +79,13 @@ class Board:
         """One more step."""
         self.say(step_line(step))
         self._progress.update(self._task, completed=step["step"])
+
+    def record(self, job: dict[str, Any]) -> None:
+        """Where the job is in its life, beside the bar; a state that waits for something is told in a line too."""
+        shown = f"{job['state']}{': ' + job['cause'] if job['cause'] else ''}"
+        if shown == self._shown:
+            return
+        self._shown = shown
+        self._progress.update(self._task, description=job["state"], completed=job["step"])
+        if job["cause"]:
+            self.say(f"  the job is {shown}")

@@ -1,0 +1,83 @@
+"""`millrace doctor`: looks a machine over before anything fails, and says what to do.
+
+settings ─► python · cores · memory · disk · port · redis · docker · npu · packages · secrets · gateway ─► ok | warning | problem
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from services.cli.checks.docker import check_docker
+from services.cli.checks.finding import Check, Finding, Level, Subject, problem
+from services.cli.checks.gateway import check_gateway
+from services.cli.checks.machine import check_cores, check_disk, check_memory
+from services.cli.checks.npu import npu_check
+from services.cli.checks.packages import check_packages
+from services.cli.checks.ports import check_port
+from services.cli.checks.python import check_python
+from services.cli.checks.redis_server import check_redis
+from services.cli.checks.secrets import check_secrets
+from services.cli.state import read_state
+from services.common.errors import ConfigError
+from services.common.settings import load_settings
+
+CHECKS: tuple[Check, ...] = (
+    check_python, check_cores, check_memory, check_disk, check_port, check_redis, check_docker, npu_check(), check_packages,
+    check_secrets, check_gateway,
+)  # fmt: skip
+BEFORE_UP: tuple[Check, ...] = (check_memory, check_disk, check_redis, check_secrets)
+"""What would stop the services only later, or less clearly, than before they start."""
+_COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
+
+
+def examine(home: Path, url: str | None, checks: Sequence[Check] = CHECKS) -> list[Finding]:
+    """All findings; a setting that cannot be read is a problem that keeps the others from being looked for."""
+    os.environ["MILLRACE_HOME"] = str(home)
+    try:
+        settings = load_settings()
+    except ConfigError as error:
+        return [problem("settings", str(error), "correct the variable, or unset it")]
+    state = read_state(home)
+    subject = Subject(home, settings, state if state is not None and state.is_alive() else None, url)
+    return [finding for check in checks for finding in check(subject)]
+
+
+def refuse_problems(home: Path) -> None:
+    """Looks at what `millrace up` needs.
+
+    Raises:
+        ConfigError: a problem; a line for each, with what to do.
+    """
+    found = [finding for finding in examine(home, None, BEFORE_UP) if finding.level is Level.PROBLEM]
+    if found:
+        raise ConfigError("\n".join(f"{item.name}: {item.found}: {item.remedy}" for item in found))
+
+
+def is_well(findings: Sequence[Finding]) -> bool:
+    """Whether there is no problem; warnings are none."""
+    return all(finding.level is not Level.PROBLEM for finding in findings)
+
+
+def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
+    """For programs."""
+    return {"ok": is_well(findings), "checks": [asdict(finding) for finding in findings]}
+
+
+def print_findings(console: Console, findings: Sequence[Finding]) -> None:
+    """A row for each finding, what to do below it, and the sum."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for finding in findings:
+        colour = _COLOURS[finding.level]
+        text = escape(finding.found) + (f"\n[bold]→[/bold] {escape(finding.remedy)}" if finding.remedy else "")
+        table.add_row(f"[{colour}]{finding.level}[/{colour}]", finding.name, text)
+    console.print(table)
+    counts = {level: sum(finding.level is level for finding in findings) for level in Level}
+    console.print(", ".join(f"{count} {level}" for level, count in counts.items()))

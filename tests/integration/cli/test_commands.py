@@ -1,0 +1,260 @@
+"""The commands against a real gateway and a real Redis; the test plays the learner, through the job store."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from redis.asyncio import Redis
+
+from services.cli.children import created_at
+from services.cli.state import UpState, write_state
+from services.common.jobs import LIVE, PAUSED_CAUSE, JobState, JobStore
+from tests.integration.gateway.conftest import Process, running, write_model
+
+SPEC = {
+    "name": "demo", "model": {"path": "tiny"}, "data": {"train": {"source": "reasoning_gym:chain_sum"}},
+    "learner": {"steps": 2},
+}  # fmt: skip
+STEP = {
+    "reward": 0.5, "accuracy": 0.5, "accept_rate": 0.9, "policy_age_mean": 0.0, "generated_tokens_per_s": 100.0,
+    "trained_tokens_per_s": 50.0, "sync_s": 0.01, "pause_s": 0.001,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    code: int
+    out: str
+    error: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@dataclass(frozen=True)
+class Cli:
+    """`millrace` in a home whose gateway runs."""
+
+    home: Path
+    gateway: Process
+
+    async def start(self, *arguments: str, **variables: str) -> asyncio.subprocess.Process:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("MILLRACE_")}
+        return await asyncio.create_subprocess_exec(
+            str(Path(sys.executable).with_name("millrace")), *arguments,
+            env=kept | {"MILLRACE_HOME": str(self.home), "COLUMNS": "200"} | variables,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+
+    async def run(self, *arguments: str, **variables: str) -> Done:
+        return await ended(await self.start(*arguments, **variables))
+
+    async def submit(self, *arguments: str) -> str:
+        done = await self.run("submit", str(self.home / "job.yaml"), *arguments)
+        assert done.code == 0, done.error
+        return done.out.strip()
+
+
+async def ended(process: asyncio.subprocess.Process) -> Done:
+    async with asyncio.timeout(60):
+        out, error = await process.communicate()
+    assert process.returncode is not None
+    return Done(process.returncode, out.decode(), error.decode())
+
+
+@pytest.fixture(scope="module")
+def stack(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
+    """`up.json` as `millrace up` writes it; the supervisor in it is this process."""
+    home = tmp_path_factory.mktemp("cli") / "home"
+    write_model(home / "models" / "tiny")
+    (home / "logs").mkdir()
+    (home / "job.yaml").write_text(yaml.safe_dump(SPEC))
+    with running(redis_url, home, home / "logs" / "gateway.log") as gateway:
+        token = str(home / "gateway.token")
+        pid = os.getpid()
+        write_state(home, UpState(pid, created_at(pid), gateway.url, redis_url, token, ready=True))
+        yield Cli(home, gateway)
+
+
+@pytest.fixture
+def cli(stack: Cli, redis: Redis) -> Cli:
+    """Without the jobs of the tests before."""
+    assert redis is not None
+    return stack
+
+
+async def train(store: JobStore, job_id: str, state: JobState = JobState.SUCCEEDED) -> None:
+    """What a learner does with a job, as far as people see."""
+    assert await store.claim("learner-a")
+    await store.transition(job_id, JobState.RUNNING, allowed=LIVE)
+    for step in (1, 2):
+        await store.append_step(job_id, step, {"step": step, **STEP})
+        await store.update(job_id, step=step, policy_version=step)
+    await store.transition(job_id, state, allowed=LIVE, cause="" if state is JobState.SUCCEEDED else "rank 0 died")
+
+
+async def test_every_reading_command_has_json_that_is_the_gateways(cli: Cli, redis: Redis) -> None:
+    done = await cli.run("submit", str(cli.home / "job.yaml"), "--json")
+    job_id = done.json["id"]
+    await train(JobStore(redis), job_id)
+    listed = (await cli.run("jobs", "--json")).json
+    assert [(job["id"], job["state"]) for job in listed] == [(job_id, "succeeded")]
+    shown = (await cli.run("show", job_id, "--json")).json
+    assert (shown["id"], shown["step"], shown["evals"]) == (job_id, 2, [])
+    assert (await cli.run("rollouts", job_id, "--json")).json == []
+    assert (await cli.run("workers", "--json")).json == []
+
+
+async def test_pause_resume_and_cancel_say_what_became_of_the_job(cli: Cli, redis: Redis) -> None:
+    store, job_id = JobStore(redis), await cli.submit()
+    assert (await cli.run("pause", job_id)).out == f"{job_id} is paused\n"
+    assert (await cli.run("resume", job_id)).out == f"{job_id} is queued\n"
+    assert await store.claim("learner-a")
+    assert "it pauses when the step under way is done" in (await cli.run("pause", job_id)).out
+    await store.transition(job_id, JobState.PAUSED, allowed=LIVE, cause=PAUSED_CAUSE)
+    assert "its learner was asked to go on" in (await cli.run("resume", job_id)).out
+    assert "its learner was asked to stop" in (await cli.run("cancel", job_id)).out
+    refused = await cli.run("resume", await cli.submit())
+    assert (refused.code, "only a paused job can be resumed" in refused.error) == (1, True)
+
+
+@pytest.mark.parametrize(("state", "code"), [(JobState.SUCCEEDED, 0), (JobState.FAILED, 1)])
+async def test_a_followed_job_shows_its_steps_and_ends_with_its_state(
+    cli: Cli, redis: Redis, state: JobState, code: int
+) -> None:
+    store = JobStore(redis)
+    follower = await cli.start("submit", str(cli.home / "job.yaml"), "--follow")
+    assert follower.stdout is not None
+    job_id = (await follower.stdout.readline()).decode().strip()
+    await train(store, job_id, state)
+    done = await ended(follower)
+    assert done.code == code, done.error
+    lines = done.out.splitlines()
+    assert lines[0].split()[0] == "step"
+    assert [text.split()[0] for text in lines if text.split()[0] in {"1", "2"}] == ["1", "2"]
+    assert lines[-1] == f"{job_id} {state}{': rank 0 died' if code else ''}"
+
+
+async def test_ctrl_c_ends_the_following_and_not_the_job(cli: Cli, redis: Redis) -> None:
+    follower = await cli.start("submit", str(cli.home / "job.yaml"), "--follow")
+    assert follower.stdout is not None
+    job_id = (await follower.stdout.readline()).decode().strip()
+    await follower.stdout.readline()  # the headings: it follows now
+    follower.send_signal(signal.SIGINT)
+    done = await ended(follower)
+    assert (done.code, f"{job_id} goes on" in done.out) == (130, True)
+    assert (await JobStore(redis).get(job_id)).state is JobState.QUEUED
+
+
+async def test_a_followed_jobs_json_is_its_record_at_the_end(cli: Cli, redis: Redis) -> None:
+    follower = await cli.start("submit", str(cli.home / "job.yaml"), "--follow", "--json")
+    store = JobStore(redis)
+    async with asyncio.timeout(30):
+        while not (jobs := await store.list()):
+            await asyncio.sleep(0.05)
+    await train(store, jobs[0].id)
+    done = await ended(follower)
+    assert (done.code, done.json["id"], done.json["state"]) == (0, jobs[0].id, "succeeded")
+    assert "succeeded" in done.error
+
+
+async def test_job_ids_are_completed_with_their_states(cli: Cli) -> None:
+    job_id = await cli.submit()
+    asked = {"_MILLRACE_COMPLETE": "complete_bash", "COMP_CWORD": "2"}
+    assert (await cli.run(**asked, COMP_WORDS="millrace pause ")).out.split() == [job_id]
+    assert (await cli.run(**asked, COMP_WORDS="millrace pause other")).out.split() == []
+
+
+async def test_errors_tell_the_next_step(cli: Cli) -> None:
+    unknown = await cli.run("show", "demo-00000000")
+    assert (unknown.code, "`millrace jobs` lists the jobs" in unknown.error) == (1, True)
+    stranger = await cli.run("jobs", MILLRACE_TOKEN="not-the-token")  # noqa: S106
+    assert (stranger.code, "gateway.token" in stranger.error, "MILLRACE_TOKEN" in stranger.error) == (1, True, True)
+    assert "not-the-token" not in stranger.error
+
+
+async def test_the_logs_of_a_job_are_those_of_the_home(cli: Cli) -> None:
+    job_id = await cli.submit()
+    await cli.run("pause", job_id)
+    done = await cli.run("logs", job_id)
+    assert (done.code, "gateway  POST /jobs/{job_id}/pause -> 200" in done.out) == (0, True)
+    assert "GET" not in done.out
+    lines = [json.loads(line) for line in (await cli.run("logs", job_id, "--json")).out.splitlines()]
+    assert {line["job_id"] for line in lines} == {job_id}
+    nothing = await cli.run("logs", "demo-00000000")
+    assert (nothing.code, "no line about demo-00000000" in nothing.error) == (1, True)
+
+
+async def test_following_logs_shows_what_is_logged_meanwhile(cli: Cli) -> None:
+    job_id = await cli.submit()
+    follower = await cli.start("logs", job_id, "--follow", PYTHONUNBUFFERED="1")
+    await asyncio.sleep(1)
+    await cli.run("pause", job_id)
+    assert follower.stdout is not None
+    async with asyncio.timeout(30):
+        assert b"/pause -> 200" in await follower.stdout.readline()
+    follower.send_signal(signal.SIGINT)
+    assert (await ended(follower)).code == 130
+
+
+async def test_the_doctor_finds_gateway_and_redis_and_what_this_redis_lacks(cli: Cli) -> None:
+    done = await cli.run("doctor", "--json")
+    found = {item["name"]: item for item in done.json["checks"]}
+    assert (found["gateway"]["level"], "takes the token" in found["gateway"]["found"]) == ("ok", True)
+    assert found["port"]["found"].endswith(cli.gateway.url)
+    assert (found["redis"]["level"], found["redis maxmemory-policy"]["found"]) == ("ok", "noeviction")
+    assert found["redis appendonly"]["level"] == "ok"
+    assert done.code == (0 if done.json["ok"] else 1)
+
+
+async def test_the_doctor_says_that_a_token_is_wrong_and_ends_with_1(cli: Cli) -> None:
+    done = await cli.run("doctor", "--json", MILLRACE_TOKEN="not-the-token")  # noqa: S106
+    found = {item["name"]: item for item in done.json["checks"]}
+    assert (done.code, found["gateway"]["level"]) == (1, "problem")
+    assert "gateway.token" in found["gateway"]["remedy"]
+    assert "not-the-token" not in done.out
+
+
+async def test_a_redis_that_forgets_is_a_problem_and_up_refuses_it(cli: Cli, redis: Redis, redis_url: str) -> None:
+    await redis.config_set("maxmemory-policy", "allkeys-lru")
+    await redis.config_set("appendonly", "no")
+    try:
+        done = await cli.run("doctor", "--json")
+        found = {item["name"]: item["level"] for item in done.json["checks"]}
+        assert (found["redis maxmemory-policy"], found["redis appendonly"]) == ("problem", "warning")
+        assert done.code == 1
+        other = str(cli.home.parent / "other")
+        up = await cli.run("up", "--home", other, "--port", "0", REDIS_URL=redis_url)
+        assert (up.code, "redis maxmemory-policy: allkeys-lru: start it with" in up.error) == (1, True)
+    finally:
+        await redis.config_set("maxmemory-policy", "noeviction")
+        await redis.config_set("appendonly", "yes")
+
+
+async def test_a_redis_that_refuses_the_user_is_told_apart_from_one_that_is_away(cli: Cli, redis_url: str) -> None:
+    wrong = redis_url.replace("redis://", "redis://somebody:hidden-word@")
+    up = await cli.run("up", "--home", str(cli.home.parent / "other"), "--port", "0", REDIS_URL=wrong)
+    assert (up.code, "refuses the user" in up.error, "MILLRACE_REDIS_PASSWORD_FILE" in up.error) == (1, True, True)
+    assert "hidden-word" not in up.error
+    away = await cli.run("up", "--home", str(cli.home.parent / "other"), REDIS_URL="redis://127.0.0.1:1/0")
+    assert (away.code, "does not answer" in away.error) == (1, True)
+    assert len(away.error.strip().splitlines()) == 1
+
+
+async def test_up_refuses_a_secret_that_is_not_there(cli: Cli) -> None:
+    up = await cli.run("up", "--home", str(cli.home.parent / "other"), MILLRACE_TOKEN_FILE="/not/there")  # noqa: S106
+    assert (up.code, len(up.error.strip().splitlines())) == (1, 1)
+    assert "MILLRACE_TOKEN_FILE: cannot read /not/there" in up.error

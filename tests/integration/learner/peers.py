@@ -1,0 +1,133 @@
+"""What a learner works with, in a test: the process itself, a tiny model, and the rollout and reward services' part of the conversation."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from redis.asyncio import Redis
+
+from services.common.codec import decode, encode
+from services.common.connection import connect
+from services.common.jobs import JobRecord, JobStore
+from services.common.keys import Stage
+from services.common.streams import Consumer
+from services.common.types import (
+    FinishReason,
+    Rollout,
+    RolloutGroup,
+    ScoredGroup,
+    Task,
+    Verdict,
+    VerdictStatus,
+    VersionSpan,
+)
+
+VOCABULARY = 128
+ROOT = Path(__file__).parents[3]
+
+
+class Learner:
+    """`python -m services.learner`, that can be killed and started again."""
+
+    def __init__(self, redis_url: str, home: Path) -> None:
+        """Starts nothing yet."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self.log = home / "learner.log"
+        self._environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("MILLRACE_")},
+            "REDIS_URL": redis_url,
+            "MILLRACE_HOME": str(home),
+            "MILLRACE_WORKER": "learner-of-this-test",
+            "PYTHONPATH": str(ROOT),
+        }
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "services.learner"], env=self._environment, stdout=log, stderr=log
+            )
+
+    def kill(self) -> None:
+        """Its ranks die with it."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+@dataclass
+class Peers:
+    """Answers every task of a job as a rollout server and a reward service would, at `delay_s` a group; every fifth group is degenerate."""
+
+    redis: Redis
+    redis_url: str
+    job_id: str
+    delay_s: float = 0.02
+    asked: list[str] = field(default_factory=list)
+    """Members of the tasks that were taken, in order."""
+    answering: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self) -> None:
+        blocking = connect(self.redis_url, block_s=1.0)
+        store = JobStore(self.redis)
+        consumer = Consumer(self.redis, blocking, self.job_id, Stage.TASKS, group="rollout", name="rollout-0")
+        try:
+            while True:
+                for entry in await consumer.read(1, 0.2):
+                    task = decode(Task, entry.payload)
+                    self.asked.append(task.member)
+                    await asyncio.sleep(self.delay_s)
+                    await self.answering.wait()
+                    version = (await store.active())[self.job_id].policy_version
+                    await consumer.hop(entry, Stage.SCORED, encode(answer(task, max(version, task.min_policy_version))))
+        finally:
+            await blocking.aclose()
+
+
+def answer(task: Task, version: int) -> ScoredGroup:
+    """A judged group of random tokens: one rollout is right, or all are."""
+    rng = np.random.default_rng(task.group_id)
+    rollouts = []
+    for _ in range(task.group_size):
+        tokens = rng.integers(5, VOCABULARY, 6).astype("<i4")
+        logprobs = rng.normal(-4.9, 0.1, 6).astype("<f4")
+        rollouts.append(
+            Rollout(tokens.tobytes(), logprobs.tobytes(), "", FinishReason.STOP, (VersionSpan(0, version),))
+        )
+    group = RolloutGroup(task, "rollout-0", np.array([7, 8, 9], "<i4").tobytes(), tuple(rollouts), 0.01, None)
+    right = [1.0] * task.group_size if task.group_id % 5 == 0 else [1.0] + [0.0] * (task.group_size - 1)
+    return ScoredGroup(group, tuple(Verdict(VerdictStatus.SCORED, r, r, "exact") for r in right), 0.01)
+
+
+async def until(
+    store: JobStore, job_id: str, condition: Callable[[JobRecord], bool], learner: Learner, timeout_s: float = 120.0
+) -> JobRecord:
+    """The job's record as soon as it is as wanted; fails with the learner's log."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        record = await store.get(job_id)
+        if condition(record):
+            return record
+        assert time.monotonic() < deadline, (record, learner.log.read_text()[-4000:])
+        assert record.state != "failed", (record.cause, learner.log.read_text()[-4000:])
+        await asyncio.sleep(0.05)
+
+
+async def settled(look: Callable[[], Awaitable[int]], quiet_s: float = 1.5, timeout_s: float = 30.0) -> int:
+    """What is looked at, once it has been the same for a while."""
+    deadline = time.monotonic() + timeout_s
+    seen, since = await look(), time.monotonic()
+    while time.monotonic() - since < quiet_s:
+        assert time.monotonic() < deadline, seen
+        await asyncio.sleep(0.05)
+        now = await look()
+        if now != seen:
+            seen, since = now, time.monotonic()
+    return seen

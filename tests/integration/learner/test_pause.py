@@ -1,0 +1,149 @@
+"""Pausing a real learner: it stops between two steps, comes back paused after a crash, and loses or repeats nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from services.common import keys
+from services.common.codec import decode
+from services.common.jobs import PAUSED_CAUSE, JobState, JobStore
+from services.common.spec import JobSpec
+from services.common.types import ScoredGroup
+from services.common.workers import alive
+from services.learner.journal import Journal
+from tests.integration.learner.peers import Learner, Peers, settled, until
+from tests.integration.rollout.conftest import write_model
+
+STEPS = 10
+
+
+@pytest.fixture
+def learner(redis_url: str, tmp_path: Path) -> Iterator[Learner]:
+    write_model(tmp_path / "models" / "tiny")
+    made = Learner(redis_url, tmp_path)
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+def spec() -> JobSpec:
+    return JobSpec.model_validate(
+        {
+            "name": "pausing",
+            "model": {"path": "tiny"},
+            "data": {"train": {"source": "reasoning_gym:chain_sum", "size": 100}},
+            "rollout": {"group_size": 2, "rollout_max_tokens": 8},
+            "algorithm": {"filter_groups_train_batch_size": 2},
+            "learner": {"steps": STEPS},
+            "checkpoint": {"interval_steps": 1000},
+            "eval": {"enabled": False},
+        }
+    )
+
+
+@asynccontextmanager
+async def peers_of(redis: Redis, redis_url: str, job_id: str) -> AsyncIterator[Peers]:
+    peers = Peers(redis, redis_url, job_id)
+    peers.answering.set()
+    task = asyncio.create_task(peers.run())
+    try:
+        yield peers
+        if task.done():
+            task.result()
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def trained(home: Path, job_id: str) -> list[list[int]]:
+    """Group ids by step, as the journal has them."""
+    records = Journal(home / "jobs" / job_id / "journal").records()
+    return [[decode(ScoredGroup, payload).group.task.group_id for payload in record.groups] for record in records]
+
+
+async def test_a_paused_job_holds_through_a_crash_and_loses_and_repeats_no_group(
+    learner: Learner, redis: Redis, redis_url: str, spec: JobSpec, tmp_path: Path
+) -> None:
+    store = JobStore(redis)
+    job_id = (await store.create(spec)).id
+    learner.start()
+    async with peers_of(redis, redis_url, job_id) as peers:
+        await until(store, job_id, lambda job: job.step >= 3, learner)
+        peers.answering.clear()  # groups are in flight when the pause begins
+        await store.pause(job_id)
+        paused = await until(store, job_id, lambda job: job.state is JobState.PAUSED, learner)
+        assert paused.cause == PAUSED_CAUSE
+        assert paused.policy_version == paused.step < STEPS
+        assert (tmp_path / "jobs" / job_id / "checkpoints" / f"step-{paused.step:08d}" / "MANIFEST.json").is_file()
+        asked = len(peers.asked)
+        peers.answering.set()  # what was under way comes in, and waits
+
+        async def work() -> int:
+            return len(peers.asked) + int(await redis.xlen(keys.stream(job_id, keys.Stage.TASKS)))
+
+        taken = await settled(work)
+        assert taken == len(peers.asked) >= asked
+        still = await store.get(job_id)
+        assert (still.state, still.step, still.policy_version) == (JobState.PAUSED, paused.step, paused.step)
+        address = (await store.active())[job_id].weights_address  # servers stay attached
+
+        learner.kill()
+        learner.start()
+
+        async def at() -> str:
+            return (await store.active())[job_id].weights_address
+
+        async with asyncio.timeout(120):
+            while await at() == address:
+                await asyncio.sleep(0.1)
+        await settled(work)
+        back = await store.get(job_id)
+        assert (back.state, back.cause, back.step) == (JobState.PAUSED, PAUSED_CAUSE, paused.step)
+        assert len(peers.asked) == taken, "a task was issued during the pause"
+
+        await store.resume(job_id)
+        running = await until(store, job_id, lambda job: job.state is not JobState.PAUSED, learner)
+        assert running.cause == ""
+        ended = await until(store, job_id, lambda job: job.state.ended, learner)
+    assert (ended.state, ended.step, ended.policy_version) == (JobState.SUCCEEDED, STEPS, STEPS)
+    steps = trained(tmp_path, job_id)
+    assert len(steps) == STEPS
+    assert max(Counter(group_id for groups in steps for group_id in groups).values()) == 1
+    fates = {name: count for name, count in ended.groups.items() if name not in {"issued", "active"}}
+    assert (sum(fates.values()), ended.groups["active"]) == (ended.groups["issued"], 0)
+    assert fates["trained"] == sum(map(len, steps))
+    assert fates["failed"] == fates["stale"] == 0
+    assert all(member.endswith(":1") for member in peers.asked), "a deadline ran out during the pause"
+
+
+async def test_a_queued_job_is_held_and_a_paused_one_can_be_cancelled(
+    learner: Learner, redis: Redis, redis_url: str, spec: JobSpec
+) -> None:
+    store = JobStore(redis)
+    job_id = (await store.create(spec)).id
+    assert (await store.pause(job_id)).state is JobState.PAUSED
+    learner.start()
+    async with asyncio.timeout(60):
+        while not await alive(redis):
+            await asyncio.sleep(0.1)
+    await asyncio.sleep(2)  # it looks into the queue once a second
+    held = await store.get(job_id)
+    assert (held.state, held.learner) == (JobState.PAUSED, None)
+    await store.resume(job_id)
+    async with peers_of(redis, redis_url, job_id):
+        await until(store, job_id, lambda job: job.step >= 1, learner)
+        await store.pause(job_id)
+        await until(store, job_id, lambda job: job.state is JobState.PAUSED, learner)
+        await store.cancel(job_id)
+        ended = await until(store, job_id, lambda job: job.state.ended, learner, timeout_s=30)
+    assert (ended.state, ended.cause) == (JobState.CANCELLED, "cancelled on request")
+    assert ended.groups["active"] == 0
+    assert job_id not in await store.active()
