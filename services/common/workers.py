@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import time
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from redis.asyncio import Redis
 
 from services.common import keys
 from services.common.connection import text
+
+log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 2.0
 EXPIRES_S = 15.0
@@ -38,6 +41,8 @@ class WorkerStatus:
     job_id: str | None = None
     policy_version: int | None = None
     metrics_port: int | None = None
+    inference_address: str | None = None
+    """host:port of a rollout server's gRPC for chats."""
     detail: dict[str, str | int | float] = field(default_factory=dict)
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)
@@ -63,12 +68,15 @@ async def leave(redis: Redis, name: str) -> None:
 
 
 async def alive(redis: Redis) -> list[WorkerStatus]:
-    """Workers whose heartbeat has not expired, by name; forgets the others."""
+    """Workers whose heartbeat has not expired, by name; forgets the others. A heartbeat that cannot be read is told in the log."""
     found = []
     for raw in sorted(await redis.smembers(keys.WORKERS)):
         value = await redis.get(keys.worker(text(raw)))
         if value is None:
             await redis.srem(keys.WORKERS, raw)
-        else:
+            continue
+        try:
             found.append(_STATUS.validate_json(value))
+        except ValidationError as error:
+            log.warning("the heartbeat of %s cannot be read: %s", text(raw), error.errors(include_url=False)[0]["msg"])
     return found

@@ -1,7 +1,7 @@
 """The gateway's HTTP application, wired.
 
-    request ─► Observer ─► RequestTimeout ─► BearerAuth ─► BodyLimit ─► routes ─► JobStore, Redis
-               count, log   504              401            413, 408     4xx, 503 by errors.py
+    request ─► Observer ─► OpenAIForm ─► RequestTimeout ─► BearerAuth ─► BodyLimit ─► routes ─► JobStore, Redis
+               count, log   /v1 only      504               401           413, 408     4xx, 503 by errors.py
 
 The order matters: nothing is looked up, and no body is read, for a request without the token.
 """
@@ -16,13 +16,15 @@ from redis.asyncio import Redis
 
 from services.common.jobs import JobStore
 from services.common.settings import Settings
-from services.gateway import jobs_routes, reads_routes, service_routes
+from services.gateway import console_routes, jobs_routes, openai_routes, reads_routes, service_routes
 from services.gateway.admission import Admission, InstalledChecks
 from services.gateway.auth import BearerAuth, open_paths
 from services.gateway.body_limit import BodyLimit, RequestTimeout
 from services.gateway.context import Context, EventTimes
 from services.gateway.errors import install_handlers
+from services.gateway.inference import InferenceClient
 from services.gateway.metrics import GatewayMetrics, Observer
+from services.gateway.openai_errors import OpenAIForm, install_openai_handler
 
 _BEARER = HTTPBearer(auto_error=False, description="The gateway's token; `<home>/gateway.token` holds a generated one.")
 """For the OpenAPI only: BearerAuth has already refused what must be refused."""
@@ -60,14 +62,20 @@ def create_app(
         admission=admission or Admission(InstalledChecks(settings)),
         metrics=metrics,
         event_times=event_times or EventTimes(),
+        inference=InferenceClient(
+            redis, JobStore(redis), settings.internal_token.get_secret_value() if settings.internal_token else None
+        ),
     )
-    for router in (jobs_routes.router, reads_routes.router):
+    for router in (jobs_routes.router, reads_routes.router, openai_routes.router):
         app.include_router(router, dependencies=[Depends(_BEARER)])
     app.include_router(service_routes.router)
+    app.include_router(console_routes.router)
     install_handlers(app)
+    install_openai_handler(app)
     app.add_middleware(BodyLimit)
-    app.add_middleware(BearerAuth, token=token, open_paths=open_paths(settings))
-    app.add_middleware(RequestTimeout)
+    app.add_middleware(BearerAuth, token=token, open_paths=open_paths(settings) | console_routes.PATHS)
+    app.add_middleware(RequestTimeout, longer_s=openai_routes.LIMITS_S)
+    app.add_middleware(OpenAIForm)
     app.add_middleware(Observer, metrics=metrics)
     return app
 

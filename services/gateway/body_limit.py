@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -64,18 +65,22 @@ class BodyLimit:
 class RequestTimeout:
     """Answers 504 when a request has had no answer in time; an answer that has begun (a stream of events) may take as long as it likes."""
 
-    def __init__(self, app: ASGIApp, *, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
-        """Times every HTTP request."""
+    def __init__(
+        self, app: ASGIApp, *, timeout_s: float = REQUEST_TIMEOUT_S, longer_s: Mapping[str, float] | None = None
+    ) -> None:
+        """Times every HTTP request; `longer_s`: paths with a time of their own."""
         self._app = app
         self._timeout_s = timeout_s
+        self._longer_s = dict(longer_s or {})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        timeout_s = self._longer_s.get(scope["path"], self._timeout_s)
         try:
-            async with asyncio.timeout(self._timeout_s) as timer:
+            async with asyncio.timeout(timeout_s) as timer:
 
                 async def send_and_disarm(message: Message) -> None:
                     timer.reschedule(None)
@@ -85,7 +90,7 @@ class RequestTimeout:
         except TimeoutError:
             if not timer.expired():
                 raise
-            await error_answer(504, f"no answer within {self._timeout_s:g} s")(scope, receive, send)
+            await error_answer(504, f"no answer within {timeout_s:g} s")(scope, receive, send)
 
 
 def _more(message: Message) -> bool:

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 
 from services.common.jobs import JobRecord, JobStore
 from services.gateway.admission import Admission
+from services.gateway.inference import InferenceClient
 from services.gateway.metrics import JOB_ID, GatewayMetrics
 from services.gateway.schemas import EXAMPLE_JOB_ID, JOB_ID_PATTERN
 
@@ -34,6 +35,7 @@ class Context:
     admission: Admission
     metrics: GatewayMetrics
     event_times: EventTimes
+    inference: InferenceClient
 
 
 def _context(request: Request) -> Context:

@@ -18,10 +18,12 @@ from typing import Any
 import psutil
 
 from services.common.errors import ModelError
+from services.common.inference_channel import Problem
 from services.common.settings import Platform
 from services.common.spec import JobSpec
 from services.common.types import Message
 from services.rollout import metrics
+from services.rollout.chat import PRIORITY, ChatPiece, ChatRefused, ChatSampling
 from services.rollout.label import Version, VersionLabel
 from services.rollout.model_tensors import model_shapes
 from services.rollout.pieces import Piece
@@ -52,10 +54,14 @@ class Engine:
         self._switch: WeightSwitch | None = None
         self._others: set[int] | None = None
         self._starting: asyncio.Future[Any] | None = None
+        self._chat_prompts: tuple[EngineKey, PromptEncoder] | None = None
+        self._chat_lock = asyncio.Lock()
         self.label = VersionLabel()
         self.max_model_len = 0
         self.requests = 0
         """Rollouts being sampled."""
+        self.chats = 0
+        """Answers to people being sampled."""
         self.progress_at = time.monotonic()
         """When the newest token came, or sampling began after standing still."""
 
@@ -93,6 +99,7 @@ class Engine:
         self.max_model_len = int(self._llm.model_config.max_model_len)
         self._key = key
         metrics.ENGINE_STARTS.inc()
+        metrics.DEVICES.set(spec.rollout.tensor_parallel_size)
         log.info("the engine is up after %.1f s", time.monotonic() - started)
 
     async def _start_vllm(self, model_dir: Path, spec: JobSpec) -> Any:  # noqa: ANN401
@@ -118,6 +125,7 @@ class Engine:
         await self.label.change(None)
         processes, self._others = self.processes, None
         await asyncio.to_thread(stop_vllm, llm, processes)
+        metrics.DEVICES.set(0)
 
     @property
     def processes(self) -> list[psutil.Process]:
@@ -170,8 +178,9 @@ class Engine:
             detokenize=False, output_kind=RequestOutputKind.DELTA,
         )  # fmt: skip
         prompt = tokens_input(prompt_token_ids, cache_salt=request_id)
-        if not self.requests:
+        if not self.requests and not self.chats:
             self.progress_at = time.monotonic()
+        metrics.BUSY.note(self.requests)
         self.requests += count
         metrics.REQUESTS_IN_FLIGHT.inc(count)
         stream = self._llm.generate(prompt, parameters, request_id)
@@ -186,8 +195,66 @@ class Engine:
         except EngineDeadError as error:
             raise EngineError(f"the engine died: {error}") from error
         finally:
+            metrics.BUSY.note(self.requests)
             self.requests -= count
             metrics.REQUESTS_IN_FLIGHT.dec(count)
+            await stream.aclose()
+
+    async def chat_prompt(self, prompt: str | Sequence[Message]) -> list[int]:
+        """A chat's token ids: messages go through the chat template, a text as it is.
+
+        Counted in a thread, with a tokenizer of its own: rollouts never wait for a long text, nor meet another thread in their tokenizer.
+
+        Raises:
+            PromptError: the template refuses it, or it has no tokens.
+            EngineError: the engine is not started.
+        """
+        async with self._chat_lock:
+            key = self._key
+            if key is None:
+                raise EngineError("the engine is not started")
+            if self._chat_prompts is None or self._chat_prompts[0] != key:
+                self._chat_prompts = (key, await asyncio.to_thread(PromptEncoder, key.model_dir))
+            encoder = self._chat_prompts[1]
+            if isinstance(prompt, str):
+                return await asyncio.to_thread(encoder.encode_text, prompt)
+            return await asyncio.to_thread(encoder.encode, prompt)
+
+    async def chat(self, prompt_token_ids: list[int], sampling: ChatSampling) -> AsyncGenerator[ChatPiece, None]:
+        """Samples one answer behind all rollouts; yields its text as it comes. Closing the generator aborts it.
+
+        Whoever reads must keep up: a piece is stamped when it is taken.
+
+        Raises:
+            ChatRefused: the engine gave the request up.
+            EngineError: the engine died.
+        """
+        from vllm import SamplingParams
+        from vllm.inputs import tokens_input
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        request_id = uuid.uuid4().hex
+        parameters = SamplingParams(
+            temperature=sampling.temperature, top_p=sampling.top_p, max_tokens=sampling.max_tokens,
+            stop=list(sampling.stop), output_kind=RequestOutputKind.DELTA,
+        )  # fmt: skip
+        prompt = tokens_input(prompt_token_ids, cache_salt=request_id)
+        if not self.requests and not self.chats:
+            self.progress_at = time.monotonic()
+        self.chats += 1
+        stream = self._llm.generate(prompt, parameters, request_id, priority=PRIORITY)
+        try:
+            async for output in stream:
+                version, (part,) = self.label.version, output.outputs
+                if version is None or part.finish_reason not in {None, "stop", "length"}:
+                    raise ChatRefused("the engine gave the request up", Problem.ABORTED)
+                self.progress_at = time.monotonic()
+                yield ChatPiece(part.text, len(part.token_ids), version.n, part.finish_reason)
+        except EngineDeadError as error:
+            raise EngineError(f"the engine died: {error}") from error
+        finally:
+            self.chats -= 1
             await stream.aclose()
 
     async def activate(self, staged: StagedWeights) -> Activation:

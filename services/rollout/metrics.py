@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from prometheus_client import Counter, Gauge, Histogram
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -39,4 +42,42 @@ IDLE_SECONDS = Counter(
 BLOCKED_SECONDS = Counter(
     "millrace_rollout_blocked_seconds_total", "Time spent waiting because the next stream was full."
 )
+BUSY_SECONDS = Counter("millrace_rollout_busy_seconds_total", "Time with at least one rollout being sampled.")
+DEVICES = Gauge("millrace_rollout_devices", "Devices (on CPUs: engines) that the engine runs on; 0 without one.")
 ENGINE_STARTS = Counter("millrace_rollout_engine_starts_total", "Engines started since the process began.")
+CHAT_REQUESTS = Counter(
+    "millrace_rollout_chat_requests_total",
+    "Chat requests, by outcome: stop, length, left (the client went), failed, or why it was refused.",
+    ["outcome"],
+)
+CHAT_TOKENS = Counter("millrace_rollout_chat_tokens_total", "Tokens sampled for chats; not counted as response tokens.")
+CHAT_IN_FLIGHT = Gauge("millrace_rollout_in_flight_chats", "Chat answers being sampled.")
+CHAT_FIRST_TOKEN_SECONDS = Histogram(
+    "millrace_rollout_chat_first_token_seconds",
+    "Wall-clock seconds from a chat's place in the lane to its first token.",
+    buckets=_SECONDS,
+)
+
+for _outcome in ("sampled", "failed", "dead_letter", "stale_lineage"):
+    GROUPS.labels(_outcome)  # a counter that begins at 1 has no increase
+for _outcome in ("activated", "fetch_failed", "activate_failed"):
+    WEIGHT_SYNCS.labels(_outcome)
+
+
+class BusyClock:
+    """Counts BUSY_SECONDS: told the rollouts in flight before their number changes, and every now and then."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begins now."""
+        self._clock = clock
+        self._at = clock()
+
+    def note(self, requests: int) -> None:
+        """So many rollouts were in flight since the last note."""
+        now = self._clock()
+        if requests:
+            BUSY_SECONDS.inc(now - self._at)
+        self._at = now
+
+
+BUSY = BusyClock()

@@ -14,7 +14,7 @@ Shapes = dict[str, tuple[int, ...]]
 LM_HEAD = "lm_head.weight"
 """Tied models' files leave it out, but engines keep a packed copy of it that would go stale."""
 
-_EMBEDDING = "model.embed_tokens.weight"
+EMBEDDING = "model.embed_tokens.weight"
 _BUFFERS = ("rotary_emb.inv_freq",)  # endings of what old files carry and nobody trains
 
 
@@ -35,8 +35,8 @@ def model_shapes(model_dir: Path) -> Shapes:
     for file in files:
         shapes |= file_shapes(file)
     shapes = {name: shape for name, shape in shapes.items() if not name.endswith(_BUFFERS)}
-    if LM_HEAD not in shapes and _EMBEDDING in shapes:
-        shapes[LM_HEAD] = shapes[_EMBEDDING]
+    if LM_HEAD not in shapes and EMBEDDING in shapes:
+        shapes[LM_HEAD] = shapes[EMBEDDING]
     return shapes
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,12 @@ from services.common.settings import Platform
 from services.common.spec import JobSpec
 
 _GIB = 1 << 30
+
+_NO_NZ = {"weight_nz_mode": 0, "rl_config": {"enabled": True}}
+"""vLLM-Ascend's settings for weights that are loaded again in place: they must not be cast to the NPU's FRACTAL_NZ format.
+
+0.23.0 knows the first; releases after it gather what reinforcement learning needs in the second. Each leaves alone what it does not know.
+"""
 
 _EVERYWHERE = {
     "HF_HUB_OFFLINE": "1",  # models are directories; nothing is looked up
@@ -42,6 +49,6 @@ def plan_engine(platform: Platform, spec: JobSpec, environment: Mapping[str, str
         # VLLM_CPU_KVCACHE_SPACE, where the operator sets it, wins over this; it takes whole GiB only.
         arguments["kv_cache_memory_bytes"] = int(spec.rollout.kv_cache_gib * _GIB)
     elif platform is Platform.NPU:
-        # vLLM-Ascend's mode for reinforcement learning: weights keep a format that can be loaded again in place.
-        arguments["additional_config"] = {"rl_config": {"enabled": True}}
+        arguments["additional_config"] = copy.deepcopy(_NO_NZ)
+        wanted["VLLM_ASCEND_ENABLE_NZ"] = "0"  # its worker looks at this one too
     return EnginePlan({name: value for name, value in wanted.items() if name not in environment}, arguments)

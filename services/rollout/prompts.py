@@ -43,15 +43,28 @@ class PromptEncoder:
         from jinja2 import TemplateError
 
         chat = [{"role": message.role, "content": message.content} for message in messages]
+        if not chat:  # on which transformers' releases differ
+            raise PromptError("the model's chat template refuses a prompt without messages")
         try:
             text = self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         except (TemplateError, ValueError, TypeError) as error:
             raise PromptError(f"the model's chat template refuses the prompt: {error}") from error
-        token_ids = list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
-        if not token_ids:
-            raise PromptError("the prompt has no tokens")
-        return token_ids
+        return self._token_ids(text, special=False)
+
+    def encode_text(self, text: str) -> list[int]:
+        """Token ids of a text that is continued as it stands, begun as the model's texts begin.
+
+        Raises:
+            PromptError: the text has no tokens.
+        """
+        return self._token_ids(text, special=True)
 
     def decode(self, rollouts: Sequence[Sequence[int]]) -> list[str]:
         """The rollouts' texts, special tokens left out."""
         return list(self._tokenizer.batch_decode(list(rollouts), skip_special_tokens=True))
+
+    def _token_ids(self, text: str, *, special: bool) -> list[int]:
+        token_ids = list(self._tokenizer(text, add_special_tokens=special)["input_ids"])
+        if not token_ids:
+            raise PromptError("the prompt has no tokens")
+        return token_ids

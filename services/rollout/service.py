@@ -6,6 +6,8 @@ learner ── Watch ──► weights: fetch ─┘      │ pieces, stamped wi
            (gRPC)    verify · activate      ▼
 tasks stream ──────► tasks ──► sampler ──► group ── hop ──► rollouts stream
 
+gateway ── Generate (gRPC) ──► policies ──► lane ──► engine: chats, behind the rollouts
+
 heartbeat: this worker's entry in the list, gauges        watchdog: requests in flight, but no token: the process ends
 """
 
@@ -20,12 +22,18 @@ from services.common.errors import MillraceError, ModelError
 from services.common.health import HealthServer
 from services.common.jobs import ActiveJob, JobStore
 from services.common.lifecycle import Drain, every, run_service
+from services.common.preflight import require_memory, require_platform, require_redis
 from services.common.settings import Settings
 from services.common.workers import HEARTBEAT_S, WorkerKind, WorkerStatus, alive, beat, leave
 from services.rollout import metrics
 from services.rollout.attachment import Attachment, Wiring, choose, forget_streams
 from services.rollout.engine import Engine
+from services.rollout.exports import ExportLoader
+from services.rollout.inference import InferenceService, start_inference
+from services.rollout.lane import ChatLane
+from services.rollout.policies import Policies
 from services.rollout.switch import EngineError
+from services.rollout.vllm_process import CHAT_PLACES
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +45,8 @@ BLOCKED_S = 60.0
 REFUSED_S = 30.0
 """A job whose model does not load here is tried again after this."""
 TROUBLE_CHARS = 500
+CHATS_END_S = 2.0
+"""Time for the last words of chats that a drain has aborted."""
 
 
 class RolloutService:
@@ -53,6 +63,12 @@ class RolloutService:
         self._looked_at: float | None = None
         self.metrics_port: int | None = None
         """Where /metrics is served, for the list of workers."""
+        self.inference_address: str | None = None
+        """Where chats are answered, for the gateway."""
+        lane = ChatLane(CHAT_PLACES)
+        loader = ExportLoader(wiring.engine, wiring.settings, wiring.name)
+        self._policies = Policies(wiring.engine, lane, JobStore(wiring.commands), loader.load)
+        self.inference = InferenceService(wiring.engine, self._policies, lane)
 
     def healthy(self) -> str | None:
         """Why the process should be restarted, or None."""
@@ -89,6 +105,7 @@ class RolloutService:
             if self._serving is not None and self._attached is not None and self._attached.state != "loading":
                 await self._serving
         finally:
+            await self._policies.drain()
             await self._detach()
 
     async def heartbeat(self) -> None:
@@ -121,9 +138,10 @@ class RolloutService:
             open_jobs = {job_id: job for job_id, job in active.items() if job_id not in self._refused}
             job = choose(open_jobs, await alive(self._wiring.commands), self._wiring.name) if open_jobs else None
             if job is not None:
-                self._attach(job)
+                await self._attach(job)
 
-    def _attach(self, job: ActiveJob) -> None:
+    async def _attach(self, job: ActiveJob) -> None:
+        await self._policies.claim(job.job_id)
         log.info("attaching to job %s", job.job_id)
         self._attached = Attachment(self._wiring, job)
         self._serving = asyncio.create_task(self._attached.run(), name=f"job {job.job_id}")
@@ -136,7 +154,6 @@ class RolloutService:
             log.exception("job %s cannot be served here", job_id)
             self._refused[job_id] = time.monotonic() + REFUSED_S
             self._trouble = f"{self._wiring.name} cannot serve job {job_id}: {error}"[:TROUBLE_CHARS]
-            await JobStore(self._wiring.commands).event(job_id, "rollout_trouble", {"message": self._trouble})
             await self._detach()
         else:
             if not self._wiring.drain.requested:
@@ -147,43 +164,52 @@ class RolloutService:
         attached, serving = self._attached, self._serving
         if attached is None or serving is None:
             return
+        # First, while the engine is not paused: aborted requests need one that runs.
+        await self._policies.clear("the job left this server: ask again")
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
         self._attached = self._serving = None
+        self._policies.release()
         await forget_streams(self._wiring.commands, attached.job.job_id)
         log.info("detached from job %s", attached.job.job_id)
 
     def _stalled(self) -> str | None:
         engine = self._wiring.engine
         seconds = time.monotonic() - engine.progress_at
-        if engine.requests and not engine.changing and seconds > STALL_S:
-            return f"no token for {seconds:.0f} s with {engine.requests} requests in flight"
+        if (engine.requests or engine.chats) and not engine.changing and seconds > STALL_S:
+            return f"no token for {seconds:.0f} s with {engine.requests + engine.chats} requests in flight"
         return None
 
     async def _look_at_engine(self) -> None:
         trouble = self._stalled()
         if trouble is not None:
             raise EngineError(trouble)
+        if self._policies.fault is not None:
+            raise self._policies.fault
         self._wiring.engine.check()
 
     async def _beat(self) -> None:
         attached, engine = self._attached, self._wiring.engine
-        state = "draining" if self._wiring.drain.requested else attached.state if attached is not None else "idle"
+        state = attached.state if attached is not None else self._policies.hosting or "idle"
+        state = "draining" if self._wiring.drain.requested else state
         version = engine.version
         metrics.POLICY_VERSION.set(version.n if version is not None else -1)
         metrics.LINEAGE.set(version.lineage if version is not None else -1)
         groups = attached.groups if attached is not None else 0
         metrics.GROUPS_IN_FLIGHT.set(groups)
+        metrics.BUSY.note(engine.requests)
         detail: dict[str, str | int | float] = {"groups_in_flight": groups, "requests_in_flight": engine.requests}
+        detail["chats_in_flight"] = engine.chats
         if self._trouble and version is None:
             detail["trouble"] = self._trouble
         status = WorkerStatus(
             self._wiring.name,
             WorkerKind.ROLLOUT,
             state,
-            job_id=attached.job.job_id if attached is not None else None,
+            job_id=attached.job.job_id if attached is not None else self._policies.hosted,
             policy_version=version.n if version is not None else None,
             metrics_port=self.metrics_port,
+            inference_address=self.inference_address,
             detail=detail,
         )
         await beat(self._wiring.commands, status)
@@ -195,23 +221,38 @@ async def run(settings: Settings, *, drain: Drain | None = None) -> None:
     Args:
         settings: of the process.
         drain: requested by others (tests); by default by SIGTERM and SIGINT.
+
+    Raises:
+        ConfigError: what is installed is for another platform, or Redis or a port cannot be used as the settings say.
     """
+    settings.require_token_beyond_loopback(settings.internal_token, "MILLRACE_INTERNAL_TOKEN")
+    require_platform(settings.platform)
+    require_memory(settings.min_memory_gib)
     if drain is None:
         drain = Drain()
         drain.on_signals()
-    commands, blocking = connect(settings.redis_url), connect(settings.redis_url, block_s=BLOCK_S)
+    commands = connect(settings.redis_url, password=settings.redis_password)
+    await require_redis(commands, settings.redis_url, wait_s=settings.redis_wait_s)
+    blocking = connect(settings.redis_url, password=settings.redis_password, block_s=BLOCK_S)
     engine = Engine(settings.platform)
     wiring = Wiring(commands, blocking, engine, settings, settings.worker_name("rollout"), drain)
     service = RolloutService(wiring)
     health = HealthServer(settings.bind_host, settings.metrics_port, healthy=service.healthy, ready=service.ready)
     health.start()
     service.metrics_port = health.port
+    token = settings.internal_token.get_secret_value() if settings.internal_token is not None else None
     log.info("rollout service %s on %s, health on port %d", wiring.name, settings.platform, health.port)
+    inference = None
     try:
+        inference, port = await start_inference(service.inference, settings.bind_host, settings.inference_port, token)
+        name = settings.advertise_host or settings.bind_host
+        service.inference_address = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
         loops = {"attach": service.attach, "heartbeat": service.heartbeat, "watchdog": service.watchdog}
         await run_service(drain, loops, drain_timeout_s=settings.drain_timeout_s)
     finally:
         health.stop()
+        if inference is not None:
+            await inference.stop(CHATS_END_S)
         await engine.stop()
         await leave(commands, wiring.name)
         await blocking.aclose()

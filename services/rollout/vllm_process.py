@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_SEQUENCES = 1024
+CHAT_PLACES = 2
+"""Answers to people that an engine samples at once, beside its rollouts."""
 SHUTDOWN_S = 10.0
 _EXTENSION = "services.rollout.extension.WeightExtension"
 _TRACKER = "resource_tracker"
@@ -70,6 +72,7 @@ def start_vllm(platform: Platform, model_dir: Path, spec: JobSpec) -> Any:  # no
         load_format="safetensors",
         # Servers, and one server after a restart, must not draw the same samples.
         seed=secrets.randbelow(2**31),
+        scheduling_policy="priority",  # rollouts first, people's chats behind them
         **_arguments(spec),
         **plan.arguments,
     )
@@ -141,7 +144,8 @@ def _arguments(spec: JobSpec) -> dict[str, Any]:
         "max_model_len": spec.model.max_model_len,
         "tensor_parallel_size": spec.rollout.tensor_parallel_size,
         "enforce_eager": spec.rollout.enforce_eager,
-        "max_num_seqs": min(MAX_SEQUENCES, spec.rollout.max_concurrent_groups * spec.rollout.group_size),
+        # Chats have places of their own: they never take a rollout's.
+        "max_num_seqs": min(MAX_SEQUENCES, spec.rollout.max_concurrent_groups * spec.rollout.group_size) + CHAT_PLACES,
         # Within a group only: every request has its own salt, so no prompt is answered from the keys of older weights.
         "enable_prefix_caching": True,
     }

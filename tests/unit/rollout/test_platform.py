@@ -21,8 +21,12 @@ def test_the_cpu_gets_a_kv_cache_of_the_size_asked_for() -> None:
     assert plan_engine(Platform.CPU, SPEC, {}).arguments["kv_cache_memory_bytes"] == 512 * 1024 * 1024
 
 
-def test_ascend_gets_its_mode_for_weight_updates() -> None:
-    assert plan_engine(Platform.NPU, SPEC, {}).arguments["additional_config"] == {"rl_config": {"enabled": True}}
+def test_ascend_keeps_weights_in_a_format_that_can_be_loaded_again() -> None:
+    """The setting of vLLM-Ascend 0.23.0, that of the releases after it, and the variable that its worker reads."""
+    plan = plan_engine(Platform.NPU, SPEC, {})
+    assert plan.arguments["additional_config"] == {"weight_nz_mode": 0, "rl_config": {"enabled": True}}
+    assert plan.environment["VLLM_ASCEND_ENABLE_NZ"] == "0"
+    assert "VLLM_ASCEND_ENABLE_NZ" not in plan_engine(Platform.CPU, SPEC, {}).environment
 
 
 def test_cuda_gets_nothing_of_its_own() -> None:
