@@ -8,8 +8,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 
+from services.common.errors import ConfigError
+from services.common.process_metrics import ProcessMetrics
+
 Check = Callable[[], str | None]
 """Answers None when all is well, else why not."""
+
+PROCESS_METRICS = ProcessMetrics(REGISTRY)
 
 
 class HealthServer:
@@ -21,9 +26,18 @@ class HealthServer:
     def __init__(
         self, host: str, port: int, *, healthy: Check, ready: Check, registry: CollectorRegistry = REGISTRY
     ) -> None:
-        """Binds at once; port 0 takes a free one."""
+        """Binds at once; port 0 takes a free one.
+
+        Raises:
+            ConfigError: the address is taken, or is not of this machine.
+        """
         handler = _handler({"/healthz": healthy, "/readyz": ready}, registry)
-        self._server = ThreadingHTTPServer((host, port), handler)
+        try:
+            self._server = ThreadingHTTPServer((host, port), handler)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on MILLRACE_BIND_HOST={host}, MILLRACE_METRICS_PORT={port}: {error.strerror or error}"
+            ) from error
         self._server.daemon_threads = True
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, name="health", daemon=True)

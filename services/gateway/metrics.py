@@ -8,13 +8,12 @@ import time
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.common import keys
 from services.common.logs import log_context
-from services.common.workers import WorkerKind, alive
+from services.common.process_metrics import ProcessMetrics
 from services.gateway.schemas import JOB_ID_PATTERN
+from services.gateway.system_metrics import SystemMetrics
 
 log = logging.getLogger("millrace.gateway.access")
 
@@ -32,6 +31,7 @@ class GatewayMetrics:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
+        ProcessMetrics(self.registry)
         self.requests = Counter(
             "millrace_gateway_requests_total",
             "HTTP requests answered.",
@@ -40,7 +40,7 @@ class GatewayMetrics:
         )
         self.seconds = Histogram(
             "millrace_gateway_request_seconds",
-            "Time from a request to the end of its answer; event streams are left out.",
+            "Time from a request to the end of its answer; event streams and chats are left out.",
             ["route"],
             buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
             registry=self.registry,
@@ -48,25 +48,11 @@ class GatewayMetrics:
         self.submitted = Counter("millrace_gateway_jobs_submitted_total", "Jobs taken in.", registry=self.registry)
         self.refused = Counter("millrace_gateway_jobs_refused_total", "Job specs refused.", registry=self.registry)
         self.streams = Gauge("millrace_gateway_event_streams", "Event streams open now.", registry=self.registry)
-        self.queued = Gauge("millrace_gateway_queued_jobs", "Jobs waiting for a learner.", registry=self.registry)
-        self.active = Gauge("millrace_gateway_active_jobs", "Jobs that servers may attach to.", registry=self.registry)
-        self.workers = Gauge(
-            "millrace_gateway_workers", "Workers with a fresh heartbeat.", ["kind"], registry=self.registry
-        )
-        self.redis_up = Gauge("millrace_gateway_redis_up", "1 when Redis answers, else 0.", registry=self.registry)
+        self.system = SystemMetrics(self.registry)
 
     async def refresh(self, redis: Redis) -> None:
-        """Looks up what the gauges of the whole system show; without Redis they keep their last values."""
-        try:
-            self.queued.set(await redis.zcard(keys.QUEUE))
-            self.active.set(await redis.hlen(keys.ACTIVE))
-            kinds = [status.kind for status in await alive(redis)]
-        except RedisError:
-            self.redis_up.set(0)
-            return
-        self.redis_up.set(1)
-        for kind in WorkerKind:
-            self.workers.labels(kind=kind).set(kinds.count(kind))
+        """Looks up what concerns the whole system; without Redis it keeps its last values."""
+        await self.system.refresh(redis)
 
 
 class Observer:
@@ -100,7 +86,7 @@ class Observer:
         route = getattr(scope.get("route"), "path", None) or "unmatched"
         method = scope["method"] if scope["method"] in METHODS else "other"
         self._metrics.requests.labels(method=method, route=route, status=status).inc()
-        if not route.endswith("/events"):
+        if not route.endswith(("/events", "/completions")):
             self._metrics.seconds.labels(route=route).observe(seconds)
         level = logging.DEBUG if route in QUIET else logging.INFO
         job_id = str(scope.get("path_params", {}).get("job_id", ""))

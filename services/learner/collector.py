@@ -43,6 +43,7 @@ async def take(job: JobContext, entry: Entry) -> None:
         scored = decode(ScoredGroup, entry.payload)
     except EntryError as error:
         await job.consumer.dead_letter(entry, str(error))
+        metrics.DEAD_LETTERS.inc()
         await job.store.event(job.job_id, "dead_letter", {"stage": "scored", "entry": entry.id, "message": str(error)})
         return
     task = scored.group.task

@@ -1,77 +1,127 @@
-"""The learner's Prometheus metrics. Rank 0 writes them to files (multiprocess mode); the agent serves them."""
+"""The learner's Prometheus metrics. Rank 0 writes them to files (multiprocess mode); the agent serves them on its own port.
+
+A learner trains one job at a time, so no metric carries the job but `millrace_learner_job_info`, to which dashboards join the others.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram
 
 from services.learner.intake import Intake
 from services.learner.ledger import Fate
+from services.learner.stopwatch import Stopwatch
 
 _AGES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
+
+def _gauge(name: str, text: str, *labels: str) -> Gauge:
+    return Gauge(f"millrace_learner_{name}", text, labels, multiprocess_mode="mostrecent")
+
+
+JOB_INFO = _gauge("job_info", "1 for the job that this learner trains, or trained last.", "job_id")
+RANKS = _gauge("ranks", "Ranks (devices) that the job is spread over.")
+RANK_STARTS = Counter("millrace_learner_rank_starts", "Times the job's ranks were started, the first time included.")
 STEPS = Counter("millrace_learner_steps", "Optimizer steps done.")
+SKIPPED_STEPS = Counter(
+    "millrace_learner_skipped_steps", "Steps that left the weights as they were: not_finite or no_tokens.", ["reason"]
+)
 STEP_SECONDS = Histogram(
     "millrace_learner_step_seconds", "From asking for a batch to the published version.", buckets=_SECONDS
 )
 WAIT_SECONDS = Counter("millrace_learner_wait_seconds", "Time the learner stood idle, waiting for a batch.")
 TRAIN_SECONDS = Counter("millrace_learner_train_seconds", "Time the ranks trained.")
+PUBLISH_SECONDS = Histogram(
+    "millrace_learner_weight_publish_seconds", "Time to gather, hash and announce a new version.", buckets=_SECONDS
+)
 TRAINED_TOKENS = Counter("millrace_learner_trained_tokens", "Response tokens trained.")
 GENERATED_TOKENS = Counter("millrace_learner_generated_tokens", "Response tokens of training rollouts that arrived.")
 WASTED_TOKENS = Counter("millrace_learner_wasted_tokens", "Response tokens of groups that were not trained.")
-POLICY_VERSION = Gauge(
-    "millrace_learner_policy_version", "Newest policy version published.", multiprocess_mode="mostrecent"
-)
+POLICY_VERSION = _gauge("policy_version", "Newest policy version published.")
 POLICY_AGE = Histogram(
     "millrace_learner_policy_age_steps", "policy_age of each group when it was trained.", buckets=_AGES
 )
-GROUPS = Gauge(
-    "millrace_learner_groups", "Groups of the job so far, by fate.", ["fate"], multiprocess_mode="mostrecent"
-)
-ACTIVE_GROUPS = Gauge(
-    "millrace_learner_active_groups", "Groups issued and without a fate.", multiprocess_mode="mostrecent"
-)
-READY_GROUPS = Gauge(
-    "millrace_learner_ready_groups", "Informative groups that wait for a step.", multiprocess_mode="mostrecent"
-)
-ACCEPT_RATE = Gauge(
-    "millrace_learner_accept_rate_ratio", "Share of judged groups that are informative.", multiprocess_mode="mostrecent"
-)
-STEP_VALUE = Gauge(
-    "millrace_learner_step_value", "Figures of the newest step, by name.", ["name"], multiprocess_mode="mostrecent"
-)
+GROUPS = _gauge("groups", "Groups of the job so far, by fate.", "fate")
+SLOTS = _gauge("slots", "The active-group budget: (max_off_policy_steps + 1) × groups_per_step.")
+ACTIVE_GROUPS = _gauge("active_groups", "Groups issued and without a fate.")
+READY_GROUPS = _gauge("ready_groups", "Informative groups that wait for a step.")
+ACCEPT_RATE = _gauge("accept_rate_ratio", "Share of judged groups that are informative.")
 JUDGE_SECONDS = Histogram("millrace_learner_judge_seconds", "Time the verifiers took over a group.", buckets=_SECONDS)
+DEAD_LETTERS = Counter("millrace_learner_dead_letters", "Scored entries that could not be used and were put aside.")
 JOURNAL_BYTES = Counter("millrace_learner_journal_bytes", "Bytes appended to the journal.")
 CHECKPOINT_SECONDS = Histogram("millrace_learner_checkpoint_seconds", "Time to save a checkpoint.", buckets=_SECONDS)
+EVAL_ACCURACY = _gauge(
+    "eval_accuracy_ratio", "Accuracy of the newest held-out evaluation: avg_at_k or pass_at_k.", "statistic"
+)
 
-STEP_VALUES = (
-    "reward", "accuracy", "loss", "entropy", "grad_norm", "mismatch_kl_k1", "mismatch_kl_k3", "clip_fraction_low",
-    "clip_fraction_high", "effective_sample_share", "max_abs_logprob_difference", "response_length_mean",
-    "response_length_p95", "truncated_share", "sync_s", "pause_s", "lr",
-)  # fmt: skip
+_CLIPPED = _gauge("clipped_tokens_ratio", "Share of the step's tokens whose ratio was clipped: low or high.", "side")
+_LENGTH = _gauge("response_length_tokens", "Response length in the newest step's batch: mean or p95.", "statistic")
+
+STEP_GAUGES: Mapping[str, Gauge] = {
+    "reward": _gauge("reward", "Mean reward of the rollouts judged since the step before, filtered ones included."),
+    "accuracy": _gauge("accuracy_ratio", "Mean accuracy of the same rollouts."),
+    "loss": _gauge("loss", "Loss of the newest step; NaN when it was not finite."),
+    "entropy": _gauge("entropy_nats", "Mean entropy of the policy over the newest step's response tokens."),
+    "grad_norm": _gauge("gradient_norm", "Gradient norm of the newest step before clipping; NaN when not finite."),
+    "lr": _gauge("learning_rate", "Learning rate of the newest step."),
+    "mismatch_kl_k1": _gauge("mismatch_kl_k1_nats", "Engine against learner: mean of −log ratio."),
+    "mismatch_kl_k3": _gauge("mismatch_kl_k3_nats", "Engine against learner: mean of ratio − log ratio − 1."),
+    "max_abs_logprob_difference": _gauge("logprob_difference_max_nats", "Largest |Δ log-prob|, engine to learner."),
+    "effective_sample_share": _gauge("effective_sample_ratio", "Effective sample size of the ratios, as a share."),
+    "truncated_share": _gauge("truncated_ratio", "Share of the newest step's responses that hit the length limit."),
+    "clip_fraction_low": _CLIPPED.labels("low"),
+    "clip_fraction_high": _CLIPPED.labels("high"),
+    "response_length_mean": _LENGTH.labels("mean"),
+    "response_length_p95": _LENGTH.labels("p95"),
+}
+"""Where each figure of a step's record goes."""
+
+CLOCK = Stopwatch()
+"""Adds to WAIT_SECONDS and TRAIN_SECONDS while they pass."""
+
+for _reason in ("not_finite", "no_tokens"):
+    SKIPPED_STEPS.labels(_reason)  # a counter that begins at 1 has no increase
 
 
-def observe_step(record: dict[str, Any], ages: list[int]) -> None:
-    """Counts a step from its record."""
+def observe_job(job_id: str, *, slots: int, ranks: int) -> None:
+    """Says what these ranks work on."""
+    JOB_INFO.labels(job_id).set(1)
+    SLOTS.set(slots)
+    RANKS.set(ranks)
+    RANK_STARTS.inc()
+
+
+def observe_step(record: Mapping[str, Any], ages: list[int]) -> None:
+    """Counts a step from its record. A figure that the record has as None was not finite, or there was nothing to take it from."""
     STEPS.inc()
     STEP_SECONDS.observe(record["step_s"])
-    WAIT_SECONDS.inc(record["wait_s"])
-    TRAIN_SECONDS.inc(record["train_s"])
     TRAINED_TOKENS.inc(record["trained_tokens"])
     WASTED_TOKENS.inc(record["wasted_tokens"])
     for age in ages:
         POLICY_AGE.observe(age)
-    for name in STEP_VALUES:
-        if record.get(name) is not None:
-            STEP_VALUE.labels(name).set(record[name])
+    if record["skipped"]:
+        SKIPPED_STEPS.labels("no_tokens" if record["loss_tokens"] == 0 else "not_finite").inc()
+    for name, gauge in STEP_GAUGES.items():
+        if name in record:
+            gauge.set(math.nan if record[name] is None else record[name])
 
 
 def observe_intake(intake: Intake) -> None:
     """Sets the gauges of what is on its way."""
+    CLOCK.tick()
     for fate in Fate:
         GROUPS.labels(fate.value).set(intake.ledger.counts[fate])
     ACTIVE_GROUPS.set(len(intake.ledger.active))
     READY_GROUPS.set(intake.ready)
     ACCEPT_RATE.set(intake.accept_rate.value)
+
+
+def observe_evaluation(result: Mapping[str, Any]) -> None:
+    """Sets the gauges of a held-out evaluation; one without answers changes nothing."""
+    for statistic in ("avg_at_k", "pass_at_k"):
+        if result[statistic] is not None:
+            EVAL_ACCURACY.labels(statistic).set(result[statistic])

@@ -128,6 +128,7 @@ class Attachment:
         metrics.GROUPS.labels(result="passed_on" if scored.group.failure else "judged").inc()
         if not scored.group.failure:
             metrics.JUDGE_SECONDS.observe(scored.judge_s)
+            metrics.VERIFIED_TOKENS.inc(sum(len(rollout.tokens) for rollout in scored.group.rollouts))
             if moved:
                 await keep_sample(self._commands, scored)
 

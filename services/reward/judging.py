@@ -47,5 +47,5 @@ def _check(name: str, group: RolloutGroup, rollout: Rollout, timeout_s: float) -
 
 
 def _unjudged(reason: str) -> Verdict:
-    metrics.VERDICTS.labels(status=VerdictStatus.FAILED, verifier=NO_VERIFIER).inc()
+    metrics.observe_verdict(VerdictStatus.FAILED, NO_VERIFIER)
     return Verdict(VerdictStatus.FAILED, None, None, NO_VERIFIER, reason[:400])

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from services.common.types import VerdictStatus
+
 VERDICTS = Counter("millrace_reward_verdicts_total", "Verdicts, by status and verifier.", ["status", "verifier"])
+VERIFIED_TOKENS = Counter("millrace_reward_verified_tokens_total", "Response tokens of rollouts that were judged.")
 CHECK_SECONDS = Histogram(
     "millrace_reward_check_seconds",
     "Wall-clock seconds of one check, in its worker.",
@@ -29,3 +32,19 @@ CHECKS_QUEUED = Gauge("millrace_reward_queued_checks", "Checks waiting for a wor
 BLOCKED_SECONDS = Counter(
     "millrace_reward_blocked_seconds_total", "Seconds spent waiting because the next stream was full."
 )
+
+for _reason in ("timeout", "died", "recycled"):
+    WORKER_RESTARTS.labels(_reason)  # a counter that begins at 1 has no increase
+for _result in ("judged", "passed_on", "dead_letter"):
+    GROUPS.labels(_result)
+
+_seen: set[str] = set()
+
+
+def observe_verdict(status: VerdictStatus, verifier: str) -> None:
+    """Counts a verdict. A verifier's other counters begin at 0 with its first."""
+    if verifier not in _seen:
+        _seen.add(verifier)
+        for each in VerdictStatus:
+            VERDICTS.labels(each, verifier)
+    VERDICTS.labels(status, verifier).inc()

@@ -210,7 +210,7 @@ class Pool:
 
     @staticmethod
     def _answer(job: _Job, verdict: Verdict) -> None:
-        metrics.VERDICTS.labels(status=verdict.status, verifier=verdict.verifier).inc()
+        metrics.observe_verdict(verdict.status, verdict.verifier)
         if not job.verdict.done():
             job.verdict.set_result(verdict)
 

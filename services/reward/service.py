@@ -21,6 +21,7 @@ from services.common.errors import MillraceError
 from services.common.health import HealthServer
 from services.common.jobs import ActiveJob, JobStore
 from services.common.lifecycle import Drain, every, run_service
+from services.common.preflight import require_redis
 from services.common.settings import Settings
 from services.common.spec import RewardSpec
 from services.common.streams import MAX_STREAM_LENGTH
@@ -163,12 +164,17 @@ async def run(settings: Settings, *, drain: Drain | None = None, pool: Pool | No
         settings: of the process.
         drain: requested by others (tests); by default by SIGTERM and SIGINT.
         pool: not yet started; by default one with `default_workers()`.
+
+    Raises:
+        ConfigError: Redis, or the port of the metrics, cannot be used.
     """
     name = settings.worker_name("reward")
     if drain is None:
         drain = Drain()
         drain.on_signals()
-    commands, blocking = connect(settings.redis_url), connect(settings.redis_url, block_s=BLOCK_S)
+    commands = connect(settings.redis_url, password=settings.redis_password)
+    await require_redis(commands, settings.redis_url, wait_s=settings.redis_wait_s)
+    blocking = connect(settings.redis_url, password=settings.redis_password, block_s=BLOCK_S)
     async with pool or Pool(log_level=settings.log_level) as started:
         service = RewardService(commands, blocking, started, name=name, drain=drain)
         health = HealthServer(settings.bind_host, settings.metrics_port, healthy=service.healthy, ready=service.ready)

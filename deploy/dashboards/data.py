@@ -1,0 +1,105 @@
+"""What becomes of the groups, and what the verifiers do."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders.dashboard import Dashboard
+
+from deploy.dashboards.board import board, of_job, quantile, rate
+from deploy.dashboards.panels import Query, graph
+
+VERDICTS = "millrace_reward_verdicts_total"
+TIMEOUTS = f'{VERDICTS}{{status="timeout"}}'
+
+
+def dashboard() -> Dashboard:
+    """Groups, verifiers, dead letters, journal."""
+    return board(
+        "Data",
+        "Groups by fate, verifiers, dead letters, journal and checkpoints.",
+        graph(
+            "Groups by fate",
+            "Groups of the job so far. Together with the active ones they sum to the groups issued.",
+            "short",
+            Query(of_job("millrace_learner_groups"), "{{fate}} {{job_id}}"),
+            width=16,
+            stacked=True,
+        ),
+        graph(
+            "Groups sampled",
+            "Groups that rollout servers handled, by outcome.",
+            "ops",
+            Query(rate("millrace_rollout_groups_total", "outcome"), "{{outcome}}"),
+        ),
+        graph(
+            "Groups judged",
+            "Groups that reward services handled, by result; passed on: those that could not be sampled.",
+            "ops",
+            Query(rate("millrace_reward_groups_total", "result"), "{{result}}"),
+        ),
+        graph(
+            "Verifier latency",
+            "Wall-clock time of one check in its worker process, by verifier.",
+            "s",
+            Query(quantile(0.5, "millrace_reward_check_seconds", "verifier"), "{{verifier}} median"),
+            Query(quantile(0.95, "millrace_reward_check_seconds", "verifier"), "{{verifier}} p95"),
+        ),
+        graph("Verdicts", "Checks made, by status.", "ops", Query(rate(VERDICTS, "status"), "{{status}}")),
+        graph(
+            "Verifier timeouts",
+            "Share of checks that were killed at their limit, by verifier. A timeout is a status of its own, not a wrong answer.",
+            "percentunit",
+            Query(
+                f"{rate(TIMEOUTS, 'verifier')} / {rate(VERDICTS, 'verifier')}",
+                "{{verifier}}",
+            ),
+        ),
+        graph(
+            "Time to judge a group",
+            "From a group's arrival at the reward service to its last verdict.",
+            "s",
+            Query(quantile(0.5, "millrace_reward_judge_seconds"), "median"),
+            Query(quantile(0.95, "millrace_reward_judge_seconds"), "p95"),
+        ),
+        graph(
+            "Checks waiting",
+            "Checks that wait for a verifier process, and groups in the reward services' hands.",
+            "short",
+            Query("sum(millrace_reward_queued_checks)", "checks waiting"),
+            Query("sum(millrace_reward_in_flight_groups)", "groups in flight"),
+        ),
+        graph(
+            "Dead letters",
+            "Entries of the active jobs that could not be used, by the stage that they came from. Each has its reason with it.",
+            "short",
+            Query("max by (stage) (millrace_gateway_dead_letters)", "{{stage}}"),
+        ),
+        graph(
+            "Time to sample a group",
+            "From a group's start to its last token.",
+            "s",
+            Query(quantile(0.5, "millrace_rollout_generate_seconds"), "median"),
+            Query(quantile(0.95, "millrace_rollout_generate_seconds"), "p95"),
+        ),
+        graph(
+            "Journal",
+            "Bytes appended to the write-ahead journal.",
+            "Bps",
+            Query(rate("millrace_learner_journal_bytes_total"), "journal"),
+        ),
+        graph(
+            "Checkpoints",
+            "Mean time to save one.",
+            "s",
+            Query(
+                "sum(millrace_learner_checkpoint_seconds_sum) / sum(millrace_learner_checkpoint_seconds_count)", "mean"
+            ),
+        ),
+        graph(
+            "Room for journals and checkpoints",
+            "Free and whole size of the learner's volume.",
+            "bytes",
+            Query("millrace_learner_disk_free_bytes", "free {{instance}}"),
+            Query("millrace_learner_disk_size_bytes", "size {{instance}}"),
+            width=16,
+        ),
+    )

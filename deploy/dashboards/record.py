@@ -1,0 +1,112 @@
+"""Trains a short job under a real Prometheus, asks everything that the dashboards ask, and writes docs/dashboards.md and the previews.
+
+`python -m deploy.dashboards.record [--steps 120]`, from the repository's root, with `prometheus` and `promtool` on the PATH.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from deploy.dashboards.local import local_config, running_prometheus
+from deploy.dashboards.preview import draw_all
+from deploy.dashboards.survey import DEPLOY, RULES, ask
+from deploy.dashboards.table import write_page
+from services.cli.client import GatewayClient
+from services.cli.state import UpState
+from services.cli.tokens import find_token
+from services.cli.up import detach, require_state, run_down
+
+MODELS = DEPLOY.parent / ".millrace" / "models"
+JOB_TIMEOUT_S = 1200.0
+SCRAPE_S = 2
+SETTLE_S = 3.0 * SCRAPE_S
+ENDED = ("succeeded", "failed", "cancelled")
+
+
+def record(steps: int) -> None:
+    """The whole course; exits where the job fails or a query returns nothing."""
+    maker = [sys.executable, "-m", "services.demo.models", "tiny", "--out", str(MODELS / "tiny")]
+    subprocess.run(maker, check=True)
+    with tempfile.TemporaryDirectory(prefix="millrace-record-") as folder:
+        home = Path(folder) / "home"
+        with (
+            _stack(home) as state,
+            running_prometheus(local_config(state, interval_s=SCRAPE_S), Path(folder)) as prometheus,
+        ):
+            started = time.time()
+            _train(state, steps)
+            time.sleep(SETTLE_S)
+            ended = time.time()
+            answers = ask(prometheus, started, ended)
+            draw_all(prometheus, started, ended)
+            empty = [f"{answer.asked_by}: {answer.expr}" for answer in answers if not answer.with_data]
+            if empty:
+                sys.exit("these queries returned nothing:\n" + "\n".join(empty))
+    seconds = f"{ended - started:.0f}"
+    run = f"A run of {steps} steps of the demo's job under Prometheus, {seconds} s; {len(answers)} queries, none without data."
+    write_page(answers, run, check_with_promtool())
+
+
+def check_with_promtool() -> str:
+    """What promtool says of configuration and rules.
+
+    Raises:
+        subprocess.CalledProcessError: it finds fault with them.
+    """
+    rules = [str(path.relative_to(DEPLOY.parent)) for path in sorted(RULES.glob("*.yml"))]
+    commands = [
+        ["promtool", "check", "config", "--syntax-only", "deploy/prometheus/prometheus.yml"],
+        ["promtool", "check", "rules", *rules],
+    ]
+    said = []
+    for command in commands:
+        done = subprocess.run(command, cwd=DEPLOY.parent, capture_output=True, text=True, check=True)
+        said += [f"$ {' '.join(command)}", done.stdout.strip()]
+    return "\n".join(said)
+
+
+@contextmanager
+def _stack(home: Path) -> Iterator[UpState]:
+    os.environ["MILLRACE_MODEL_ROOTS"] = f'["{MODELS}"]'
+    detach(home, ["--port", "0"], print)
+    try:
+        yield require_state(home)
+    finally:
+        run_down(home, print)
+
+
+def _train(state: UpState, steps: int) -> None:
+    spec: dict[str, Any] = yaml.safe_load((DEPLOY / "config/jobs/demo.yaml").read_text())
+    spec["model"]["path"] = str(MODELS / "tiny")
+    spec["learner"]["steps"] = steps
+    spec["checkpoint"]["interval_steps"] = max(1, steps // 4)
+    spec["eval"] |= {"tasks": 64, "interval_steps": max(1, steps // 4)}
+    with GatewayClient(state.url, find_token(state.token_file)) as client:
+        job_id = client.submit(spec)["id"]
+        deadline = time.monotonic() + JOB_TIMEOUT_S
+        while (job := client.job(job_id))["state"] not in ENDED and time.monotonic() < deadline:
+            time.sleep(1.0)
+    if job["state"] != "succeeded":
+        sys.exit(f"job {job_id} is {job['state']}: {job['cause']}")
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="python -m deploy.dashboards.record", description=__doc__)
+    parser.add_argument("--steps", type=int, default=120, help="optimizer steps of the job")
+    record(parser.parse_args().steps)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""What every service exports of itself beside prometheus_client's own `process_…` metrics: its release, and the memory of its whole tree.
+
+The engine, the ranks and the verifiers run in processes below the one that serves /metrics; its own resident memory says little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+
+import psutil
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+
+class ProcessMetrics(Collector):
+    """Looks at the process tree whenever it is scraped."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        """Registers itself where a registry is given."""
+        if registry is not None:
+            registry.register(self)
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """One sample of each."""
+        info = GaugeMetricFamily("millrace_build_info", "1, with the release that runs.", labels=["version"])
+        info.add_metric([_release()], 1)
+        yield info
+        processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        yield GaugeMetricFamily(
+            "millrace_process_tree_memory_bytes",
+            "Memory of this process and all below it; pages that several share are counted once.",
+            sum(map(_memory_bytes, processes)),
+        )
+
+
+def _memory_bytes(process: psutil.Process) -> int:
+    """Proportional set size; resident set size where the system does not tell it; 0 of a process that has just ended."""
+    with suppress(psutil.NoSuchProcess):
+        try:
+            full = process.memory_full_info()
+            return int(getattr(full, "pss", 0) or full.rss)
+        except psutil.AccessDenied:
+            return int(process.memory_info().rss)
+    return 0
+
+
+def _release() -> str:
+    try:
+        return version("millrace")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        return "unknown"
