@@ -5,14 +5,14 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 VENV := .venv
 LOCK := deploy/lock/cpu.txt
 BIN := $(VENV)/bin
-SOURCES := services tests benchmarks
+SOURCES := services tests benchmarks deploy
 MODEL ?= tiny
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test test-all lint format proto bench lock clean
+.PHONY: help setup demo up down serve test test-all test-compose test-ascend-versions lint format proto dashboards bench lock lock-ascend audit clean
 
 help: ## Shows the verbs
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-20s %s\n", $$1, $$2}'
 
 setup: ## Makes .venv and installs the locked packages
 	@PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" deploy/install.sh $(VENV) $(LOCK)
@@ -20,7 +20,17 @@ setup: ## Makes .venv and installs the locked packages
 demo: setup ## Trains a small policy through the whole stack, and shows it learn (MODEL=tiny or MODEL=smollm2)
 	@$(BIN)/python -m services.demo.run --model $(MODEL)
 
-up: setup ## Starts all services on this machine
+up: ## Starts everything in containers: makes the secrets that are missing, then `docker compose up`
+	@deploy/secrets.sh
+	@docker compose up --detach --build --wait
+	@echo "gateway: $$(docker compose port gateway 8080)   token: .millrace/secrets/gateway_token"
+	@echo "grafana: $$(docker compose port grafana 3000)   user admin, password: .millrace/secrets/grafana_password"
+	@echo "next:    docs/deploy.md tells how to put a model there and submit a job"
+
+down: ## Stops the containers; volumes stay
+	@docker compose down
+
+serve: setup ## Starts all services on this machine, without containers
 	@$(BIN)/millrace up
 
 test: setup ## Unit, integration and a short end-to-end test (under 15 minutes on two cores)
@@ -28,6 +38,12 @@ test: setup ## Unit, integration and a short end-to-end test (under 15 minutes o
 
 test-all: setup ## Also the long ones
 	@$(BIN)/python -m pytest -q
+
+test-compose: setup ## The whole stack in containers, with a real Docker engine: builds, trains, scales, kills, recovers
+	@$(BIN)/python -m pytest -q -s -m compose tests/compose
+
+test-ascend-versions: ## The rollout service's and the learner's tests on the versions that Ascend pairs with, on the CPU, in environments of their own
+	@PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" deploy/test-ascend-versions.sh
 
 lint: setup ## ruff, mypy, the generated protobuf code, the import boundaries
 	@$(BIN)/ruff format --check $(SOURCES)
@@ -41,7 +57,11 @@ format: setup ## Formats the sources
 	@$(BIN)/ruff check --fix $(SOURCES)
 
 proto: setup ## Generates services/common/pb from proto/
-	@$(BIN)/python -m grpc_tools.protoc -Iservices/common/pb=proto --python_out=. --pyi_out=. --grpc_python_out=. proto/weight_sync.proto
+	@$(BIN)/python -m grpc_tools.protoc -Iservices/common/pb=proto --python_out=. --pyi_out=. --grpc_python_out=. proto/*.proto
+
+dashboards: setup ## Writes the dashboards' JSON, then trains a job under a real Prometheus and writes docs/dashboards.md and the previews
+	@$(BIN)/python -m deploy.dashboards
+	@$(BIN)/python -m deploy.dashboards.record
 
 bench: setup ## Prints the figures of benchmarks/
 	@for bench in benchmarks/*.py; do $(BIN)/python $$bench || exit 1; done
@@ -50,6 +70,18 @@ lock: setup ## Resolves deploy/lock/requirements.in anew
 	@$(BIN)/python -m pip install --quiet uv
 	@UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/uv pip compile --python-version 3.11 --override deploy/lock/overrides.txt deploy/lock/requirements.in \
 		--no-annotate --no-header --output-file $(LOCK)
+	@for service in gateway reward rollout learner; do UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/uv pip compile --quiet --python-version 3.11 \
+		--override deploy/lock/overrides.txt --constraint $(LOCK) --extra $$service pyproject.toml --no-annotate --no-header \
+		--output-file deploy/lock/$$service.txt >/dev/null || exit 1; done
+
+lock-ascend: setup ## Resolves deploy/lock/ascend-*.in anew
+	@$(BIN)/python -m pip install --quiet uv
+	@deploy/lock-ascend.sh $(BIN)/uv
+
+audit: ## Looks for known vulnerabilities in the locked packages (asks PyPI's advisory database)
+	@[ -x .venv-audit/bin/pip-audit ] || { $(PYTHON) -m venv .venv-audit && .venv-audit/bin/pip install --quiet pip-audit; }
+	@sed 's/+cpu$$//' $(LOCK) >.venv-audit/lock.txt
+	@.venv-audit/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r .venv-audit/lock.txt
 
 clean: ## Removes what the verbs made, models and runs too
-	rm -rf $(VENV) .millrace build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-* .millrace build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

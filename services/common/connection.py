@@ -6,6 +6,7 @@ a blocking client's socket timeout is its block time plus a margin, and only ide
 
 from __future__ import annotations
 
+from pydantic import SecretStr
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
@@ -18,15 +19,17 @@ BLOCK_S = 2.0
 """How long one blocking read waits. Short, so that a drain is noticed soon."""
 
 
-def connect(url: str, *, block_s: float = 0.0) -> Redis:
+def connect(url: str, *, block_s: float = 0.0, password: SecretStr | None = None) -> Redis:
     """A client whose replies are bytes.
 
     Args:
         url: `redis://…`, `rediss://…` or `unix://…`.
         block_s: longest block of the commands sent through this client, seconds.
+        password: of the URL's user, where the URL itself has none.
     """
     return Redis.from_url(
         url,
+        password=password.get_secret_value() if password is not None else None,
         decode_responses=False,
         socket_connect_timeout=CONNECT_TIMEOUT_S,
         socket_timeout=COMMAND_TIMEOUT_S + block_s,

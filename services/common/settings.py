@@ -13,6 +13,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from services.common.errors import ConfigError
 
+_ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104  compared with, not bound to
+
 
 class Platform(StrEnum):
     """What the engine and the ranks compute on."""
@@ -29,22 +31,33 @@ class Settings(BaseSettings):
 
     home: Path = Field(default=Path(".millrace"), description="Jobs, models and logs live below it.")
     redis_url: str = Field(
-        default="redis://127.0.0.1:6379/0", validation_alias="REDIS_URL", description="The Redis server."
+        default="redis://127.0.0.1:6379/0",
+        validation_alias="REDIS_URL",
+        description="The Redis server, with the user's name: redis://learner@host:6379/0.",
     )
+    redis_password: SecretStr | None = Field(
+        default=None, min_length=1, description="The Redis user's password, where REDIS_URL has none."
+    )
+    redis_password_file: Path | None = Field(default=None, description="File that holds the Redis user's password.")
+    redis_wait_s: float = Field(default=20.0, ge=0, description="How long a starting service waits for Redis, seconds.")
     platform: Platform = Field(default=Platform.CPU, description="cpu, cuda or npu.")
     worker: str | None = Field(default=None, description="This worker's stable name (default: <service>-<host>).")
     bind_host: str = Field(default="127.0.0.1", description="Address that this service's servers listen on.")
     advertise_host: str | None = Field(
-        default=None, description="Address under which others reach this service (default: bind_host)."
+        default=None,
+        description="Address under which others reach this service (default: bind_host, or this machine's name for all addresses).",
     )
     metrics_port: int = Field(
         default=0, ge=0, le=65535, description="Port of /metrics, /healthz and /readyz; 0 takes a free one."
+    )
+    inference_port: int = Field(
+        default=0, ge=0, le=65535, description="Port of a rollout server's gRPC for chats; 0 takes a free one."
     )
     gateway_port: int = Field(default=8080, ge=0, le=65535, description="The gateway's port.")
     token: SecretStr | None = Field(default=None, description="Bearer token of the gateway.")
     token_file: Path | None = Field(default=None, description="File that holds the token.")
     internal_token: SecretStr | None = Field(
-        default=None, description="Token of the learner's gRPC; needed beyond loopback."
+        default=None, min_length=1, description="Token of the services' gRPC; needed beyond loopback."
     )
     internal_token_file: Path | None = Field(default=None, description="File that holds the internal token.")
     model_roots: list[Path] = Field(
@@ -53,18 +66,34 @@ class Settings(BaseSettings):
     data_roots: list[Path] = Field(
         default_factory=list, description="Directories that datasets may lie in (JSON list), besides <home>/data."
     )
+    learner_nodes: int = Field(
+        default=1, ge=1, le=1024, description="Machines that the learner's ranks are spread over."
+    )
+    learner_node: int = Field(default=0, ge=0, description="Which of them this one is; 0 takes the jobs.")
+    learner_rendezvous: str | None = Field(
+        default=None, description="host:port on node 0 where the learner's machines meet; needed from two on."
+    )
+    min_memory_gib: float = Field(
+        default=1.5, ge=0, description="Learner and rollout servers do not start with less memory available, GiB."
+    )
+    min_free_gib: float = Field(
+        default=1.0, ge=0, description="The learner does not start with less room below <home>/jobs, GiB."
+    )
     drain_timeout_s: float = Field(default=30.0, gt=0, description="Longest drain after SIGTERM.")
     log_level: str = Field(default="INFO", description="DEBUG, INFO, WARNING or ERROR.")
 
     @model_validator(mode="after")
     def _secrets_from_files(self) -> Self:
-        for name in ("token", "internal_token"):
+        for name in ("token", "internal_token", "redis_password"):
             path = getattr(self, f"{name}_file")
             if getattr(self, name) is None and path is not None:
-                try:
-                    object.__setattr__(self, name, SecretStr(path.read_text().strip()))
-                except OSError as error:
-                    raise ValueError(f"{name}_file: cannot read {path}: {error.strerror}") from error
+                object.__setattr__(self, name, _read_secret(f"MILLRACE_{name.upper()}_FILE", path))
+        return self
+
+    @model_validator(mode="after")
+    def _reachable_name(self) -> Self:
+        if self.advertise_host is None and self.bind_host in _ALL_ADDRESSES:
+            object.__setattr__(self, "advertise_host", socket.gethostname())
         return self
 
     @property
@@ -90,6 +119,16 @@ class Settings(BaseSettings):
             raise ConfigError(f"MILLRACE_BIND_HOST={self.bind_host} is not loopback: set {name} (or {name}_FILE) first")
 
 
+def _read_secret(variable: str, path: Path) -> SecretStr:
+    try:
+        secret = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{variable}: cannot read {path}: {getattr(error, 'strerror', 'not text')}") from error
+    if not secret:
+        raise ValueError(f"{variable}: {path} is empty")
+    return SecretStr(secret)
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches the address."""
     if host == "localhost":
@@ -110,6 +149,8 @@ def load_settings() -> Settings:
         return Settings()
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        field = str(first["loc"][0]) if first["loc"] else "settings"
+        if not first["loc"]:  # said by a validator of ours, which names the variable
+            raise ConfigError(str(first["msg"]).removeprefix("Value error, ")) from error
+        field = str(first["loc"][0])
         name = field if field.isupper() else f"MILLRACE_{field.upper()}"
         raise ConfigError(f"{name}: {first['msg']}") from error

@@ -9,12 +9,14 @@ import socket
 import sys
 
 import uvicorn
+from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
 
 from services.common.connection import connect
 from services.common.errors import ConfigError
 from services.common.logs import configure_logging
+from services.common.preflight import RedisAway, require_redis
 from services.common.settings import Settings, load_settings
 from services.gateway.app import create_app
 from services.gateway.auth import load_token
@@ -34,14 +36,19 @@ def main() -> int:
         return 2
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _drained)
-    asyncio.run(_serve(settings, token, listener))
+    try:
+        asyncio.run(_serve(settings, token, listener))
+    except ConfigError as error:
+        print(f"gateway: {error}", file=sys.stderr)  # noqa: T201
+        return 2
     return 0
 
 
 async def _serve(settings: Settings, token: str, listener: socket.socket) -> None:
-    redis = connect(settings.redis_url)
+    redis = connect(settings.redis_url, password=settings.redis_password)
     # People wait for these answers: give up on Redis after about a second instead of ten, and say 503.
     redis.set_retry(Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 3))
+    await _look_for(redis, settings.redis_url)
     config = uvicorn.Config(
         create_app(settings, redis, token),
         log_config=None,
@@ -57,6 +64,18 @@ async def _serve(settings: Settings, token: str, listener: socket.socket) -> Non
         await uvicorn.Server(config).serve(sockets=[listener])
     finally:
         await redis.aclose()
+
+
+async def _look_for(redis: Redis, url: str) -> None:
+    """A Redis that is away may come back: it is answered with 503 until then. One that refuses us stays so.
+
+    Raises:
+        ConfigError: Redis refuses the user.
+    """
+    try:
+        await require_redis(redis, url, wait_s=0.0)
+    except RedisAway as error:
+        log.error("%s", error)  # noqa: TRY400  the line says it all
 
 
 def _bind(settings: Settings) -> socket.socket:

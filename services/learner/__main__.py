@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 
 from prometheus_client import REGISTRY
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -12,21 +13,33 @@ from services.common.errors import ConfigError
 from services.common.health import HealthServer
 from services.common.lifecycle import Drain, refuse_to_start, run_service
 from services.common.logs import configure_logging
+from services.common.preflight import require_memory, require_platform, require_redis, require_room
 from services.common.settings import Settings, load_settings
 from services.learner.agent import Agent
+from services.learner.agent_metrics import export_disk
 from services.learner.folder import METRICS_DIR
+from services.learner.nodes import Nodes
 
 
 async def serve(settings: Settings) -> None:
-    """Runs the agent until the drain."""
+    """Runs the agent until the drain.
+
+    Raises:
+        ConfigError: Redis, the volume of the jobs, or the port of the metrics cannot be used.
+    """
+    require_room(settings.home / "jobs", settings.min_free_gib)
     drain = Drain()
     drain.on_signals()
-    metrics_dir = settings.home.resolve() / METRICS_DIR / settings.worker_name("learner")
-    metrics_dir.mkdir(parents=True, exist_ok=True)
+    name = Nodes.of(settings).own_name(settings.worker_name("learner"))
+    metrics_dir = settings.home.resolve() / METRICS_DIR / name
+    shutil.rmtree(metrics_dir, ignore_errors=True)  # what an agent before this one left
+    metrics_dir.mkdir(parents=True)
     MultiProcessCollector(REGISTRY, path=str(metrics_dir))  # type: ignore[no-untyped-call]
+    export_disk(settings.job_dir("").resolve())
     health = HealthServer(settings.bind_host, settings.metrics_port, healthy=lambda: None, ready=lambda: None)
     health.start()
-    redis = connect(settings.redis_url)
+    redis = connect(settings.redis_url, password=settings.redis_password)
+    await require_redis(redis, settings.redis_url, wait_s=settings.redis_wait_s)
     agent = Agent(settings, redis, drain, metrics_dir, health.port)
     try:
         loops = {"work": agent.work_loop, "beat": agent.beat_loop}
@@ -41,10 +54,13 @@ def main() -> None:
     try:
         settings = load_settings()
         settings.require_token_beyond_loopback(settings.internal_token, "MILLRACE_INTERNAL_TOKEN")
+        Nodes.of(settings)
+        require_platform(settings.platform)
+        require_memory(settings.min_memory_gib)
+        configure_logging("learner", settings.log_level)
+        asyncio.run(serve(settings))
     except ConfigError as error:
         refuse_to_start("learner", error)
-    configure_logging("learner", settings.log_level)
-    asyncio.run(serve(settings))
 
 
 if __name__ == "__main__":

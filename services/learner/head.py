@@ -83,7 +83,8 @@ class Head:
     async def _run(self) -> None:
         self._loop, self._drain = asyncio.get_running_loop(), Drain()
         settings, drain = self._settings, self._drain
-        redis, blocking = connect(settings.redis_url), connect(settings.redis_url, block_s=BLOCK_S)
+        redis = connect(settings.redis_url, password=settings.redis_password)
+        blocking = connect(settings.redis_url, password=settings.redis_password, block_s=BLOCK_S)
         token = settings.internal_token.get_secret_value() if settings.internal_token else None
         publisher = Publisher(
             self._job_id, host=settings.bind_host, port=0, token=token, advertise_host=settings.advertise_host

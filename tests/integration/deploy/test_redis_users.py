@@ -1,0 +1,225 @@
+"""Each service's Redis user can do its service's whole work, and nothing of the others'."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import AuthenticationError, NoPermissionError
+
+from services.common import keys
+from services.common.jobs import ActiveJob, JobState, JobStore
+from services.common.keys import Stage
+from services.common.spec import JobSpec, parse_spec
+from services.common.streams import Consumer, add, depths
+from services.common.types import ScoredGroup
+from services.common.workers import WorkerKind, WorkerStatus, alive, beat, leave
+from services.gateway.metrics import GatewayMetrics
+from services.reward.samples import keep_sample
+from services.rollout.attachment import forget_streams
+from tests.integration.deploy.conftest import DEPLOY, USERS, Connect, render
+from tests.unit.learner.scored_groups import scored_group
+
+SPEC = "name: demo\nmodel: {path: tiny}\ndata: {train: {source: 'reasoning_gym:chain_sum'}}\n"
+
+
+def spec() -> JobSpec:
+    return parse_spec(SPEC)
+
+
+def consumer(connect_as: Connect, user: str, job: str, stage: Stage, name: str) -> Consumer:
+    return Consumer(connect_as(user), connect_as(user, block_s=0.1), job, stage, group=user, name=name, lease_s=0.01)
+
+
+def active(job: str) -> ActiveJob:
+    return ActiveJob(job, 1, "learner:1234", 0, "/var/lib/millrace/models/tiny", {})
+
+
+async def test_a_job_goes_its_whole_way_through_the_four_users(connect_as: Connect) -> None:
+    people, learner = JobStore(connect_as("gateway")), JobStore(connect_as("learner"))
+    record, _ = await people.create_once(spec(), "a-key")
+    job = record.id
+    claimed = await learner.claim("learner")
+    assert claimed is not None
+    assert claimed.id == job
+    await learner.activate(active(job))
+    await learner.transition(job, JobState.RUNNING, allowed=[JobState.STARTING])
+
+    assert await add(connect_as("learner"), job, Stage.TASKS, "train:0:1", b"task")
+    assert job in await JobStore(connect_as("rollout")).active()
+    assert await JobStore(connect_as("rollout")).find(job) is not None
+    await hand_on(consumer(connect_as, "rollout", job, Stage.TASKS, "rollout-a"), Stage.ROLLOUTS)
+    assert job in await JobStore(connect_as("reward")).active()
+    await hand_on(consumer(connect_as, "reward", job, Stage.ROLLOUTS, "reward-a"), Stage.SCORED)
+    await keep_sample(connect_as("reward"), judged(job))
+
+    scored = consumer(connect_as, "learner", job, Stage.SCORED, "learner")
+    await scored.ack(*await scored.read(8, 0.1))
+    await learner.append_step(job, 1, {"step": 1})
+    await learner.append_eval(job, {"step": 1})
+    await learner.update(job, step=1)
+    assert await learner.evaluated_steps(job) == {1}
+    assert await depths(connect_as("learner"), job) == dict.fromkeys(Stage, 0)
+    await learner.transition(job, JobState.SUCCEEDED, allowed=[JobState.RUNNING])
+    await learner.retire(job)
+    await read_as_people_do(connect_as("gateway"), job)
+
+
+def judged(job: str) -> ScoredGroup:
+    scored = scored_group(0, [1.0, 0.0])
+    return replace(scored, group=replace(scored.group, task=replace(scored.group.task, job_id=job)))
+
+
+async def hand_on(source: Consumer, to: Stage) -> None:
+    """Reads, renews, reads again as after a lost reply, and hops."""
+    entries = await source.read(8, 0.1)
+    assert [entry.member for entry in entries] == ["train:0:1"]
+    await source.renew()
+    assert await source.hop(entries[0], to, b"more")
+    assert not await source.read(8, 0.1)
+
+
+async def read_as_people_do(redis: Redis, job: str) -> None:
+    assert [record.state for record in await JobStore(redis).list()] == [JobState.SUCCEEDED]
+    assert await redis.llen(keys.steps(job)) == await redis.llen(keys.evals(job)) == 1
+    assert json.loads((await redis.lrange(keys.samples(job), 0, 0))[0])["group_id"] == 0
+    assert len(await redis.xrange(keys.events(job), min="-", count=10) or []) > 3
+    metrics = GatewayMetrics()
+    await metrics.refresh(redis)
+    assert metrics.registry.get_sample_value("millrace_gateway_redis_up") == 1
+
+
+async def test_people_may_pause_resume_and_cancel_a_job(connect_as: Connect) -> None:
+    people = JobStore(connect_as("gateway"))
+    job = (await people.create(spec())).id
+    assert (await people.pause(job)).state is JobState.PAUSED
+    assert (await people.resume(job)).state is JobState.QUEUED
+    assert (await people.cancel(job)).state is JobState.CANCELLED
+    assert await JobStore(connect_as("learner")).claim("learner") is None
+
+
+@pytest.mark.parametrize(
+    ("user", "stage", "name"),
+    [
+        ("rollout", Stage.TASKS, "rollout-a"),
+        ("reward", Stage.ROLLOUTS, "reward-a"),
+        ("learner", Stage.SCORED, "learner"),
+    ],
+)
+async def test_a_service_takes_over_and_buries_the_entries_of_its_stream(
+    connect_as: Connect, user: str, stage: Stage, name: str
+) -> None:
+    tester = connect_as("tester")
+    for number in range(3):
+        await add(tester, "demo-1", stage, f"train:{number}:1", b"x")
+    lost = consumer(connect_as, user, "demo-1", stage, f"{name}-dead")
+    assert len(await lost.read(2, 0.1)) == 2
+    heir = consumer(connect_as, user, "demo-1", stage, name)
+    entries = [entry for _ in range(4) for entry in await heir.read(8, 0.1)]
+    assert sorted(entry.member for entry in entries) == ["train:0:1", "train:1:1", "train:2:1"]
+    for entry in entries:
+        await heir.dead_letter(entry, "broken")
+    assert await tester.xlen(keys.dead("demo-1", stage)) == 3
+    assert await connect_as("gateway").xlen(keys.dead("demo-1", stage)) == 3
+
+
+@pytest.mark.parametrize("user", ["rollout", "reward", "learner"])
+async def test_a_worker_tells_that_it_lives_and_leaves(connect_as: Connect, user: str) -> None:
+    redis, name = connect_as(user), f"{user}-host"
+    await beat(redis, WorkerStatus(name, WorkerKind(user), "idle"))
+    for reader in USERS:
+        assert [status.name for status in await alive(connect_as(reader))] == [name]
+    await leave(redis, name)
+    assert await alive(connect_as("gateway")) == []
+
+
+@pytest.mark.parametrize("user", ["rollout", "reward", "learner"])
+async def test_what_a_retired_job_left_can_be_deleted(connect_as: Connect, user: str) -> None:
+    tester = connect_as("tester")
+    for stage in Stage:
+        await add(tester, "demo-1", stage, "train:0:1", b"x")
+    await forget_streams(connect_as(user), "demo-1")
+    assert await tester.keys("*demo-1*") == []
+
+
+FORBIDDEN = {
+    "gateway": [
+        ("XADD", "millrace:{demo-1}:tasks", "*", "d", "x"), ("DEL", "millrace:{demo-1}:record"), ("DEL", "millrace:{demo-1}:tasks"),
+        ("HSET", "millrace:active", "demo-1", "{}"), ("SET", "millrace:worker:rollout-a", "{}"),
+    ],
+    "rollout": [
+        ("XADD", "millrace:{demo-1}:scored", "*", "d", "x"), ("XADD", "millrace:{demo-1}:events", "*", "d", "x"),
+        ("XRANGE", "millrace:{demo-1}:scored", "-", "+"), ("HSET", "millrace:{demo-1}:record", "state", "failed"),
+        ("HSET", "millrace:active", "demo-1", "{}"), ("DEL", "millrace:{demo-1}:record"), ("LRANGE", "millrace:{demo-1}:samples", "0", "1"),
+        ("SET", "millrace:worker:reward-a", "{}"), ("GET", "millrace:idempotency:x"),
+    ],
+    "reward": [
+        ("XADD", "millrace:{demo-1}:tasks", "*", "d", "x"), ("HGETALL", "millrace:{demo-1}:record"),
+        ("RPUSH", "millrace:{demo-1}:steps", "x"),
+        ("HSET", "millrace:active", "demo-1", "{}"), ("ZRANGE", "millrace:jobs", "0", "1"), ("SET", "millrace:worker:learner", "{}"),
+    ],
+    "learner": [
+        ("ZADD", "millrace:jobs", "1", "x"), ("INCR", "millrace:order"), ("XADD", "millrace:{demo-1}:rollouts", "*", "d", "x"),
+        ("LPUSH", "millrace:{demo-1}:samples", "x"), ("DEL", "millrace:{demo-1}:record"), ("SET", "millrace:worker:rollout-a", "{}"),
+        ("SET", "millrace:{demo-1}:record", "x"), ("DEL", "millrace:jobs"),
+    ],
+}  # fmt: skip
+FOR_NO_ONE = [
+    ("FLUSHALL",), ("CONFIG", "GET", "*"), ("CONFIG", "SET", "maxmemory-policy", "allkeys-lru"), ("ACL", "LIST"), ("ACL", "WHOAMI"),
+    ("KEYS", "*"), ("SCAN", "0"), ("SHUTDOWN",), ("SAVE",), ("CLIENT", "LIST"), ("CLIENT", "KILL", "ID", "1"), ("MONITOR",),
+
+    ("REPLICAOF", "127.0.0.1", "1"), ("MODULE", "LIST"), ("FUNCTION", "LIST"), ("SCRIPT", "FLUSH"), ("GET", "other"), ("SET", "other", "1"),
+    ("PUBLISH", "a", "b"), ("EVAL", "return 1", "0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("user", "command"), [(user, command) for user in USERS for command in [*FORBIDDEN[user], *FOR_NO_ONE]]
+)
+async def test_a_user_may_not_do_what_its_service_does_not(
+    connect_as: Connect, user: str, command: tuple[str, ...]
+) -> None:
+    with pytest.raises(NoPermissionError):
+        await connect_as(user).execute_command(*command)  # type: ignore[no-untyped-call]
+
+
+async def test_a_script_has_no_more_rights_than_its_caller(connect_as: Connect) -> None:
+    with pytest.raises(NoPermissionError):
+        await add(connect_as("reward"), "demo-1", Stage.TASKS, "train:0:1", b"x")
+    assert await connect_as("tester").exists(keys.stream("demo-1", Stage.TASKS)) == 0
+
+
+@pytest.mark.parametrize("user", ["default", "rollout"])
+async def test_no_one_is_let_in_without_the_right_password(guarded_port: int, user: str) -> None:
+    async with Redis(port=guarded_port, username=user, password="wrong") as stranger:  # noqa: S106
+        with pytest.raises(AuthenticationError):
+            await stranger.ping()
+    async with Redis(port=guarded_port) as stranger:
+        with pytest.raises(AuthenticationError):
+            await stranger.ping()
+
+
+def test_the_file_holds_digests_only(secrets_dir: Path) -> None:
+    acl = render(secrets_dir)
+    assert "canary" not in acl
+    assert "@" not in acl.replace("+@", "").replace("-@", "")
+    assert [line.split()[1] for line in acl.splitlines()] == ["default", *USERS]
+
+
+@pytest.mark.parametrize(("content", "word"), [(None, "missing"), ("", "empty")])
+def test_a_missing_or_empty_password_stops_the_start_with_one_line_that_names_it(
+    tmp_path: Path, content: str | None, word: str
+) -> None:
+    for user in USERS:
+        (tmp_path / f"redis_{user}_password").write_text("x")
+    file = tmp_path / "redis_reward_password"
+    file.unlink() if content is None else file.write_text(content)
+    command = ["sh", str(DEPLOY / "redis/users.sh"), str(DEPLOY / "redis/users.acl"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"redis: the secret {file} is {word}")
+    assert done.stderr.count("\n") == 1

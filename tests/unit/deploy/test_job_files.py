@@ -1,0 +1,37 @@
+"""The job files that people start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.common.models import ModelInfo, check_parallel_sizes
+from services.common.settings import Settings
+from services.common.spec import parse_spec
+from services.learner.nodes import Nodes
+
+JOBS = sorted((Path(__file__).parents[3] / "deploy/config/jobs").glob("*.yaml"))
+QWEN_2_5_32B = ModelInfo(
+    "Qwen2ForCausalLM",
+    num_layers=64,
+    num_attention_heads=40,
+    num_key_value_heads=8,
+    hidden_size=5120,
+    intermediate_size=27_648,
+    vocab_size=152_064,
+    max_position_embeddings=131_072,
+    tie_word_embeddings=False,
+)
+
+
+@pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
+def test_every_job_file_is_a_valid_spec(path: Path) -> None:
+    assert parse_spec(path.read_text()).name
+
+
+def test_the_ascend_job_divides_its_model_and_its_machines() -> None:
+    spec = parse_spec(next(path for path in JOBS if path.stem == "qwen2.5-32b-ascend").read_text())
+    check_parallel_sizes(QWEN_2_5_32B, spec)
+    settings = Settings(worker="learner", learner_nodes=2, learner_rendezvous="10.0.0.1:29400")
+    assert Nodes.of(settings).ranks_here(spec.learner.world_size) == 8, "an A3 machine gives the learner 8 NPUs"

