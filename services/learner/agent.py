@@ -1,6 +1,7 @@
 """The agent of a learner node: takes a job, starts its ranks, and is idle between jobs.
 
-queue ─► claim ─► check ─► torchelastic ─► ranks ─► succeeded | failed | cancelled
+queue ─► claim ─► check ─► torchelastic ─► ranks ─► succeeded | failed | cancelled      (node 0)
+         the job that node 0 has ─► torchelastic ─► ranks                               (the other nodes, if there are any)
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from services.common.spec import dump_spec
 from services.common.workers import WorkerKind, WorkerStatus
 from services.learner.folder import ERROR_FILE, SPEC_FILE
 from services.learner.launch import rank_command
+from services.learner.nodes import Nodes
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +41,9 @@ class Agent:
 
     def __init__(self, settings: Settings, redis: Redis, drain: Drain, metrics_dir: Path, metrics_port: int) -> None:
         """Takes no job before `work_loop`."""
-        self.name = settings.worker_name("learner")
+        self._learner = settings.worker_name("learner")
+        self._nodes = Nodes.of(settings)
+        self.name = self._nodes.own_name(self._learner)
         self._settings = settings
         self._redis = redis
         self._store = JobStore(redis)
@@ -57,25 +61,32 @@ class Agent:
         produces:     trained policies
         """
         while not self._drain.requested:
-            record = await self._store.claim(self.name)
+            record = await self._next_job()
             if record is None:
                 await self._drain.wait(LOOK_AGAIN_S)
                 continue
             self._job = record.id
             with log_context(job_id=record.id):
-                await self._run(record)
+                await (self._run(record) if self._nodes.leads else self._follow(record))
             self._job = None
+
+    async def _next_job(self) -> JobRecord | None:
+        return await (self._store.claim(self._learner) if self._nodes.leads else self._store.held_by(self._learner))
 
     async def beat_loop(self) -> None:
         """Tells who is there, until the drain."""
 
         async def beat() -> None:
-            state = "idle" if self._job is None else "training"
+            state = "idle" if self._job is None else await self._state_of(self._job)
             status = WorkerStatus(self.name, WorkerKind.LEARNER, state, self._job, metrics_port=self._metrics_port)
             await workers.beat(self._redis, status)
 
         await every(workers.HEARTBEAT_S, self._drain, beat)
         await workers.leave(self._redis, self.name)
+
+    async def _state_of(self, job_id: str) -> str:
+        record = await self._store.find(job_id)
+        return "paused" if record is not None and record.state is JobState.PAUSED else "training"
 
     async def _run(self, record: JobRecord) -> None:
         folder = self._settings.job_dir(record.id)
@@ -93,9 +104,16 @@ class Agent:
             said = folder / ERROR_FILE
             await self._fail(record, said.read_text() if said.exists() else f"the ranks ended with exit code {code}")
 
+    async def _follow(self, record: JobRecord) -> None:
+        """Runs this node's ranks of node 0's job; whether it failed is for node 0 to say. Until it has ended, they are started again."""
+        code = await self._run_ranks(record)
+        log.info("this node's ranks ended with exit code %d", code)
+        await self._drain.wait(LOOK_AGAIN_S)
+
     def _check(self, record: JobRecord) -> None:
         """Finds a person's mistakes before any rank is started."""
         spec = record.spec
+        self._nodes.ranks_here(spec.learner.world_size)
         check_parallel_sizes(inspect_model(resolve_model(spec.model.path, self._settings)), spec)
         for name, source in (("train", spec.data.train), ("eval", spec.data.eval)):
             if source is not None:
@@ -104,17 +122,21 @@ class Agent:
     async def _run_ranks(self, record: JobRecord) -> int:
         shutil.rmtree(self._metrics_dir, ignore_errors=True)
         self._metrics_dir.mkdir(parents=True)
-        command = rank_command(record.spec.learner.world_size, RESTARTS)
+        command = rank_command(self._nodes, record.id, record.spec.learner.world_size, RESTARTS)
         process = await asyncio.create_subprocess_exec(
             *command, env=self._rank_environment(record), start_new_session=True
         )
         waiter = asyncio.create_task(process.wait())
         while not waiter.done():
             await asyncio.wait({waiter}, timeout=LOOK_AGAIN_S)
-            if self._drain.requested and not waiter.done():
+            if not waiter.done() and (self._drain.requested or await self._left_behind(record)):
                 log.info("draining the ranks")
                 await self._stop(process, waiter)
         return waiter.result()
+
+    async def _left_behind(self, record: JobRecord) -> bool:
+        """Whether this node's ranks would wait for a job that node 0 has ended: its own ranks end by themselves."""
+        return not self._nodes.leads and (await self._store.get(record.id)).state.ended
 
     async def _stop(self, process: asyncio.subprocess.Process, waiter: asyncio.Task[int]) -> None:
         process.send_signal(signal.SIGTERM)

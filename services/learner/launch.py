@@ -9,13 +9,20 @@ import signal
 import sys
 
 from services.common.parent import die_with_parent
+from services.learner.nodes import Nodes
+
+RANK_MODULE = "services.learner.rank"
 
 
-def rank_command(world_size: int, restarts: int) -> list[str]:
-    """The command that starts `world_size` ranks on this machine and restarts all of them when one dies."""
+def rank_command(nodes: Nodes, job_id: str, world_size: int, restarts: int) -> list[str]:
+    """The command that starts this machine's share of the job's ranks, and restarts all of them, on all machines, when one dies.
+
+    Raises:
+        ConfigError: the ranks cannot be spread evenly over the machines.
+    """
     return [
-        sys.executable, "-m", "services.learner.launch", "--standalone", f"--nproc-per-node={world_size}",
-        f"--max-restarts={restarts}", "--monitor-interval=0.5", "-m", "services.learner.rank",
+        sys.executable, "-m", "services.learner.launch", *nodes.torchrun_arguments(job_id, world_size),
+        f"--max-restarts={restarts}", "--monitor-interval=0.5", "-m", RANK_MODULE,
     ]  # fmt: skip
 
 

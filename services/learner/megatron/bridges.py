@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mbridge.models import LLaMABridge, Qwen2Bridge, Qwen3Bridge
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from transformers import AutoConfig
 
 from services.common.errors import ModelError
 from services.learner.megatron.attention import PackedCoreAttention
+from services.learner.megatron.mbridge_models import LLaMABridge, Qwen2Bridge, Qwen3Bridge
 from services.learner.megatron.parallel import Layout
 
 _LAYER = "model.layers.{layer_number}"

@@ -45,6 +45,7 @@ def prepare(platform: Platform | str, *, threads: int | None = None) -> None:
             if not _state["cpu_adapted"]:
                 _state["cpu_adapted"] = True
                 _answer_cuda_calls_on_the_cpu()
+                _step_without_transformer_engine()
         case Platform.NPU:
             importlib.import_module("torch_npu")
             importlib.import_module("mindspeed.megatron_adaptor")
@@ -104,6 +105,21 @@ def _answer_cuda_calls_on_the_cpu() -> None:
     for owner, replacements in patches:
         for name, replacement in replacements.items():
             setattr(owner, name, replacement)
+
+
+def _step_without_transformer_engine() -> None:
+    """Megatron-core 0.12's distributed optimizer wants Transformer Engine at every step for its fp8 weights, even if it has none.
+
+    Later releases do not, and on NPUs MindSpeed answers for it.
+    """
+    fp8_utils: Any = importlib.import_module("megatron.core.fp8_utils")
+    quantize = fp8_utils._quantize_param_shard_impl  # noqa: SLF001
+
+    def quantize_if_any(model_params: list[torch.Tensor], *args: object) -> None:
+        if model_params:
+            quantize(model_params, *args)
+
+    fp8_utils._quantize_param_shard_impl = quantize_if_any  # noqa: SLF001
 
 
 def _redirected(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

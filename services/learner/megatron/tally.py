@@ -11,7 +11,7 @@ from services.learner.megatron.parallel import Layout
 
 
 class Tally:
-    """Sums in float64. Only ranks on the last pipeline stage see losses; `means` tells every rank."""
+    """Sums in float64, on the CPU: NPUs have no such type. Only ranks on the last pipeline stage see losses; `means` tells every rank."""
 
     def __init__(self) -> None:
         """Nothing yet."""
@@ -21,7 +21,7 @@ class Tally:
     def add(self, values: dict[str, torch.Tensor], mask: torch.Tensor) -> None:
         """Adds the unmasked tokens' values, each [R]."""
         for name, value in values.items():
-            kept = torch.where(mask, value.detach(), value.new_zeros(())).double().sum()
+            kept = torch.where(mask, value.detach(), value.new_zeros(())).cpu().double().sum()
             self._sums[name] = self._sums[name] + kept if name in self._sums else kept
 
     def add_difference(self, difference: torch.Tensor, mask: torch.Tensor) -> None:

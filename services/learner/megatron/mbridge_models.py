@@ -1,0 +1,35 @@
+"""The bridges of mbridge that are used here, without its others.
+
+Its package of models imports every model that there is, and some of those import layers that Megatron-core 0.12 (what MindSpeed pairs
+with) has only where Transformer Engine is installed. So the package is put in place without running its `__init__`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+_PACKAGE = "mbridge.models"
+
+
+def _open_package() -> None:
+    found = importlib.util.find_spec("mbridge")
+    if _PACKAGE in sys.modules or found is None:
+        return
+    spec = ModuleSpec(_PACKAGE, None, is_package=True)
+    spec.submodule_search_locations = [str(Path(path) / "models") for path in found.submodule_search_locations or []]
+    package = ModuleType(_PACKAGE)
+    package.__spec__, package.__path__ = spec, spec.submodule_search_locations
+    sys.modules[_PACKAGE] = package
+
+
+_open_package()
+
+from mbridge.models.llama import LLaMABridge  # noqa: E402  the package comes first
+from mbridge.models.qwen2 import Qwen2Bridge  # noqa: E402
+from mbridge.models.qwen3 import Qwen3Bridge  # noqa: E402
+
+__all__ = ["LLaMABridge", "Qwen2Bridge", "Qwen3Bridge"]
