@@ -1,0 +1,23 @@
+"""Every status of a verifier has a counter from its first verdict on: one that begins at 1 has no increase, and no alert."""
+
+from __future__ import annotations
+
+from prometheus_client import REGISTRY
+
+from services.common.types import VerdictStatus
+from services.reward import metrics
+
+
+def count(status: VerdictStatus, verifier: str) -> float | None:
+    return REGISTRY.get_sample_value(
+        "millrace_reward_verdicts_total", {"status": status.value, "verifier": verifier}
+    )  # fmt: skip
+
+
+def test_a_verifiers_other_statuses_begin_at_zero() -> None:
+    name = "of-this-test"
+    assert count(VerdictStatus.TIMEOUT, name) is None
+    metrics.observe_verdict(VerdictStatus.SCORED, name)
+    assert [count(status, name) for status in VerdictStatus] == [1, 0, 0]
+    metrics.observe_verdict(VerdictStatus.TIMEOUT, name)
+    assert [count(status, name) for status in VerdictStatus] == [1, 1, 0]
