@@ -49,8 +49,9 @@ async def _serve(settings: Settings, token: str, listener: socket.socket) -> Non
     # People wait for these answers: give up on Redis after about a second instead of ten, and say 503.
     redis.set_retry(Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 3))
     await _look_for(redis, settings.redis_url)
+    app = create_app(settings, redis, token)
     config = uvicorn.Config(
-        create_app(settings, redis, token),
+        app,
         log_config=None,
         access_log=False,
         server_header=False,
@@ -63,6 +64,7 @@ async def _serve(settings: Settings, token: str, listener: socket.socket) -> Non
     try:
         await uvicorn.Server(config).serve(sockets=[listener])
     finally:
+        await app.state.context.inference.close()
         await redis.aclose()
 
 

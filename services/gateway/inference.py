@@ -19,7 +19,6 @@ from redis.asyncio import Redis
 
 from services.common.inference_channel import (
     GENERATE_LIMIT_S,
-    INFERENCE_CLIENT_OPTIONS,
     LOAD_LIMIT_S,
     PARAM_HEADER,
     PROBLEM_HEADER,
@@ -30,6 +29,7 @@ from services.common.pb import inference_pb2 as pb
 from services.common.pb import inference_pb2_grpc as pb_grpc
 from services.common.weight_channel import token_metadata
 from services.common.workers import WorkerKind, WorkerStatus, alive
+from services.gateway.channels import Channels
 from services.gateway.metrics import JOB_ID
 from services.gateway.openai_errors import OpenAIError
 
@@ -64,6 +64,12 @@ class InferenceClient:
         self._redis, self._store = redis, store
         self._metadata = token_metadata(token)
         self._free_wait_s = free_wait_s
+        self._channels = Channels()
+        self._workers: tuple[float, list[WorkerStatus]] = (0.0, [])
+
+    async def close(self) -> None:
+        """Ends its connections."""
+        await self._channels.close()
 
     async def models(self) -> list[JobRecord]:
         """Jobs that people can talk to, newest first."""
@@ -101,7 +107,7 @@ class InferenceClient:
         while True:
             record = await self.model(request.model)
             refusal: OpenAIError | None = None
-            for server in candidates(record, await alive(self._redis)):
+            for server in candidates(record, await self._servers()):
                 try:
                     async with aclosing(self._ask(server, request)) as replies:
                         async for reply in replies:
@@ -114,11 +120,16 @@ class InferenceClient:
                 raise refusal or _not_ready(_nobody(record))
             await asyncio.sleep(LOOK_S)
 
+    async def _servers(self) -> list[WorkerStatus]:
+        """The workers as they were a moment ago."""
+        if time.monotonic() - self._workers[0] > LOOK_S:
+            self._workers = (time.monotonic(), await alive(self._redis))
+        return self._workers[1]
+
     async def _ask(self, server: WorkerStatus, request: pb.GenerateRequest) -> Replies:
         """One server's replies; `_Elsewhere` while another may be asked instead."""
         begun = False
-        channel = grpc.aio.insecure_channel(server.inference_address or "", options=INFERENCE_CLIENT_OPTIONS)
-        stub = pb_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]  # generated code
+        stub = pb_grpc.InferenceStub(self._channels.to(server.inference_address or ""))  # type: ignore[no-untyped-call]  # generated code
         call = stub.Generate(request, timeout=CALL_LIMIT_S, metadata=self._metadata)
         try:
             async for reply in call:
@@ -131,7 +142,6 @@ class InferenceClient:
             raise refusal from error
         finally:
             call.cancel()
-            await asyncio.shield(channel.close())
 
 
 class _Elsewhere(Exception):  # noqa: N818  not an error: ask the next one

@@ -103,7 +103,7 @@ async def _begin(job: JobContext, drain: Drain) -> None:
     metrics.observe_job(job.job_id, slots=job.spec.slots, ranks=job.spec.learner.world_size)
     await recover(job)
     await _publish(job)
-    await job.store.update(job.job_id, step=job.step, policy_version=job.step)
+    await job.store.update(job.job_id, lineage=job.lineage, step=job.step, policy_version=job.step)
     job.published = True
     job.moved()
     if not await hold(job, drain):

@@ -17,6 +17,8 @@ from services.cli.client import GatewayClient
 
 ROOT = Path(__file__).parents[2]
 PROJECT = "millrace-test"
+KEPT = ("MILLRACE_MODELS_DIR", "MILLRACE_WHEELS")
+"""Variables of the caller's that hold here too: a directory with the demo's model in it saves making one."""
 BUILD_S = 1800.0
 COMMAND_S = 300.0
 HELP = "install Docker Engine 25 or newer with Compose v2 (https://docs.docker.com/engine/install), or point DOCKER_HOST at one"
@@ -64,7 +66,7 @@ class ComposeStack:
         self.secrets = folder / "secrets"
         self.port = free_port()
         self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("MILLRACE_")},
+            **{name: value for name, value in os.environ.items() if not name.startswith("MILLRACE_") or name in KEPT},
             "COMPOSE_PROJECT_NAME": PROJECT,
             "MILLRACE_SECRETS": str(self.secrets),
             "MILLRACE_GATEWAY_PORT": str(self.port),
@@ -164,7 +166,7 @@ def _sources() -> dict[str, str]:
     """Where builds find what this machine is set up to use: pip's wheel directory, and base images under other tags."""
     found = {}
     wheels = Path(os.environ.get("PIP_FIND_LINKS", "/nowhere"))
-    if wheels.is_dir():
+    if wheels.is_dir() and "MILLRACE_WHEELS" not in os.environ:
         found["MILLRACE_WHEELS"] = str(wheels)
     image = local_image("prom/prometheus:v3.5.0", "prom/prometheus:latest")
     if image and "PROMETHEUS_IMAGE" not in os.environ:

@@ -98,7 +98,6 @@ def check_counts(prometheus: Prometheus, started: float, ended: float, record: d
     assert fates["trained"] == record["groups"]["trained"]
     assert newest("sum(millrace_learner_policy_age_steps_count)") == {"": record["groups"]["trained"]}
     assert newest("count(millrace_learner_job_info)") == {"": 1}
-    assert (
-        max(newest("sum(rate(millrace_rollout_busy_seconds_total[20s]))").values()) <= 1.1
-    )  # a rate is extrapolated to its window
-    assert sum(newest("ALERTS").values()) == 0, "an alert fires in a healthy run"
+    (busy,) = newest("sum(rate(millrace_rollout_busy_seconds_total[20s]))").values()
+    assert busy <= 1.1, "more than all the time; a little more is the rate's extrapolation"
+    assert not newest('ALERTS{alertstate="firing"}'), "an alert fires in a healthy run"

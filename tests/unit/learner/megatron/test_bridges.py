@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +62,9 @@ def test_a_scaling_that_megatron_lacks_is_refused() -> None:
     config = LlamaConfig(**SIZES, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
     with pytest.raises(ModelError, match="rope_type = 'dynamic' is not supported"):
         rope_arguments(config)
+
+
+def test_no_model_of_mbridge_is_imported_but_those_that_are_used() -> None:
+    """Some of the others cannot be imported with every Megatron-core."""
+    models = {name.split(".")[2] for name in sys.modules if name.startswith("mbridge.models.")}
+    assert models == {"llama", "qwen2", "qwen3"}
