@@ -34,10 +34,10 @@ serve: setup ## Starts all services on this machine, without containers
 	@$(BIN)/millrace up
 
 test: setup ## Unit, integration and a short end-to-end test (under 15 minutes on two cores)
-	@$(BIN)/python -m pytest -q -m "not slow"
+	@$(BIN)/python -m pytest -q -m "not slow and not compose"
 
 test-all: setup ## Also the long ones
-	@$(BIN)/python -m pytest -q
+	@$(BIN)/python -m pytest -q -m "not compose"
 
 test-compose: setup ## The whole stack in containers, with a real Docker engine: builds, trains, scales, kills, recovers
 	@$(BIN)/python -m pytest -q -s -m compose tests/compose

@@ -1,4 +1,4 @@
-"""The lower-priority lane: few places, a short queue, and it can be cleared at once.
+"""The lower-priority lane: few places, a short queue, a measured pace beside training, and it can be cleared at once.
 
 engine ──► pump ──► box ──► whoever reads the answer
            at the engine's pace: stamps are true however slow the reader is
@@ -7,6 +7,7 @@ engine ──► pump ──► box ──► whoever reads the answer
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
@@ -18,6 +19,8 @@ from services.rollout.chat import ChatPiece, ChatRefused
 QUEUE_S = 10.0
 """Longest wait for a place."""
 MAX_WAITING = 32
+PACE_S = 0.25
+"""Beside training, answers begin no closer together than this: each costs the processes around the engine some milliseconds."""
 
 Box = asyncio.Queue[ChatPiece | MillraceError | None]
 
@@ -30,6 +33,9 @@ class ChatLane:
         self._places = asyncio.Semaphore(places)
         self._queue_s, self._max_waiting = queue_s, max_waiting
         self._waiting = 0
+        self._next_at = 0.0
+        self.pace_s = 0.0
+        """Seconds from the beginning of one answer to that of the next, at least."""
         self._pumps: dict[asyncio.Task[None], Box] = {}
 
     @property
@@ -47,19 +53,31 @@ class ChatLane:
         if self._places.locked() and self._waiting >= self._max_waiting:
             raise ChatRefused(f"{self._waiting} requests wait already; try again in a moment", Problem.BUSY)
         self._waiting += 1
+        until = time.monotonic() + self._queue_s
         try:
             async with asyncio.timeout(self._queue_s):
                 await self._places.acquire()
         except TimeoutError as error:
-            raise ChatRefused(
-                f"every place of this server stayed taken for {self._queue_s:g} s; try again", Problem.BUSY
-            ) from error
+            raise self._busy() from error
         finally:
             self._waiting -= 1
         try:
+            await self._turn(until)
             yield
         finally:
             self._places.release()
+
+    async def _turn(self, until: float) -> None:
+        """Waits until the pace allows the next answer."""
+        now = time.monotonic()
+        begin = max(now, self._next_at)
+        if begin > until:
+            raise self._busy()
+        self._next_at = begin + self.pace_s
+        await asyncio.sleep(begin - now)
+
+    def _busy(self) -> ChatRefused:
+        return ChatRefused(f"every place of this server stayed taken for {self._queue_s:g} s; try again", Problem.BUSY)
 
     async def through(self, pieces: AsyncGenerator[ChatPiece, None]) -> AsyncGenerator[ChatPiece, None]:
         """The pieces, read from the engine as they come, whatever the pace of the reader. Closing it aborts the request.

@@ -16,7 +16,7 @@ from services.common.inference_channel import LOAD_LIMIT_S, Problem
 from services.common.jobs import JobRecord, JobStore
 from services.rollout.chat import ChatRefused
 from services.rollout.engine import Engine
-from services.rollout.lane import ChatLane
+from services.rollout.lane import PACE_S, ChatLane
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +53,7 @@ class Policies:
     async def claim(self, job_id: str) -> None:
         """Training takes the engine: what chats have of it ends now."""
         self._attached = job_id
+        self._lane.pace_s = PACE_S
         await self._let_go("a job in training took this server: ask again, another may be free")
 
     async def clear(self, reason: str) -> None:
@@ -65,6 +66,7 @@ class Policies:
         """The attached job was let go: the engine is free."""
         self._attached = None
         self._leaving = False
+        self._lane.pace_s = 0.0
 
     async def drain(self) -> None:
         """Takes no chat any more, and aborts those in flight."""

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
+from itertools import pairwise
 
 import pytest
 
@@ -72,6 +74,33 @@ async def test_the_queue_is_bounded_in_length() -> None:
             pytest.fail("past the queue")
     done.set()
     await asyncio.gather(*holding)
+
+
+async def test_answers_begin_at_the_pace_that_training_is_owed() -> None:
+    lane = ChatLane(4, queue_s=5)
+    lane.pace_s = 0.05
+    begun = []
+
+    async def begin() -> None:
+        async with lane.place():
+            begun.append(time.monotonic())
+
+    await asyncio.gather(*(begin() for _ in range(5)))
+    assert all(b - a > 0.045 for a, b in pairwise(sorted(begun)))
+    lane.pace_s = 0.0
+    await asyncio.gather(*(begin() for _ in range(50)))
+    assert begun[-1] - begun[5] < 0.05, "without training there is no pace"
+
+
+async def test_a_pace_beyond_the_queues_time_is_said_to_be_busy() -> None:
+    lane = ChatLane(4, queue_s=0.05)
+    lane.pace_s = 1.0
+    async with lane.place():
+        pass
+    with pytest.raises(ChatRefused) as refused:
+        async with lane.place():
+            pytest.fail("a second answer within the pace")
+    assert refused.value.problem is Problem.BUSY
 
 
 async def test_a_cancelled_wait_leaves_the_places_as_they_were() -> None:
