@@ -26,6 +26,7 @@ from services.cli.client import GatewayClient
 from services.cli.state import UpState
 from services.cli.tokens import find_token
 from services.cli.up import detach, require_state, run_down
+from services.common.errors import MillraceError
 
 MODELS = DEPLOY.parent / ".millrace" / "models"
 JOB_TIMEOUT_S = 1200.0
@@ -105,7 +106,10 @@ def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m deploy.dashboards.record", description=__doc__)
     parser.add_argument("--steps", type=int, default=120, help="optimizer steps of the job")
-    record(parser.parse_args().steps)
+    try:
+        record(parser.parse_args().steps)
+    except MillraceError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

@@ -152,6 +152,8 @@ class Agent:
             "MILLRACE_JOB": record.id, "MILLRACE_HOME": str(self._settings.home.resolve()), "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "GOMP_SPINCOUNT": "0",
             "PROMETHEUS_MULTIPROC_DIR": str(self._metrics_dir),
+            # A store of their own for ranks that were started again: in a shared one they would find the dead ones' addresses.
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         }  # fmt: skip
         if self._settings.platform is not Platform.NPU:
             variables["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"

@@ -114,9 +114,18 @@ def stop_vllm(llm: Any, started: list[psutil.Process]) -> None:  # noqa: ANN401
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    _, stuck = psutil.wait_procs(left, timeout=5.0)
+    _, late = psutil.wait_procs(left, timeout=5.0)
+    stuck = [process for process in late if lives(process)]
     if stuck:
         log.error("engine processes cannot be killed: %s", [process.pid for process in stuck])
+
+
+def lives(process: psutil.Process) -> bool:
+    """Whether the process runs; one that has ended, and whose end nobody has asked for yet, does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def children() -> list[psutil.Process]:

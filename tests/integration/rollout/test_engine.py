@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import pytest_asyncio
 import torch
@@ -21,6 +20,7 @@ from services.rollout.engine import Engine
 from services.rollout.label import Version
 from services.rollout.sampler import Sampler
 from services.rollout.switch import EngineError
+from services.rollout.vllm_process import lives
 from tests.integration.rollout.conftest import StageWeights, Tensors, that_say
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
@@ -245,4 +245,4 @@ async def test_half_applied_weights_are_never_sampled_and_no_process_stays(
     sampling.cancel()
     await asyncio.gather(sampling, return_exceptions=True)
     await engine.stop()
-    assert not any(psutil.pid_exists(process.pid) for process in processes)
+    assert not any(lives(process) for process in processes)
