@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -198,5 +199,6 @@ def default_stage_directory(worker: str, home: Path, need_bytes: int = 1 << 30) 
         raise ConfigError(f"worker: {worker!r} cannot name a directory (letters, digits, '.', '_', '-')")
     usable = _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK)
     if usable and shutil.disk_usage(_SHARED_MEMORY).free >= need_bytes:
-        return _SHARED_MEMORY / f"millrace-{worker}"
+        stack = hashlib.sha256(str(home.resolve()).encode()).hexdigest()[:8]  # two stacks may name their workers alike
+        return _SHARED_MEMORY / f"millrace-{stack}-{worker}"
     return home / "stage" / worker

@@ -154,11 +154,19 @@ def test_every_tensor_begins_at_a_multiple_of_its_element() -> None:
     assert len(plan.header) % 8 == 0
 
 
+def test_stacks_with_homes_of_their_own_stage_apart() -> None:
+    assert len({default_stage_directory("r0", Path(home), 0) for home in ("a", "b")}) == 2
+
+
 def test_shared_memory_is_used_only_when_it_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage_module, "_SHARED_MEMORY", tmp_path)
     free = os.statvfs(tmp_path)
     room = free.f_bavail * free.f_frsize
-    assert default_stage_directory("r0", Path("home"), 1) == tmp_path / "millrace-r0"
+    shared = default_stage_directory("r0", Path("home"), 1)
+    assert shared.parent == tmp_path
+    assert shared.name.startswith("millrace-")
+    assert shared.name.endswith("-r0")
+    assert shared == default_stage_directory("r0", Path("home"), 1)
     assert default_stage_directory("r0", Path("home"), room * 2) == Path("home/stage/r0")
     monkeypatch.setattr(stage_module, "_SHARED_MEMORY", tmp_path / "missing")
     assert default_stage_directory("r0", Path("home"), 1) == Path("home/stage/r0")
