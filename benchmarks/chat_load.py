@@ -3,8 +3,8 @@
     python benchmarks/chat_load.py [--clients 4] [--pairs 6] [--window 20]
 
 A whole stack trains the demo's tiny policy (learner and rollout server on one core each, as `millrace up` places them). In every
-other window the clients ask for streamed answers, one after another without a pause. Ratios compare a window with the one before it,
-so that the job's own drift (accept rate, lengths) cancels out.
+other window the clients ask for streamed answers, one after another without a pause. Windows come in pairs, now the one first and now the
+other, and ratios are taken within a pair: what drifts by itself (accept rate, lengths, the machine's other work) cancels out.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def measure(state: UpState, model: Path, clients: int, pairs: int, window_s: flo
             time.sleep(0.5)
         drive(state, token, job, clients, 3.0)  # the first chat compiles and connects
         windows = []
-        for _ in range(pairs):
-            for count in (0, clients):
+        for pair in range(pairs):
+            for count in (0, clients) if pair % 2 == 0 else (clients, 0):
                 time.sleep(SETTLE_S)
                 windows.append(take(client, state, token, job, count, window_s))
         client.cancel(job)
@@ -205,7 +205,7 @@ def report(windows: list[Window], clients: int) -> None:
         ratios = sorted(b / a for a, b in values)
         print(
             f"{name}: median {without:.1f} without chats, {with_chats:.1f} with {clients} clients;"
-            f" ratio of neighbours {statistics.median(ratios):.3f} (from {ratios[0]:.3f} to {ratios[-1]:.3f})"
+            f" ratio within a pair {statistics.median(ratios):.3f} (from {ratios[0]:.3f} to {ratios[-1]:.3f})"
         )
 
 

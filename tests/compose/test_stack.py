@@ -17,7 +17,7 @@ from tests.compose.stack import ROOT, ComposeStack
 
 pytestmark = [pytest.mark.compose, pytest.mark.slow, pytest.mark.timeout(3600)]
 
-STEPS, GROUPS = 150, 32
+STEPS, GROUPS = 240, 32
 GROUPS_AT_ONCE = 2
 """Of one rollout server: so few that the learner waits for them, and a second server finds a core free to start on."""
 OURS = ("gateway", "reward", "learner", "rollout")
