@@ -43,6 +43,8 @@ class WorkerStatus:
     metrics_port: int | None = None
     inference_address: str | None = None
     """host:port of a rollout server's gRPC for chats."""
+    progress_age_s: float | None = None
+    """Seconds since the work in its hands last moved (a token, a verdict); None when it has none."""
     detail: dict[str, str | int | float] = field(default_factory=dict)
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)

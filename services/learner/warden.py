@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 from services.common import workers
@@ -15,7 +16,7 @@ from services.learner.issuer import reissue_overdue
 
 PERIOD_S = 0.5
 STALLED_AFTER_S = 60.0
-"""A wait longer than this without anything arriving is a stall, and gets a name."""
+"""A wait longer than this, while nothing arrives and nobody works on what should, is a stall, and gets a name."""
 
 
 async def watch_loop(job: JobContext, drain: Drain) -> None:
@@ -35,6 +36,8 @@ async def watch_loop(job: JobContext, drain: Drain) -> None:
         await reissue_overdue(job)
         await _close_evaluations(job)
         still = time.monotonic() - job.progress_at
+        if job.waiting_for and still > STALLED_AFTER_S:
+            still = min(still, await _work_age_s(job))
         if job.waiting_for and not stalled and still > STALLED_AFTER_S:
             stalled = await _move(job, JobState.STALLED, await _name_the_wait(job, still))
         elif stalled and still <= STALLED_AFTER_S:
@@ -62,6 +65,16 @@ async def _close_evaluations(job: JobContext) -> None:
         await job.consumer.ack(*(judged.entry for judged in answers if judged.entry is not None))
         job.rounds.remove(evaluation)
         job.moved()
+
+
+async def _work_age_s(job: JobContext) -> float:
+    """Seconds since the job's work last moved at any of its rollout servers or a reward service; infinite when nobody has any in hand."""
+    ages = [
+        status.progress_age_s
+        for status in await workers.alive(job.redis)
+        if status.progress_age_s is not None and (status.job_id == job.job_id or status.kind is WorkerKind.REWARD)
+    ]
+    return min(ages, default=math.inf)
 
 
 async def _name_the_wait(job: JobContext, still_s: float) -> str:

@@ -78,6 +78,8 @@ class Pool:
         self._slots: list[asyncio.Task[None]] = []
         self._running: dict[int, float] = {}
         self._failure: BaseException | None = None
+        self.progress_at = time.monotonic()
+        """When the newest verdict was given, or the newest checks came in."""
 
     async def __aenter__(self) -> Self:
         """Starts the processes.
@@ -120,6 +122,7 @@ class Pool:
         """
         if self._failure is not None:
             raise VerifierError(f"the verifier pool failed: {self._failure}")
+        self.progress_at = time.monotonic()
         waits = [self._submit(check) for check in checks]
         try:
             return await asyncio.gather(*waits)
@@ -208,8 +211,8 @@ class Pool:
             job, Verdict(VerdictStatus.TIMEOUT, None, None, job.check.verifier, f"no verdict within {limit_s:g} s")
         )
 
-    @staticmethod
-    def _answer(job: _Job, verdict: Verdict) -> None:
+    def _answer(self, job: _Job, verdict: Verdict) -> None:
+        self.progress_at = time.monotonic()
         metrics.observe_verdict(verdict.status, verdict.verifier)
         if not job.verdict.done():
             job.verdict.set_result(verdict)

@@ -152,8 +152,9 @@ class RewardService:
         }  # fmt: skip
         job_id = next(iter(self._attached), None)
         status = WorkerStatus(
-            self._name, WorkerKind.REWARD, state, job_id=job_id, metrics_port=self.metrics_port, detail=detail
-        )
+            self._name, WorkerKind.REWARD, state, job_id=job_id, metrics_port=self.metrics_port, detail=detail,
+            progress_age_s=time.monotonic() - self._pool.progress_at if in_flight else None,
+        )  # fmt: skip
         await beat(self._commands, status)
 
 

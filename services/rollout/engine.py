@@ -41,6 +41,9 @@ from services.rollout.vllm_process import (
 
 log = logging.getLogger(__name__)
 
+LOAD_LIMIT_S = 1800.0
+"""An engine that is not up by then is given up, and the process with it."""
+
 
 class Engine:
     """One vLLM engine, or none; it keeps running between jobs that need the same."""
@@ -75,6 +78,7 @@ class Engine:
 
         Raises:
             ModelError: the model directory cannot be read, or the engine does not start with it.
+            EngineError: the engine is not up after LOAD_LIMIT_S.
         """
         await self.label.change(None)
         try:
@@ -106,8 +110,10 @@ class Engine:
         """vLLM, started in a thread; it goes on there when this call is cancelled, and `_let_start_end` takes it up."""
         self._others = {child.pid for child in children()}
         self._starting = in_daemon_thread(lambda: start_vllm(self._platform, model_dir, spec), "start vLLM")
-        llm = await asyncio.shield(self._starting)
-        self._starting = None
+        done, _ = await asyncio.wait([self._starting], timeout=LOAD_LIMIT_S)
+        if not done:
+            raise EngineError(f"the engine is not up after {LOAD_LIMIT_S:.0f} s with {model_dir}")
+        llm, self._starting = self._starting.result(), None
         return llm
 
     async def _let_start_end(self) -> None:

@@ -180,6 +180,13 @@ class RolloutService:
             return f"no token for {seconds:.0f} s with {engine.requests + engine.chats} requests in flight"
         return None
 
+    def _progress_age_s(self, state: str) -> float | None:
+        """For the heartbeat. A model that loads and weights that change have limits of their own: they count as progress."""
+        if state in {"loading", "updating"}:
+            return 0.0
+        engine = self._wiring.engine
+        return time.monotonic() - engine.progress_at if engine.requests else None
+
     async def _look_at_engine(self) -> None:
         trouble = self._stalled()
         if trouble is not None:
@@ -210,6 +217,7 @@ class RolloutService:
             policy_version=version.n if version is not None else None,
             metrics_port=self.metrics_port,
             inference_address=self.inference_address,
+            progress_age_s=self._progress_age_s(state),
             detail=detail,
         )
         await beat(self._wiring.commands, status)

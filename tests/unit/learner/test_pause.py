@@ -151,7 +151,12 @@ async def test_a_pause_is_no_stall(
         return looks > 5
 
     monkeypatch.setattr(Record, "pause_requested", requested)
+
+    async def nobody(_: object) -> list[object]:
+        return []
+
     monkeypatch.setattr(warden, "_name_the_wait", name_the_wait)
+    monkeypatch.setattr(warden.workers, "alive", nobody)
     monkeypatch.setattr(drain, "wait", wait)
     job.store, job.waiting_for = cast("Any", store), "scored groups"
     clock.now = job.progress_at + 10 * warden.STALLED_AFTER_S

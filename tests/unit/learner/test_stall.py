@@ -1,0 +1,113 @@
+"""What counts as standing still: nothing arrives, and nobody has work in hand that moves."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, cast
+
+import pytest
+
+from services.common.jobs import JobState
+from services.common.lifecycle import Drain
+from services.common.workers import WorkerKind, WorkerStatus
+from services.learner import warden
+from services.learner.context import JobContext
+from services.learner.intake import Intake
+from services.learner.ledger import Ledger
+from tests.unit.learner.scored_groups import job_spec
+
+
+class Record:
+    """What the watch loop asks the job's record."""
+
+    cancel_requested = False
+    pause_requested = False
+
+
+class Store:
+    """Remembers the states that it was told, with their causes."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, str]] = []
+
+    async def get(self, _: str) -> Record:
+        return Record()
+
+    async def transition(self, _: str, to: str, **options: Any) -> None:
+        self.said.append((to, options["cause"]))
+
+
+def server(kind: WorkerKind = WorkerKind.ROLLOUT, *, job_id: str = "job", age_s: float | None = None) -> WorkerStatus:
+    return WorkerStatus("worker-1", kind, "sampling", job_id=job_id, progress_age_s=age_s)
+
+
+class Watched:
+    """A job whose next step waits for groups, seen by the watch loop a few times at a given stillness."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+        self._store = Store()
+        spec = job_spec()
+        names = ("model_dir", "settings", "redis", "ranks", "tasks", "journal", "checkpoints", "publisher", "consumer")
+        parts: dict[str, Any] = dict.fromkeys(names)
+        self.job = JobContext(
+            job_id="job", spec=spec, lineage=1, intake=Intake(spec, Ledger()), store=cast("Any", self._store), **parts
+        )
+        self.job.waiting_for = "scored groups"
+
+    async def look(self, *workers: WorkerStatus, still_s: float, looks: int = 3) -> list[tuple[str, str]]:
+        """The states and causes said in this round."""
+        drain, left = Drain(), looks
+
+        async def alive(_: object) -> list[WorkerStatus]:
+            return list(workers)
+
+        async def wait(_: float) -> bool:
+            nonlocal left
+            left -= 1
+            return left < 0
+
+        self._monkeypatch.setattr(warden.workers, "alive", alive)
+        self._monkeypatch.setattr(drain, "wait", wait)
+        self.job.progress_at = time.monotonic() - still_s
+        said = len(self._store.said)
+        await warden.watch_loop(self.job, drain)
+        return self._store.said[said:]
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    return Watched(monkeypatch)
+
+
+LONG = 10 * warden.STALLED_AFTER_S
+
+
+@pytest.mark.parametrize("kind", [WorkerKind.ROLLOUT, WorkerKind.REWARD])
+async def test_a_worker_whose_work_moves_is_no_stall_however_long_the_group_takes(
+    watched: Watched, kind: WorkerKind
+) -> None:
+    assert await watched.look(server(kind, age_s=1.0), still_s=LONG) == []
+
+
+@pytest.mark.parametrize(
+    "worker",
+    [server(age_s=None), server(age_s=LONG), server(job_id="another", age_s=1.0)],
+    ids=["idle", "hung", "at another job"],
+)
+async def test_a_worker_that_is_idle_hung_or_at_another_job_does_not_hide_a_stall(
+    watched: Watched, worker: WorkerStatus
+) -> None:
+    ((state, cause),) = await watched.look(worker, still_s=LONG)
+    assert state == JobState.STALLED
+    assert "waiting for scored groups" in cause
+    assert "1 rollout servers" in cause
+
+
+async def test_a_stall_names_how_long_and_who_is_alive(watched: Watched) -> None:
+    ((_, cause),) = await watched.look(still_s=90)
+    assert cause == "waiting for scored groups for 90 s; 0 rollout servers and 0 reward services alive"
+
+
+async def test_a_short_wait_is_no_stall(watched: Watched) -> None:
+    assert await watched.look(still_s=warden.STALLED_AFTER_S - 1) == []
