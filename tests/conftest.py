@@ -13,6 +13,18 @@ import pytest
 import redis as sync_redis
 from redis.asyncio import Redis
 
+REDIS_SERVER_ALWAYS = ("integration/common", "integration/reward", "integration/deploy/test_redis_users.py", "unit")
+"""Tested on redis-server, too, every time: streams, scripts, users' rights. The rest sees Redis through these: that is for the long run."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks as slow what need not meet the second Redis every time."""
+    always = [Path(__file__).parent / place for place in REDIS_SERVER_ALWAYS]
+    for item in items:
+        parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        if "system" in parameters.values() and not any(item.path.is_relative_to(place) for place in always):
+            item.add_marker(pytest.mark.slow)
+
 
 def server_binaries() -> list[str]:
     """The embedded server, and Debian's redis-server where it is installed."""

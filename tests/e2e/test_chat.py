@@ -18,7 +18,7 @@ from services.demo.charlm_tokenizer import QUESTION
 from tests.e2e.conftest import ROOT, Stack
 from tests.e2e.test_loop import check_accounting
 
-pytestmark = pytest.mark.timeout(900)  # the first test also makes the model and starts the stack
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first test also makes the model and starts the stack
 
 
 @pytest.fixture(scope="module")

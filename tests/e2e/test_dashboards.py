@@ -18,6 +18,7 @@ from services.cli.state import read_state
 from tests.e2e.conftest import Stack
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.timeout(600),  # the fixture also makes the model and starts the stack
     pytest.mark.skipif(
         shutil.which("prometheus") is None, reason="prometheus is not installed (Debian: apt-get install prometheus)"

@@ -6,7 +6,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -117,12 +116,3 @@ def document() -> dict[str, Any]:
         "data": {"train": {"source": "reasoning_gym:chain_sum"}},
         "learner": {"steps": 20},
     }
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The console sees the gateway only: once with the embedded Redis is enough before the long run."""
-    here = Path(__file__).parent
-    for item in items:
-        parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-        if here in item.path.parents and parameters.get("redis_url") == "system":
-            item.add_marker(pytest.mark.slow)

@@ -72,11 +72,3 @@ async def connect_as(guarded_port: int) -> Connect:
 
     await connected("tester").flushall()  # retried until the server is up
     return connected
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What stops a start does not depend on the server: redis-server is for the long run there, and always for the users' rights."""
-    for item in items:
-        parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-        if item.path == Path(__file__).with_name("test_bad_starts.py") and parameters.get("guarded_port") == "system":
-            item.add_marker(pytest.mark.slow)

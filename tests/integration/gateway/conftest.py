@@ -168,12 +168,3 @@ def wait_until_answering(url: str, popen: subprocess.Popen[bytes]) -> None:
         else:
             return
     raise AssertionError("the gateway did not come up within 60 s")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The gateway only reads and writes records: against redis-server it is tested in the long run, the streams always."""
-    here = Path(__file__).parent
-    for item in items:
-        parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-        if here in item.path.parents and parameters.get("redis_url") == "system":
-            item.add_marker(pytest.mark.slow)

@@ -21,6 +21,8 @@ from services.learner.journal import Journal
 from tests.integration.learner.peers import Learner, Peers, settled, until
 from tests.integration.rollout.conftest import write_model
 
+pytestmark = pytest.mark.slow
+
 STEPS = 10
 
 

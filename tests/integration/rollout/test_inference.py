@@ -316,6 +316,7 @@ async def test_an_ended_jobs_export_is_loaded_once_and_training_takes_the_engine
     world.policies.release()
 
 
+@pytest.mark.slow
 async def test_without_the_jobs_own_model_the_export_starts_an_engine(
     world: World, tmp_path: Path, model_dir: Path, spec: JobSpec, weights: Tensors
 ) -> None:
