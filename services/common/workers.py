@@ -44,7 +44,7 @@ class WorkerStatus:
     inference_address: str | None = None
     """host:port of a rollout server's gRPC for chats."""
     progress_age_s: float | None = None
-    """Seconds since the work in its hands last moved (a token, a verdict); None when it has none."""
+    """Seconds since its work last moved (a token, a verdict, another state); None when it has none in hand."""
     detail: dict[str, str | int | float] = field(default_factory=dict)
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)

@@ -136,6 +136,9 @@ class Worker(Answer):
     job_id: str | None = Field(description="The job it works on.", examples=[EXAMPLE_JOB_ID])
     policy_version: int | None = Field(description="The policy that it holds.")
     metrics_port: int | None = Field(description="Port of its /metrics.")
+    progress_age_s: float | None = Field(
+        default=None, description="Seconds since its work last moved; null when it has none in hand."
+    )
     detail: dict[str, str | int | float] = Field(description="What else it tells.")
     host: str = Field(description="Its machine.", examples=["node1"])
     pid: int = Field(description="Its process id there.")

@@ -60,6 +60,8 @@ class RolloutService:
         self._refused: dict[str, float] = {}
         self._trouble = ""
         """Why the newest job could not be served."""
+        self._state = ("", 0.0)
+        """The state that the newest heartbeat told, and since when."""
         self._looked_at: float | None = None
         self.metrics_port: int | None = None
         """Where /metrics is served, for the list of workers."""
@@ -180,12 +182,12 @@ class RolloutService:
             return f"no token for {seconds:.0f} s with {engine.requests + engine.chats} requests in flight"
         return None
 
-    def _progress_age_s(self, state: str) -> float | None:
+    def _progress_age_s(self, state: str) -> float:
         """For the heartbeat. A model that loads and weights that change have limits of their own: they count as progress."""
-        if state in {"loading", "updating"}:
-            return 0.0
-        engine = self._wiring.engine
-        return time.monotonic() - engine.progress_at if engine.requests else None
+        now, engine = time.monotonic(), self._wiring.engine
+        if state != self._state[0] or state in {"loading", "updating"}:
+            self._state = (state, now)
+        return now - max(self._state[1], engine.progress_at if engine.requests else 0.0)
 
     async def _look_at_engine(self) -> None:
         trouble = self._stalled()
