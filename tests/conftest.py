@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -15,6 +16,12 @@ from redis.asyncio import Redis
 
 REDIS_SERVER_ALWAYS = ("integration/common", "integration/reward", "integration/deploy/test_redis_users.py", "unit")
 """Tested on redis-server, too, every time: streams, scripts, users' rights. The rest sees Redis through these: that is for the long run."""
+
+
+def pytest_configure() -> None:
+    """Shells start background commands with SIGINT ignored, and their children would inherit that: Ctrl-C is tested here, too."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

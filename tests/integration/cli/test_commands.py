@@ -69,8 +69,12 @@ class Cli:
 
 
 async def ended(process: asyncio.subprocess.Process) -> Done:
-    async with asyncio.timeout(60):
-        out, error = await process.communicate()
+    try:
+        async with asyncio.timeout(60):
+            out, error = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        raise
     assert process.returncode is not None
     return Done(process.returncode, out.decode(), error.decode())
 
