@@ -13,6 +13,8 @@ from services.common.jobs import JobStore
 from tests.integration.console.conftest import Console
 from tests.integration.console.scene import crowded
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 VIEWS = [
     "#/jobs",
@@ -141,7 +143,6 @@ async def test_the_theme_follows_the_system_until_one_is_chosen_and_stays_chosen
     assert await page.evaluate(ground) == light
 
 
-@pytest.mark.slow
 async def test_the_command_takes_a_picture_of_each_view_light_and_dark_wide_and_narrow(
     console: Console, job_id: str, tmp_path: Path
 ) -> None:

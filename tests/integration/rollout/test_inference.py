@@ -35,6 +35,7 @@ from tests.integration.rollout.conftest import StageWeights, Tensors, that_say
 from tests.integration.rollout.test_engine import FIRST, a_task, check_stamps
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.timeout(600),
     pytest.mark.parametrize("redis_url", ["embedded"], indirect=True),
@@ -316,7 +317,6 @@ async def test_an_ended_jobs_export_is_loaded_once_and_training_takes_the_engine
     world.policies.release()
 
 
-@pytest.mark.slow
 async def test_without_the_jobs_own_model_the_export_starts_an_engine(
     world: World, tmp_path: Path, model_dir: Path, spec: JobSpec, weights: Tensors
 ) -> None:
