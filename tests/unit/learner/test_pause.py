@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from services.common import workers
 from services.common.lifecycle import Drain
 from services.learner import warden
 from services.learner.context import JobContext
@@ -156,7 +157,7 @@ async def test_a_pause_is_no_stall(
         return []
 
     monkeypatch.setattr(warden, "_name_the_wait", name_the_wait)
-    monkeypatch.setattr(warden.workers, "alive", nobody)
+    monkeypatch.setattr(workers, "alive", nobody)
     monkeypatch.setattr(drain, "wait", wait)
     job.store, job.waiting_for = cast("Any", store), "scored groups"
     clock.now = job.progress_at + 10 * warden.STALLED_AFTER_S

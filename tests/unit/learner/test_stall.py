@@ -67,7 +67,7 @@ class Watched:
             left -= 1
             return left < 0
 
-        self._monkeypatch.setattr(warden.workers, "alive", alive)
+        self._monkeypatch.setattr(workers, "alive", alive)
         self._monkeypatch.setattr(drain, "wait", wait)
         self.job.progress_at = time.monotonic() - still_s
         said = len(self._store.said)
