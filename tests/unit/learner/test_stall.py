@@ -55,12 +55,12 @@ class Watched:
         )
         self.job.waiting_for = "scored groups"
 
-    async def look(self, *workers: WorkerStatus, still_s: float, looks: int = 3) -> list[tuple[str, str]]:
+    async def look(self, *present: WorkerStatus, still_s: float, looks: int = 3) -> list[tuple[str, str]]:
         """The states and causes said in this round."""
         drain, left = Drain(), looks
 
         async def alive(_: object) -> list[WorkerStatus]:
-            return list(workers)
+            return list(present)
 
         async def wait(_: float) -> bool:
             nonlocal left
