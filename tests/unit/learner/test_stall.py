@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from services.common import workers
 from services.common.jobs import JobState
 from services.common.lifecycle import Drain
 from services.common.workers import WorkerKind, WorkerStatus
