@@ -214,7 +214,7 @@ class GatewayClient:
 
     def _ask(self, method: str, path: str, **options: Any) -> JsonObject:  # noqa: ANN401  httpx's own
         try:
-            response = self._http.request(method, path, **options)
+            response = self._send(method, path, **options)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
         if response.is_error:
@@ -224,6 +224,15 @@ class GatewayClient:
         except ValueError as error:
             raise GatewayError(f"{self.url} answered something that is not JSON: is it a Millrace gateway?") from error
         return answer
+
+    def _send(self, method: str, path: str, **options: Any) -> httpx.Response:  # noqa: ANN401
+        """Sends a request; a read is sent once more when the gateway closed its idle connection at that very moment."""
+        try:
+            return self._http.request(method, path, **options)
+        except httpx.RemoteProtocolError:
+            if method != "GET":
+                raise
+            return self._http.request(method, path, **options)
 
     def _unreachable(self, error: httpx.HTTPError) -> GatewayError:
         reason = str(error) or type(error).__name__

@@ -57,6 +57,7 @@ async def _serve(settings: Settings, token: str, listener: socket.socket) -> Non
         server_header=False,
         proxy_headers=False,
         ws="none",
+        timeout_keep_alive=75,  # longer than people and proxies keep an idle connection
         timeout_graceful_shutdown=max(1, int(settings.drain_timeout_s)),
     )
     host, port = listener.getsockname()[:2]

@@ -56,6 +56,31 @@ def test_a_refusal_says_what_to_do_next(status: int, advice: str) -> None:
         client_of(refuse(status, message="no", fields=None)).job("x")
 
 
+def closing_once(asked: list[str]) -> Answer:
+    """A gateway that closes its connection at the first request."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.method)
+        if len(asked) == 1:
+            raise httpx.RemoteProtocolError("Server disconnected without sending a response.")
+        return httpx.Response(200, json={"id": "job-1"})
+
+    return answer
+
+
+def test_a_read_whose_connection_was_closed_is_asked_again() -> None:
+    asked: list[str] = []
+    assert client_of(closing_once(asked)).job("job-1") == {"id": "job-1"}
+    assert asked == ["GET", "GET"]
+
+
+def test_what_changes_something_is_never_sent_twice() -> None:
+    asked: list[str] = []
+    with pytest.raises(GatewayError, match="does not answer"):
+        client_of(closing_once(asked)).pause("job-1")
+    assert asked == ["POST"]
+
+
 def test_an_answer_that_is_no_json_is_told_as_such() -> None:
     with pytest.raises(GatewayError, match="is it a Millrace gateway"):
         client_of(lambda _: httpx.Response(200, text="hello")).jobs()
