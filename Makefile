@@ -9,7 +9,7 @@ SOURCES := services tests benchmarks deploy
 MODEL ?= tiny
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down serve test test-all test-compose test-ascend-versions lint format proto dashboards bench lock lock-ascend audit clean
+.PHONY: help setup demo up down serve test test-all chaos test-compose test-ascend-versions lint format proto dashboards bench lock lock-ascend audit clean
 
 help: ## Shows the verbs
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-20s %s\n", $$1, $$2}'
@@ -34,10 +34,13 @@ serve: setup ## Starts all services on this machine, without containers
 	@$(BIN)/millrace up
 
 test: setup ## Unit, integration and a short end-to-end test (under 15 minutes on two cores)
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not compose"
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not compose and not chaos"
 
 test-all: setup ## Also the long ones
-	@$(BIN)/python -m pytest -q -m "not compose"
+	@$(BIN)/python -m pytest -q -m "not compose and not chaos"
+
+chaos: setup ## Every fault of docs/reliability.md at its full count (hours), and the table written anew
+	@$(BIN)/python -m pytest -q -s -m chaos tests/chaos; status=$$?; $(BIN)/python -m tests.chaos.table; exit $$status
 
 test-compose: setup ## The whole stack in containers, with a real Docker engine: builds, trains, scales, kills, recovers
 	@$(BIN)/python -m pytest -q -s -m compose tests/compose

@@ -97,6 +97,19 @@ class GatewayClient:
         """Resumes a paused job; answers its record."""
         return self._ask("POST", _path(job_id, "resume"))
 
+    def dead_letters(self, job_id: str, stage: str | None, limit: int) -> JsonObject:
+        """`letters`, newest first by stage, and `totals`."""
+        params: dict[str, str | int] = {"limit": limit} | ({"stage": stage} if stage else {})
+        return self._ask("GET", _path(job_id, "dead-letters"), params=params)
+
+    def dead_letter(self, job_id: str, stage: str, entry: str) -> JsonObject:
+        """One dead letter with its payload."""
+        return self._ask("GET", _path(job_id, "dead-letters", quote(stage, safe=""), quote(entry, safe="")))
+
+    def requeue(self, job_id: str, stage: str, entry: str) -> JsonObject:
+        """Puts a dead letter back on its stream."""
+        return self._ask("POST", _path(job_id, "dead-letters", quote(stage, safe=""), quote(entry, safe=""), "requeue"))
+
     def steps(self, job_id: str, start: int = 1) -> list[JsonObject]:
         """Step records from step `start` on, oldest first, at most a thousand."""
         return list(self.history(job_id, start)["steps"])
@@ -112,6 +125,11 @@ class GatewayClient:
     def rollouts(self, job_id: str, count: int = 10) -> list[JsonObject]:
         """The newest judged groups, newest first."""
         return list(self._ask("GET", _path(job_id, "rollouts"), params={"limit": count})["samples"])
+
+    def ledger(self, job_id: str, *, fate: str | None = None, offset: int = 0, limit: int = 100) -> JsonObject:
+        """Sums of the job's groups by fate, and a page of those with this fate."""
+        page: dict[str, str | int] = {"offset": offset, "limit": limit} | ({"fate": fate} if fate else {})
+        return self._ask("GET", _path(job_id, "ledger"), params=page)
 
     def workers(self) -> list[JsonObject]:
         """Workers whose heartbeat is fresh."""

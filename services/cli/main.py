@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from services.cli import chat, jobs_commands, machine_commands, stack_commands
+from services.cli import chat, dead_letter_commands, jobs_commands, machine_commands, proof_commands, stack_commands
 from services.common.errors import MillraceError
 
 COMMANDS = (
@@ -19,6 +19,9 @@ COMMANDS = (
     jobs_commands.pause,
     jobs_commands.resume,
     jobs_commands.cancel,
+    proof_commands.ledger,
+    proof_commands.audit,
+    proof_commands.replay,
     chat.chat,
     machine_commands.workers,
     machine_commands.logs,
@@ -34,6 +37,7 @@ app = typer.Typer(
 )
 for command in COMMANDS:
     app.command()(command)
+app.add_typer(dead_letter_commands.app, name="dead-letters")
 
 
 def main() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import httpx
 
-from services.cli.supervisor import Probe
+from services.cli.pulse import Probe
+from services.common.errors import DeadlineExceeded
 
-TIMEOUT_S = 2.0
+READY_TIMEOUT_S = 2.0
+HEALTH_TIMEOUT_S = 4.0
 
 
 def ready_probe(url: str) -> Probe:
@@ -14,7 +16,7 @@ def ready_probe(url: str) -> Probe:
 
     def probe(_pid: int) -> str | None:
         try:
-            return _trouble(httpx.get(url, timeout=TIMEOUT_S, trust_env=False))
+            return _trouble(httpx.get(url, timeout=READY_TIMEOUT_S, trust_env=False))
         except httpx.HTTPError as error:
             return f"{url} does not answer: {type(error).__name__}"
 
@@ -22,13 +24,13 @@ def ready_probe(url: str) -> Probe:
 
 
 def health_probe(url: str) -> Probe:
-    """Unwell only when it says so: a busy process may answer late, and one that died is noticed without asking."""
+    """Unwell only when it says so; DeadlineExceeded when it says nothing."""
 
     def probe(_pid: int) -> str | None:
         try:
-            return _trouble(httpx.get(url, timeout=TIMEOUT_S, trust_env=False))
-        except httpx.HTTPError:
-            return None
+            return _trouble(httpx.get(url, timeout=HEALTH_TIMEOUT_S, trust_env=False))
+        except httpx.HTTPError as error:
+            raise DeadlineExceeded(f"{url} does not answer: {type(error).__name__}") from error
 
     return probe
 

@@ -86,6 +86,45 @@ def print_rollouts(console: Console, groups: Iterable[JsonObject]) -> None:
         console.print("no rollouts yet")
 
 
+def print_letters(console: Console, letters: Iterable[JsonObject]) -> None:
+    """One row per dead letter; what was cut is marked."""
+    rows = [
+        (
+            letter["stage"],
+            letter["id"],
+            letter["member"],
+            str(letter["deliveries"]),
+            _ago(letter["last_seen"]),
+            f"{letter['size_bytes']}{'' if letter['whole'] else ' (cut)'}",
+            letter["reason"],
+        )
+        for letter in letters
+    ]
+    names = ("stage", "entry", "group", "deliveries", "given up", "bytes", "reason")
+    _print(console, names, rows, empty="no dead letters")
+
+
+def print_letter(console: Console, letter: JsonObject) -> None:
+    """All of one dead letter."""
+    values = {
+        "stage": letter["stage"],
+        "entry": letter["id"],
+        "group": letter["member"],
+        "reason": letter["reason"],
+        "deliveries": f"{letter['deliveries']}, given up by {letter['consumer']}",
+        "first seen": _ago(letter["first_seen"]),
+        "last seen": _ago(letter["last_seen"]),
+        "payload": f"{letter['size_bytes']} bytes, "
+        + ("whole" if letter["whole"] else "of which the beginning is kept: it cannot be put back"),
+    }
+    table = Table.grid(padding=(0, 2))
+    for name, value in values.items():
+        table.add_row(f"[bold]{name}[/bold]", escape(str(value)))
+    console.print(table)
+    if letter["content"] is not None:
+        console.print_json(data=letter["content"])
+
+
 def print_workers(console: Console, workers: Iterable[JsonObject]) -> None:
     """One row per worker."""
     rows = [

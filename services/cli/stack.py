@@ -22,7 +22,7 @@ from services.cli.cores import available_cores, plan_cores
 from services.cli.embedded_redis import EmbeddedRedis
 from services.cli.probes import health_probe, ready_probe
 from services.cli.supervisor import KILL_MARGIN_S, ProcessSpec
-from services.common.errors import ConfigError
+from services.common.errors import ConfigError, DeadlineExceeded
 from services.common.settings import Platform, Settings
 
 START_TIMEOUT_S = 180.0
@@ -82,13 +82,18 @@ def _plan_redis(home: Path, drain_timeout_s: float) -> tuple[str, list[ProcessSp
     def ready(pid: int) -> str | None:
         return None if redis.answers(pid) else f"no answer on port {redis.port}"
 
+    def healthy(pid: int) -> str | None:
+        if not redis.answers(pid):
+            raise DeadlineExceeded(f"no answer on port {redis.port}")
+        return None
+
     spec = ProcessSpec(
         name="redis",
         argv=tuple(redis.argv),
         env={"PATH": os.environ.get("PATH", ""), "LANG": "C.UTF-8"},
         stage=2,
         ready=ready,
-        healthy=lambda _pid: None,
+        healthy=healthy,
         start_timeout_s=60.0,
         drain_timeout_s=drain_timeout_s,
     )

@@ -47,6 +47,8 @@ class UpState:
     ready: bool
     """Whether every process has become ready."""
     processes: dict[str, ProcessState] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
+    """Processes that the stack goes on without, and why; each is tried again every minute."""
 
     def is_alive(self) -> bool:
         """Whether its supervisor is still there."""

@@ -1,7 +1,9 @@
 """Starts a table of processes, restarts what dies, and takes them all down in order.
 
-table ──► start ──► ready? ──► watch ──┬─ died or unhealthy ──► back off ──► start again ──► … ──► give up
-                                       └─ SIGINT, SIGTERM  ──► drain stage 0, 1, 2 … ──► kill what is left
+table ──► start ──► ready? ──► watch ──┬─ died, hangs, unhealthy ──► back off ──► start again ──► … ──► give up
+                                       └─ SIGINT, SIGTERM ──► drain stage 0, 1, 2 … ──► kill what is left
+
+What cannot be kept alive ends the stack, unless others do the same work (rollout servers): then those go on, and it is tried again later.
 """
 
 from __future__ import annotations
@@ -11,30 +13,28 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from services.cli import children
+from services.cli.pulse import Probe, Pulse
 from services.cli.state import ProcessState
 from services.common.errors import MillraceError
 
 POLL_S = 0.1
 PROBE_EVERY_S = 0.5
-HEALTH_EVERY_S = 5.0
-UNHEALTHY_IN_A_ROW = 3
 BACK_OFF_S: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Waits before the restarts that follow quick deaths in a row; after as many, the supervisor gives up."""
 QUICK_S = 20.0
 """A process that dies before it was ready, or sooner than this after its start, died quickly."""
+LOST_RETRY_S = 60.0
+"""Wait before another try of a process that the stack can do without for now."""
 KILL_MARGIN_S = 15.0
 LOG_LIMIT_BYTES = 64 * 1024 * 1024
 CONFIG_ERROR_CODE = 2
 """What a service ends with when its settings are wrong: starting it again cannot help."""
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-Probe = Callable[[int], str | None]
-"""Given the process id, answers None when all is well, else why not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,15 @@ class _Child:
     quick_deaths: int = 0
     restart_at: float = 0.0
     next_probe: float = 0.0
-    unhealthy: int = 0
-    trouble: str = field(default="not asked yet")
+    pulse: Pulse | None = None
+    was_ready: bool = False
+    lost: str = ""
+    """Why the stack goes on without it; empty while it need not."""
+
+    @property
+    def service(self) -> str:
+        """What it does: `rollout-0` and `rollout-1` do the same."""
+        return self.spec.name.partition("-")[0]
 
 
 class GaveUp(MillraceError):  # noqa: N818  it is what happened
@@ -84,7 +91,7 @@ class Supervisor:
         logs: Path,
         *,
         say: Callable[[str], None],
-        changed: Callable[[bool, dict[str, ProcessState]], None],
+        changed: Callable[[bool, dict[str, ProcessState], dict[str, str]], None],
     ) -> None:
         """Starts nothing yet.
 
@@ -92,7 +99,7 @@ class Supervisor:
             table: the processes.
             logs: folder of their logs, `<name>.log`.
             say: told what happened, for people.
-            changed: told whether all are ready, and the processes, whenever either changes.
+            changed: told whether all are ready, the processes, and why the stack goes on without some, whenever one of these changes.
         """
         self._table = [_Child(spec, logs / f"{spec.name}.log") for spec in table]
         self._say = say
@@ -128,7 +135,7 @@ class Supervisor:
         for child in members:
             self._start(child)
         begun = [child for child in self._table if child.spec.stage >= stage]
-        while not self._stops and not all(child.ready for child in members):
+        while not self._stops and not all(child.ready or child.lost for child in members):
             self._watch(begun)
             time.sleep(POLL_S)
 
@@ -140,8 +147,7 @@ class Supervisor:
         )
         child.created = children.created_at(child.process.pid)
         child.started = time.monotonic()
-        child.ready, child.unhealthy, child.next_probe = False, 0, 0.0
-        child.trouble = "not asked yet"
+        child.ready, child.next_probe = False, 0.0
         self._tell()
 
     def _watch(self, table: Sequence[_Child]) -> None:
@@ -159,25 +165,25 @@ class Supervisor:
 
     def _probe(self, child: _Child) -> None:
         now = time.monotonic()
+        if child.pulse is not None:
+            trouble = child.pulse.trouble()
+            if trouble is not None:
+                self._bury(child, trouble)
+            return
         if child.process is None or now < child.next_probe:
             return
-        if not child.ready:
-            child.next_probe = now + PROBE_EVERY_S
-            trouble = child.spec.ready(child.process.pid)
-            if trouble is None:
-                child.ready = True
-                if child.restarts:
-                    self._say(f"{child.spec.name} is ready again, {now - child.started:.1f} s after its start")
-                self._tell()
-            elif now - child.started > child.spec.start_timeout_s:
-                what = f"was not ready within {child.spec.start_timeout_s:.0f} s ({trouble})"
-                self._bury(child, what, may_restart=child.restarts > 0)
-            return
-        child.next_probe = now + HEALTH_EVERY_S
-        trouble = child.spec.healthy(child.process.pid)
-        child.unhealthy = 0 if trouble is None else child.unhealthy + 1
-        if trouble is not None and child.unhealthy >= UNHEALTHY_IN_A_ROW:
-            self._bury(child, f"is not healthy ({trouble})")
+        child.next_probe = now + PROBE_EVERY_S
+        trouble = child.spec.ready(child.process.pid)
+        if trouble is None:
+            child.ready = child.was_ready = True
+            child.lost = ""
+            child.pulse = Pulse(child.process.pid, child.spec.healthy)
+            if child.restarts:
+                self._say(f"{child.spec.name} is ready again, {now - child.started:.1f} s after its start")
+            self._tell()
+        elif now - child.started > child.spec.start_timeout_s:
+            what = f"was not ready within {child.spec.start_timeout_s:.0f} s ({trouble})"
+            self._bury(child, what, may_restart=child.restarts > 0)
 
     def _bury(self, child: _Child, what: str, *, may_restart: bool = True) -> None:
         """Ends what is left of a process and decides when it starts again.
@@ -190,16 +196,28 @@ class Supervisor:
         quick = not child.ready or time.monotonic() - child.started < QUICK_S
         child.quick_deaths = child.quick_deaths + 1 if quick else 0
         self._end(child)
-        if not may_restart or child.quick_deaths > len(BACK_OFF_S):
+        wait_s, alone = LOST_RETRY_S, ""
+        if may_restart and child.quick_deaths <= len(BACK_OFF_S):
+            wait_s = BACK_OFF_S[max(0, child.quick_deaths - 1)]
+        elif self._can_do_without(child):
+            child.lost, alone = what, ", the others go on meanwhile"
+        else:
             raise GaveUp(f"{child.spec.name} {what}; gave up on it. {_last_words(child.log_path)}")
-        wait_s = BACK_OFF_S[max(0, child.quick_deaths - 1)]
         child.restart_at = time.monotonic() + wait_s
-        self._say(f"{child.spec.name} {what}; starting it again in {wait_s:g} s (log: {child.log_path})")
+        self._say(f"{child.spec.name} {what}; starting it again in {wait_s:g} s{alone} (log: {child.log_path})")
         self._tell()
+
+    def _can_do_without(self, child: _Child) -> bool:
+        """Whether it did its work once, and others of the table do the same."""
+        others = [other for other in self._table if other is not child and other.service == child.service]
+        return child.was_ready and any(not other.lost for other in others)
 
     def _end(self, child: _Child) -> None:
         if child.process is None:
             return
+        if child.pulse is not None:
+            child.pulse.stop()
+            child.pulse = None
         children.kill_tree(child.process.pid)
         child.process.wait()
         child.process, child.ready = None, False
@@ -230,7 +248,8 @@ class Supervisor:
             for child in self._table
             if child.process is not None
         }
-        self._changed(all(child.ready for child in self._table), states)
+        lost = {child.spec.name: child.lost for child in self._table if child.lost}
+        self._changed(all(child.ready or child.lost for child in self._table), states, lost)
 
 
 def _is_running(child: _Child) -> bool:

@@ -41,10 +41,10 @@ def run_up(home: Path, *, servers: int, gateway_port: int, metrics_base: int | N
         stack = plan_stack(settings, servers=servers, gateway_port=gateway_port, metrics_base=metrics_base)
         state = UpState(os.getpid(), created_at(os.getpid()), stack.url, stack.redis_url, stack.token_file, ready=False)
 
-        def changed(ready: bool, processes: dict[str, ProcessState]) -> None:
-            write_state(home, replace(state, ready=ready, processes=processes))
+        def changed(ready: bool, processes: dict[str, ProcessState], lost: dict[str, str]) -> None:
+            write_state(home, replace(state, ready=ready, processes=processes, lost=lost))
 
-        changed(False, {})
+        changed(False, {}, {})
         say(f"starting {', '.join(spec.name for spec in stack.table)} (logs: {home / 'logs'})")
         try:
             Supervisor(stack.table, home / "logs", say=say, changed=changed).run()

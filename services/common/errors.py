@@ -8,6 +8,9 @@ MillraceError
 ├── StreamFull           a bounded stream refused an entry: the producer waits
 ├── WeightSyncError      a weight transfer that failed verification or broke off
 ├── JobConflict          a job state change that is not allowed
+├── RecordGone           Redis has lost a running job's record, and it cannot be restored
+├── Fenced               a newer process writes for the job: this one must end
+├── LetterRefused        a dead letter that cannot be put back
 ├── KeyReused            an Idempotency-Key that stands for another spec
 ├── DeadlineExceeded     a wait that ended at its deadline (names what it waited for)
 └── VerifierError        a verifier's infrastructure failed (never a wrong answer)
@@ -46,6 +49,18 @@ class WeightSyncError(MillraceError):
 
 class JobConflict(MillraceError):  # noqa: N818  maps to HTTP 409
     """A change of a job's state that its present state does not allow."""
+
+
+class RecordGone(MillraceError):  # noqa: N818  what has happened
+    """Redis has lost a running job's record (it was emptied, or put back to an older state), and nothing restored it."""
+
+
+class Fenced(MillraceError):  # noqa: N818  the word for it
+    """A newer process has begun to write for the job; this one may not write any more, and ends."""
+
+
+class LetterRefused(MillraceError):  # noqa: N818  maps to HTTP 409
+    """A dead letter cannot be put back on its stream; the message says why."""
 
 
 class KeyReused(MillraceError):  # noqa: N818  what went wrong, in a word

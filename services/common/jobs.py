@@ -1,4 +1,4 @@
-"""Job records: the state machine and what people read of a job.
+"""Jobs in Redis: the state machine and what people read of a job.
 
 queued ◄──► paused                   held in the queue: no learner takes it
   │
@@ -8,163 +8,66 @@ starting ──► running ◄──► stalled    with a named cause
                │  └─────► paused     at a request, between two steps: its learner waits
                ▼
             succeeded                failed | cancelled from any state above
+
+Every move is written into the job's own folder, too, where there is one: it is what the record is rebuilt from (`restore`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
+import logging
 import secrets
 import time
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
-from enum import StrEnum
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 from redis.asyncio import Redis
 
-from services.common import keys
+from services.common import job_scripts, keys
 from services.common.connection import text
-from services.common.errors import JobConflict, KeyReused
-from services.common.spec import JobSpec
+from services.common.errors import ConfigError, JobConflict, KeyReused
+from services.common.fencing import Fence, run
+from services.common.job_folder import JobFolder
+from services.common.job_records import (
+    LIVE,
+    PAUSED_CAUSE,
+    ActiveJob,
+    JobRecord,
+    JobState,
+    from_document,
+    from_hash,
+    to_document,
+    to_hash,
+)
+from services.common.spec import JobSpec, dump_spec, parse_spec
 
-MAX_EVENTS = 10_000
+__all__ = ["LIVE", "PAUSED_CAUSE", "ActiveJob", "JobRecord", "JobState", "JobStore"]
+
+log = logging.getLogger(__name__)
+
 KEY_KEPT_S = 24 * 3600
 """An Idempotency-Key is remembered this long."""
-
-
-class JobState(StrEnum):
-    """Where a job is in its life."""
-
-    QUEUED = "queued"
-    STARTING = "starting"
-    RUNNING = "running"
-    STALLED = "stalled"
-    PAUSED = "paused"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing will change it any more."""
-        return self in {JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}
-
-
-LIVE = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STALLED, JobState.PAUSED})
-"""States in which a learner may own the job; it does if the record names one."""
-PAUSED_CAUSE = "paused by request"
-
-
-@dataclass(frozen=True, slots=True)
-class JobRecord:
-    """A job as people see it."""
-
-    id: str
-    name: str
-    state: JobState
-    cause: str
-    """Why it is stalled, paused, failed or cancelled; empty otherwise."""
-    created_at: float
-    """Unix seconds."""
-    started_at: float | None
-    finished_at: float | None
-    learner: str | None
-    lineage: int
-    step: int
-    steps: int
-    policy_version: int
-    cancel_requested: bool
-    pause_requested: bool
-    groups: dict[str, int]
-    """Groups issued, active, and by fate."""
-    export: str | None
-    """Directory of the newest weights in Hugging Face format."""
-    spec: JobSpec
-
-
-@dataclass(frozen=True, slots=True)
-class ActiveJob:
-    """What rollout and reward servers need to attach to a running job."""
-
-    job_id: str
-    lineage: int
-    weights_address: str
-    """host:port of the learner's gRPC."""
-    policy_version: int
-    model_path: str
-    """Directory of the model, the same on every machine."""
-    spec: dict[str, Any] = field(default_factory=dict)
-    """The job spec as JSON values."""
-
+REFILL_RECORDS = 200
+"""Records of a history that one script puts back."""
 
 _ACTIVE = TypeAdapter(ActiveJob)
-
-_TRANSITION = """#!lua
--- KEYS: record, events   ARGV: new state, unix time, event, allowed states (comma-separated), field, value, field, value, …
-local state = redis.call('HGET', KEYS[1], 'state')
-if not state then return 'missing' end
-if not string.find(',' .. ARGV[4] .. ',', ',' .. state .. ',', 1, true) then return state end
-redis.call('HSET', KEYS[1], 'state', ARGV[1])
-for i = 5, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
-redis.call('XADD', KEYS[2], 'MAXLEN', '~', '10000', '*', 'kind', 'state', 'at', ARGV[2], 'd', ARGV[3])
-return 'ok'
-"""
-
-
-_CREATE = """#!lua
--- KEYS: record, jobs, queue, order, events, idempotency key (optional)
--- ARGV: job id, spec digest, seconds to remember the key, unix time, event, field, value, field, value, …
-if KEYS[6] then
-  local known = redis.call('HMGET', KEYS[6], 'spec', 'job_id')
-  if known[1] and known[1] ~= ARGV[2] then return '' end
-  if known[1] and known[2] ~= ARGV[1] then return known[2] end
-  redis.call('HSET', KEYS[6], 'spec', ARGV[2], 'job_id', ARGV[1])
-  redis.call('EXPIRE', KEYS[6], ARGV[3])
-end
-if redis.call('EXISTS', KEYS[1]) == 1 then return ARGV[1] end  -- the first reply was lost, and the command repeated
-local order = redis.call('INCR', KEYS[4])
-for i = 6, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
-redis.call('ZADD', KEYS[2], order, ARGV[1])
-redis.call('ZADD', KEYS[3], order, ARGV[1])
-redis.call('XADD', KEYS[5], '*', 'kind', 'state', 'at', ARGV[4], 'd', ARGV[5])
-return ARGV[1]
-"""
-
-_ASK = """#!lua
--- KEYS: record, events
--- ARGV: field, value, request, unix time, states of a job that waits, its new state, cause, its event, states of a job that a learner owns
-local state, learner = unpack(redis.call('HMGET', KEYS[1], 'state', 'learner'))
-if not state then return 'missing' end
-local function is_in(states) return string.find(',' .. states .. ',', ',' .. state .. ',', 1, true) end
-local kind, event = ARGV[3], '{"message": "' .. ARGV[3] .. ' requested"}'
-if not learner then
-  if not is_in(ARGV[5]) then return state end
-  redis.call('HSET', KEYS[1], 'state', ARGV[6], 'cause', ARGV[7])
-  if ARGV[6] == 'cancelled' then redis.call('HSET', KEYS[1], 'finished_at', ARGV[4]) end
-  kind, event = 'state', ARGV[8]
-elseif not is_in(ARGV[9]) then
-  return state
-end
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
-redis.call('XADD', KEYS[2], 'MAXLEN', '~', '10000', '*', 'kind', kind, 'at', ARGV[4], 'd', event)
-return 'ok'
-"""
-
-_APPEND_STEP = """#!lua
--- KEYS: steps   ARGV: step, record
-if redis.call('LLEN', KEYS[1]) >= tonumber(ARGV[1]) then return 0 end
-return redis.call('RPUSH', KEYS[1], ARGV[2])
-"""
 
 
 class JobStore:
     """All job records, in Redis."""
 
-    def __init__(self, redis: Redis) -> None:
-        """Reads and writes through this client."""
+    fence: Fence | None = None
+    """What a head writes with (`HeadStore`); None for anybody else."""
+
+    def __init__(self, redis: Redis, jobs_dir: Path | None = None) -> None:
+        """Reads and writes through this client; `jobs_dir` holds the jobs' own folders."""
         self._redis = redis
+        self._jobs_dir = jobs_dir
 
     async def create(self, spec: JobSpec) -> JobRecord:
         """A new job, queued."""
@@ -183,21 +86,24 @@ class JobStore:
         }  # fmt: skip
         names = [keys.record(job_id), keys.JOBS, keys.QUEUE, keys.ORDER, keys.events(job_id)]
         digest, event = hashlib.sha256(text_of_spec.encode()).hexdigest(), json.dumps({"state": JobState.QUEUED})
+        if key:
+            values["idempotency"] = f"{keys.idempotency(key)} {digest}"
         pairs = [item for k, v in values.items() for item in (k, str(v))]
         made = text(
-            await self._redis.register_script(_CREATE)(
+            await self._redis.register_script(job_scripts.CREATE)(
                 keys=names + ([keys.idempotency(key)] if key else []),
                 args=[job_id, digest, KEY_KEPT_S, now, event, *pairs],
             )
         )
         if not made:
             raise KeyReused("the Idempotency-Key was used with another spec; a new job needs a new key")
+        await self.save(made)
         return await self.get(made), made == job_id
 
     async def find(self, job_id: str) -> JobRecord | None:
         """The job's record, or None."""
         raw = await self._redis.hgetall(keys.record(job_id))
-        return _record(job_id, {text(k): text(v) for k, v in raw.items()}) if raw else None
+        return from_hash(job_id, {text(k): text(v) for k, v in raw.items()}) if raw else None
 
     async def get(self, job_id: str) -> JobRecord:
         """The job's record.
@@ -229,11 +135,11 @@ class JobStore:
         pairs = [text for k, v in ({"cause": cause} | stamps | values).items() for text in (k, str(v))]
         event = json.dumps({"state": to, "cause": cause})
         states = ",".join(sorted(set(allowed)))
-        done = await self._redis.register_script(_TRANSITION)(
-            keys=[keys.record(job_id), keys.events(job_id)], args=[to, now, event, states, *pairs]
-        )
+        names = [keys.record(job_id), keys.events(job_id)]
+        done = await self._run(job_scripts.TRANSITION, names, [to, now, event, states, _token(), *pairs])
         if done != b"ok":
             raise JobConflict(f"job {job_id} is {text(done)}: it cannot become {to}")
+        await self.save(job_id)
 
     async def claim(self, learner: str) -> JobRecord | None:
         """The next job for this learner: one that it left unfinished, else the oldest in the queue; None when there is none."""
@@ -297,31 +203,40 @@ class JobStore:
         """Moves a job without a learner to another state, or leaves word for its learner in a field of the record; atomic."""
         ((name, value),) = field.items()
         now, event = time.time(), json.dumps({"state": to, "cause": cause})
-        done = await self._redis.register_script(_ASK)(
+        done = await self._redis.register_script(job_scripts.ASK)(
             keys=[keys.record(job_id), keys.events(job_id)],
-            args=[name, value, request, now, ",".join(waits), to, cause, event, ",".join(sorted(LIVE))],
+            args=[name, value, request, now, ",".join(waits), to, cause, event, ",".join(sorted(LIVE)), _token()],
         )
         if done != b"ok":
             raise JobConflict(f"job {job_id} is {text(done)}: {request} is not possible")
+        await self.save(job_id)
         return await self.get(job_id)
 
     async def update(self, job_id: str, **values: str | float) -> None:
-        """Sets plain fields of the record."""
-        await self._redis.hset(keys.record(job_id), mapping={k: str(v) for k, v in values.items()})
+        """Sets plain fields of the record.
+
+        Raises:
+            JobConflict: there is no such job.
+        """
+        pairs = [item for k, v in values.items() for item in (k, str(v))]
+        if await self._run(job_scripts.UPDATE, [keys.record(job_id)], pairs) != b"ok":
+            raise JobConflict(f"there is no job {job_id!r}")
+        await self.save(job_id)
 
     async def event(self, job_id: str, kind: str, data: dict[str, Any]) -> None:
         """Adds to what `GET /jobs/{id}/events` tells."""
-        await self._redis.xadd(
-            keys.events(job_id),
-            {"kind": kind, "at": time.time(), "d": json.dumps(data)},
-            maxlen=MAX_EVENTS,
-            approximate=True,
-        )
+        names = [keys.events(job_id), keys.once(job_id, _token())]
+        await self._run(job_scripts.TELL, names, [kind, time.time(), json.dumps(data)])
 
-    async def append_step(self, job_id: str, step: int, data: dict[str, Any]) -> None:
-        """Adds a step's record to the history, once, and tells so in the events."""
-        await self._redis.register_script(_APPEND_STEP)(keys=[keys.steps(job_id)], args=[step, json.dumps(data)])
-        await self.event(job_id, "step", data)
+    async def append_step(self, job_id: str, number: int, data: dict[str, Any]) -> None:
+        """Adds a step's record to the history, once, and tells so in the events; `number` counts the job's own steps from 1."""
+        await self._append_step(job_id, number, data, complete=False)
+
+    async def _append_step(self, job_id: str, number: int, data: dict[str, Any], *, complete: bool) -> bool:
+        """False, and nothing is changed, when `complete` asks for every step before and Redis lacks one."""
+        args = [number, json.dumps(data), time.time(), int(complete)]
+        done = await self._run(job_scripts.APPEND_STEP, [keys.steps(job_id), keys.events(job_id)], args)
+        return int(done) != -1
 
     async def evaluated_steps(self, job_id: str) -> set[int]:
         """Steps whose evaluation is in the history."""
@@ -329,16 +244,20 @@ class JobStore:
 
     async def append_eval(self, job_id: str, data: dict[str, Any]) -> None:
         """Adds an evaluation to the history and tells so in the events."""
-        await self._redis.rpush(keys.evals(job_id), json.dumps(data))
-        await self.event(job_id, "eval", data)
+        names = [keys.evals(job_id), keys.events(job_id), keys.once(job_id, _token())]
+        await self._run(job_scripts.APPEND_EVAL, names, [json.dumps(data), time.time()])
 
     async def activate(self, job: ActiveJob) -> None:
         """Lets rollout and reward servers see the job, or its newer address and version."""
-        await self._redis.hset(keys.ACTIVE, job.job_id, json.dumps(asdict(job)))
+        await self._activate(job, self.fence)
+
+    async def _activate(self, job: ActiveJob, fence: Fence | None) -> None:
+        args = [job.job_id, json.dumps(asdict(job))]
+        await run(self._redis, job_scripts.ACTIVATE, [keys.ACTIVE], args, fence=fence)
 
     async def retire(self, job_id: str) -> None:
         """Lets servers detach, and deletes the work still in its streams."""
-        await self._redis.hdel(keys.ACTIVE, job_id)
+        await self._run(job_scripts.ACTIVATE, [keys.ACTIVE], [job_id, ""])
         await self._redis.delete(*keys.work(job_id))
 
     async def active(self) -> dict[str, ActiveJob]:
@@ -346,27 +265,71 @@ class JobStore:
         raw = await self._redis.hgetall(keys.ACTIVE)
         return {text(job_id): _ACTIVE.validate_json(value) for job_id, value in raw.items()}
 
+    async def save(self, job_id: str) -> None:
+        """Writes the record into the job's folder; once more when it moves meanwhile, so that of several writers the newest state stays.
 
-def _record(job_id: str, raw: dict[str, str]) -> JobRecord:
-    def number(name: str) -> float | None:
-        return float(raw[name]) if raw.get(name) else None
+        A folder that cannot be written is told in the log: the job goes on, and the next move is written again.
+        """
+        if self._jobs_dir is None:
+            return
+        folder, written = JobFolder(self._jobs_dir / job_id), None
+        while (record := await self.find(job_id)) is not None and record != written:
+            try:
+                await asyncio.to_thread(folder.save, to_document(record), dump_spec(record.spec))
+            except OSError as error:
+                log.error("%s cannot be written: %s", folder.path, error.strerror or error)  # noqa: TRY400  no fault of this code
+                return
+            written = record
 
-    return JobRecord(
-        id=job_id,
-        name=raw["name"],
-        state=JobState(raw["state"]),
-        cause=raw.get("cause", ""),
-        created_at=float(raw["created_at"]),
-        started_at=number("started_at"),
-        finished_at=number("finished_at"),
-        learner=raw.get("learner"),
-        lineage=int(raw.get("lineage", 0)),
-        step=int(raw.get("step", 0)),
-        steps=int(raw["steps"]),
-        policy_version=int(raw.get("policy_version", 0)),
-        cancel_requested=raw.get("cancel_requested") == "1",
-        pause_requested=raw.get("pause_requested") == "1",
-        groups=json.loads(raw.get("groups", "{}")),
-        export=raw.get("export") or None,
-        spec=JobSpec.model_validate_json(raw["spec"]),
-    )
+    def saved(self, job_id: str) -> JobRecord | None:
+        """The record in the job's folder; None when there is none, or it cannot be read (the log says why)."""
+        found = JobFolder(self._jobs_dir / job_id).load() if self._jobs_dir is not None else None
+        try:
+            return None if found is None else from_document(found[0], parse_spec(found[1]))
+        except (ConfigError, KeyError, TypeError, ValueError) as error:
+            log.warning("the folder of job %s holds no record that is understood here: %s", job_id, error)
+            return None
+
+    async def restore(self, record: JobRecord, incarnation: int | None = None) -> bool:
+        """Puts a record and its history back into a Redis that has lost them; False when it had not.
+
+        Args:
+            record: what `saved` gave.
+            incarnation: of the head that restores the job it runs; None for anybody else, who never changes a record that is there.
+        """
+        now, event = (
+            time.time(),
+            json.dumps({"message": "Redis had lost this job: its record is back", "state": record.state}),
+        )
+        waits = record.state in {JobState.QUEUED, JobState.PAUSED} and record.learner is None
+        names = [keys.record(record.id), keys.JOBS, keys.QUEUE, keys.ORDER, keys.events(record.id)]
+        key, _, digest = record.idempotency.partition(" ")
+        pairs = [item for pair in to_hash(record).items() for item in pair]
+        done = await self._redis.register_script(job_scripts.RESTORE)(
+            keys=names + ([key] if key else []),
+            args=[record.id, "" if incarnation is None else incarnation, record.order, int(waits), now, event,
+                  int(record.created_at + KEY_KEPT_S - now), digest, *pairs],
+        )  # fmt: skip
+        if done:
+            log.warning("Redis had lost job %s (%s): its record is back", record.id, record.state)
+            await self.refill(record.id)
+        return bool(done)
+
+    async def refill(self, job_id: str) -> None:
+        """Brings the history in Redis up to what the job's folder has."""
+        if self._jobs_dir is None:
+            return
+        history = await asyncio.to_thread(JobFolder(self._jobs_dir / job_id).history)
+        for name, records in ((keys.steps(job_id), history.steps), (keys.evals(job_id), history.evals)):
+            have = int(await self._redis.llen(name))
+            while have < len(records):
+                chunk = [json.dumps(record) for record in records[have : have + REFILL_RECORDS]]
+                have = int(await self._run(job_scripts.REFILL, [name], [have, *chunk]))
+
+    async def _run(self, script: str, names: Sequence[str], args: Sequence[Any]) -> Any:  # noqa: ANN401  each script's own answer
+        return await run(self._redis, script, names, args, fence=self.fence)
+
+
+def _token() -> str:
+    """Names one command, so that a repeat of it is known."""
+    return secrets.token_hex(8)

@@ -5,6 +5,7 @@ millrace:jobs                    zset    all job ids, by submission
 millrace:active                  hash    job id → ActiveJob: what rollout and reward servers attach to
 millrace:order                   string  how many jobs were submitted
 millrace:idempotency:<digest>    hash    spec digest and job of an Idempotency-Key; expires
+millrace:restored:<who>          string  that <who> has put its jobs back since Redis was emptied
 millrace:workers                 set     worker names; each has millrace:worker:<name>, which expires
 millrace:{<job>}:record          hash    the job's record
 millrace:{<job>}:events          stream  what happened, for people (capped)
@@ -14,6 +15,8 @@ millrace:{<job>}:samples         list    the newest judged groups with their tex
 millrace:{<job>}:<stage>         stream  tasks | rollouts | scored: work, never trimmed
 millrace:{<job>}:seen:<stage>    set     members already added to that stream
 millrace:{<job>}:dead:<stage>    stream  entries that could not be used, with the reason
+millrace:{<job>}:dead-bytes      hash    stage → bytes of payload that its dead letters keep
+millrace:{<job>}:once:<token>    string  a command that has had its effect, in case it is repeated; expires
 """
 
 from __future__ import annotations
@@ -84,6 +87,21 @@ def seen(job_id: str, stage: Stage) -> str:
 def dead(job_id: str, stage: Stage) -> str:
     """The dead-letter stream of a work stream."""
     return f"millrace:{{{job_id}}}:dead:{stage}"
+
+
+def dead_bytes(job_id: str) -> str:
+    """How much the dead letters of each stage keep."""
+    return f"millrace:{{{job_id}}}:dead-bytes"
+
+
+def once(job_id: str, token: str) -> str:
+    """That the command with this token has had its effect."""
+    return f"millrace:{{{job_id}}}:once:{token}"
+
+
+def restored(who: str) -> str:
+    """That this process has put its jobs back since Redis was emptied."""
+    return f"millrace:restored:{who}"
 
 
 def work(job_id: str) -> list[str]:

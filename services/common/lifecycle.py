@@ -9,6 +9,8 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, NoReturn
 
+from services.common.guard import BLOCKED_S, LoopGuard
+
 log = logging.getLogger(__name__)
 
 
@@ -44,13 +46,19 @@ class Drain:
 
 
 async def run_service(
-    drain: Drain, loops: Mapping[str, Callable[[], Coroutine[Any, Any, None]]], *, drain_timeout_s: float
+    drain: Drain,
+    loops: Mapping[str, Callable[[], Coroutine[Any, Any, None]]],
+    *,
+    drain_timeout_s: float,
+    blocked_s: float = BLOCKED_S,
 ) -> None:
     """Runs the named loops until all have ended.
 
     Each loop returns soon after `drain` is requested. One that raises, or returns without a drain, starts the drain and its error is raised
-    at the end; loops that outlast the drain's time are cancelled.
+    at the end; loops that outlast the drain's time are cancelled. Should the event loop not turn for `blocked_s` seconds, the process ends.
     """
+    guard = LoopGuard(blocked_s)
+    guard.start()
     tasks = {asyncio.create_task(loop(), name=name) for name, loop in loops.items()}
     first: BaseException | None = None
     pending = set(tasks)
@@ -72,6 +80,7 @@ async def run_service(
             log.warning("loop %s did not drain within %.0f s", task.get_name(), drain_timeout_s)
             task.cancel()
         await asyncio.gather(*pending, draining, return_exceptions=True)
+        guard.stop()
     if first is not None:
         raise first
 

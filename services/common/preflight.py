@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import tempfile
-import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
-from redis.asyncio import Redis
+from pydantic import SecretStr
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
+from services.common.connection import connect
 from services.common.errors import ConfigError
 from services.common.settings import Platform
 
@@ -25,12 +24,12 @@ class RedisAway(ConfigError):  # noqa: N818  what is the matter
     """No Redis answers at the address that the settings give."""
 
 
-async def require_redis(redis: Redis, url: str, *, wait_s: float) -> None:
+async def require_redis(url: str, password: SecretStr | None = None, *, wait_s: float) -> None:
     """Waits until Redis answers this user.
 
     Args:
-        redis: a client of it.
-        url: the client's, for the message; a password in it is not shown.
+        url: of the server; a password in it is not shown.
+        password: of the URL's user, where the URL itself has none.
         wait_s: how long it may be away, seconds.
 
     Raises:
@@ -39,21 +38,16 @@ async def require_redis(redis: Redis, url: str, *, wait_s: float) -> None:
     """
     parts = urlsplit(url)
     where = f"{parts.hostname}:{parts.port or 6379}" if parts.hostname else parts.path
-    deadline = time.monotonic() + wait_s
-    while True:
-        try:
+    try:
+        async with connect(url, password=password, outage_s=wait_s) as redis:
             await redis.ping()
-        except (AuthenticationError, NoPermissionError) as error:
-            raise ConfigError(
-                f"REDIS_URL: Redis at {where} refuses the user {parts.username or 'default'!r}: "
-                "wrong user or password (MILLRACE_REDIS_PASSWORD_FILE)"
-            ) from error
-        except (RedisError, OSError) as error:
-            if time.monotonic() > deadline:
-                raise RedisAway(f"REDIS_URL: no Redis answers at {where}: {error}") from error
-            await asyncio.sleep(0.5)
-        else:
-            return
+    except (AuthenticationError, NoPermissionError) as error:
+        raise ConfigError(
+            f"REDIS_URL: Redis at {where} refuses the user {parts.username or 'default'!r}: "
+            "wrong user or password (MILLRACE_REDIS_PASSWORD_FILE)"
+        ) from error
+    except (RedisError, OSError) as error:
+        raise RedisAway(f"REDIS_URL: no Redis answers at {where}: {error}") from error
 
 
 def require_room(folder: Path, min_free_gib: float) -> None:

@@ -9,48 +9,23 @@ stream with the reason. Written for Redis 7.0 and Lua.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from dataclasses import dataclass
 from typing import Any
 
 from redis.asyncio import Redis
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
 
-from services.common import keys
-from services.common.connection import text
+from services.common import keys, stream_scripts
+from services.common.codec import MAX_ENTRY_BYTES
+from services.common.connection import OUTAGE_S, is_outage, pause_s, refusal, text
 from services.common.errors import StreamFull
+from services.common.fencing import Fence, run
 from services.common.keys import Stage
 
-_ADD = """#!lua
--- KEYS: stream, seen   ARGV: member, payload, bound
-if redis.call('SISMEMBER', KEYS[2], ARGV[1]) == 1 then return 0 end
-if redis.call('XLEN', KEYS[1]) >= tonumber(ARGV[3]) then return -1 end
-redis.call('XADD', KEYS[1], '*', 'member', ARGV[1], 'd', ARGV[2])
-redis.call('SADD', KEYS[2], ARGV[1])
-return 1
-"""
-
-_HOP = """#!lua
--- KEYS: source, destination, seen   ARGV: group, entry id, member, payload, bound
-local new = redis.call('SISMEMBER', KEYS[3], ARGV[3]) == 0
-if new and redis.call('XLEN', KEYS[2]) >= tonumber(ARGV[5]) then return -1 end
-if redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end  -- moved before, or the job is retired
-redis.call('XDEL', KEYS[1], ARGV[2])
-if new then
-  redis.call('XADD', KEYS[2], '*', 'member', ARGV[3], 'd', ARGV[4])
-  redis.call('SADD', KEYS[3], ARGV[3])
-end
-return new and 1 or 0
-"""
-
-_BURY = """#!lua
--- KEYS: source, dead   ARGV: group, entry id, member, payload, reason, deliveries, unix time
-if redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
-redis.call('XADD', KEYS[2], 'MAXLEN', '~', '10000', '*',
-  'member', ARGV[3], 'd', ARGV[4], 'reason', ARGV[5], 'deliveries', ARGV[6], 'at', ARGV[7])
-redis.call('XDEL', KEYS[1], ARGV[2])
-return 1
-"""
+log = logging.getLogger(__name__)
 
 MAX_STREAM_LENGTH = 100_000
 """Default bound of a work stream, entries. The learner's slots keep streams far shorter."""
@@ -61,8 +36,12 @@ _START = "0-0"
 _GROUP_GONE = ("NOGROUP", "UNBLOCKED")
 """What Redis answers where there is no group, and in a blocking read (7.0) when its stream is deleted."""
 
-DEAD_PAYLOAD_BYTES = 64 * 1024
-"""Bytes of an entry that its dead letter keeps."""
+DEAD_LETTERS = 200_000
+"""Letters that a stage keeps, the newest."""
+DEAD_BUDGET_BYTES = 64 * 1024**2
+"""Payloads that a stage's dead letters keep whole, all together. A letter beyond it, or of an entry beyond the entry limit, is cut."""
+DEAD_PAYLOAD_BYTES = 1024
+"""What a cut letter keeps of its payload. It cannot be put back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +50,30 @@ class Entry:
 
     id: str
     member: str
-    """What the dedupe sets know it by: `train:17:1`."""
+    """What the dedupe sets know it by: `train:1:17:1`."""
     payload: bytes
     deliveries: int
     """1 on first delivery."""
 
 
 async def add(
-    redis: Redis, job_id: str, stage: Stage, member: str, payload: bytes, *, bound: int = MAX_STREAM_LENGTH
+    redis: Redis,
+    job_id: str,
+    stage: Stage,
+    member: str,
+    payload: bytes,
+    *,
+    bound: int = MAX_STREAM_LENGTH,
+    fence: Fence | None = None,
 ) -> bool:
     """Adds an entry once, however often it is called; False when it had been added before.
 
     Raises:
         StreamFull: the stream holds `bound` entries; nothing was changed.
+        Fenced: a newer head writes for the job.
     """
-    done = await redis.register_script(_ADD)(
-        keys=[keys.stream(job_id, stage), keys.seen(job_id, stage)], args=[member, payload, bound]
-    )
+    names = [keys.stream(job_id, stage), keys.seen(job_id, stage)]
+    done = await run(redis, stream_scripts.ADD, names, [member, payload, bound], fence=fence)
     if done == -1:
         raise StreamFull(f"stream {stage} of job {job_id} holds {bound} entries")
     return bool(done)
@@ -97,7 +83,8 @@ class Consumer:
     """One consumer of a job's work stream, under a stable name.
 
     Reads its own pending entries first (their replies may have been lost), then what other consumers left longer than the lease,
-    then new ones. Whoever works longer than a third of the lease calls `renew`.
+    then new ones. Whoever works longer than a third of the lease calls `renew`. An entry that another has claimed meanwhile is lost to
+    this consumer: hop, ack, renew and dead_letter then change nothing.
     """
 
     def __init__(
@@ -110,8 +97,9 @@ class Consumer:
         group: str,
         name: str,
         lease_s: float = 60.0,
+        fence: Fence | None = None,
     ) -> None:
-        """Two clients of the same server: `blocking` only ever waits in XREADGROUP."""
+        """Two clients of the same server: `blocking` only ever waits in XREADGROUP. `fence`: of a job's head."""
         self.job_id = job_id
         self.stage = stage
         self._commands = commands
@@ -120,7 +108,10 @@ class Consumer:
         self._group = group
         self._name = name
         self._lease_ms = int(lease_s * 1000)
+        self._fence = fence
         self._held: set[str] = set()
+        self._failures = 0
+        self._answered = time.monotonic()
         self._recover_from: str | None = "0"
         self._claim_from = _START
         self._next_claim = 0.0
@@ -131,85 +122,100 @@ class Consumer:
         return len(self._held)
 
     async def read(self, count: int, block_s: float) -> list[Entry]:
-        """Up to `count` entries, each held by this consumer until hop, ack or dead_letter; empty after `block_s` seconds."""
+        """Up to `count` entries, each held by this consumer until hop, ack or dead_letter; empty after `block_s` seconds.
+
+        Empty, too, while Redis is away; after OUTAGE_S of that its error is raised.
+        """
         for _ in range(2):
             try:
-                return await self._next_entries(count, block_s)
-            except ResponseError as error:
-                await self._heal(error)
+                entries = await self._next_entries(count, block_s)
+            except RedisError as error:
+                if isinstance(error, ResponseError) and refusal(error) is None:
+                    await self._heal(error)
+                    continue
+                await self._outlast(error)
+                return []
+            self._failures, self._answered = 0, time.monotonic()
+            return entries
         return []
 
+    async def _outlast(self, error: RedisError) -> None:
+        """A pause after a failed read. The reply may have been lost with entries in it: the next read looks for them."""
+        away = time.monotonic() - self._answered > OUTAGE_S
+        if refusal(error) is None and (away or not is_outage(error)):
+            raise error
+        if self._failures == 0:
+            log.warning("the %s of job %s cannot be read for now: %s", self.stage, self.job_id, error)
+        self._failures += 1
+        self._recover_from = "0"
+        await asyncio.sleep(pause_s(self._failures))
+
     async def _next_entries(self, count: int, block_s: float) -> list[Entry]:
-        if self._recover_from is not None:
-            entries = await self._read_group(self._recover_from, count, None)
-            self._recover_from = entries[-1].id if entries else None
+        while self._recover_from is not None:
+            messages = await self._read_group(self._recover_from, count, None)
+            self._recover_from = text(messages[-1][0]) if messages else None
+            entries = await self._hold(messages, new=False)
             if entries:
                 return entries
         if time.monotonic() >= self._next_claim:
             entries = await self._claim(count)
             if entries:
                 return entries
-        return await self._read_group(">", count, block_s)
+        return await self._hold(await self._read_group(">", count, block_s), new=True)
 
     async def hop(self, entry: Entry, stage: Stage, payload: bytes, *, bound: int = MAX_STREAM_LENGTH) -> bool:
-        """Moves the entry on to the next stream, atomically; False when it had been moved before.
+        """Moves the entry on to the next stream, atomically; False when it is not this consumer's any more: moved before, or claimed.
 
         Raises:
             StreamFull: the next stream is full; the entry is still held and nothing was changed.
         """
-        done = await self._commands.register_script(_HOP)(
-            keys=[self._stream, keys.stream(self.job_id, stage), keys.seen(self.job_id, stage)],
-            args=[self._group, entry.id, entry.member, payload, bound],
-        )
+        names = [self._stream, keys.stream(self.job_id, stage), keys.seen(self.job_id, stage)]
+        done = await self._run(stream_scripts.HOP, names, [entry.id, entry.member, payload, bound])
         if done == -1:
             raise StreamFull(f"stream {stage} of job {self.job_id} holds {bound} entries")
         self._held.discard(entry.id)
         return bool(done)
 
-    async def ack(self, *entries: Entry) -> None:
-        """Lets entries go for good, all at once."""
+    async def ack(self, *entries: Entry) -> int:
+        """Lets entries go for good, all at once; how many of them were still this consumer's."""
         if not entries:
-            return
+            return 0
         ids = [entry.id for entry in entries]
-        async with self._commands.pipeline(transaction=True) as pipe:
-            pipe.xack(self._stream, self._group, *ids)
-            pipe.xdel(self._stream, *ids)
-            await pipe.execute()
+        done = await self._run(stream_scripts.ACK, [self._stream], ids)
         self._held.difference_update(ids)
+        return int(done)
 
-    async def dead_letter(self, entry: Entry, reason: str) -> None:
-        """Moves the entry to the dead-letter stream, with the reason."""
-        await self._commands.register_script(_BURY)(
-            keys=[self._stream, keys.dead(self.job_id, self.stage)],
-            args=[
-                self._group,
-                entry.id,
-                entry.member,
-                entry.payload[:DEAD_PAYLOAD_BYTES],
-                reason[:2000],
-                entry.deliveries,
-                int(time.time()),
-            ],
-        )
+    async def dead_letter(self, entry: Entry, reason: str) -> bool:
+        """Moves the entry to the dead-letter stream, with the reason; False when it is not this consumer's any more."""
+        names = [self._stream, keys.dead(self.job_id, self.stage), keys.dead_bytes(self.job_id)]
+        size = len(entry.payload)
+        payload = entry.payload if size <= MAX_ENTRY_BYTES else entry.payload[:DEAD_PAYLOAD_BYTES]
+        done = await self._run(
+            stream_scripts.BURY,
+            names,
+            [entry.id, entry.member[:200], payload, size, reason[:2000], entry.deliveries, self.stage,
+             DEAD_BUDGET_BYTES, DEAD_PAYLOAD_BYTES, DEAD_LETTERS],
+        )  # fmt: skip
         self._held.discard(entry.id)
+        return bool(done)
 
-    async def renew(self) -> None:
-        """Renews the lease of every entry held."""
+    async def renew(self) -> set[str]:
+        """Renews the lease of every entry held; answers the ids of those that are lost: claimed by another, or gone."""
         if not self._held:
-            return
-        try:
-            await self._commands.xclaim(self._stream, self._group, self._name, 0, list(self._held), idle=0, justid=True)
-        except ResponseError as error:
-            await self._heal(error)
+            return set()
+        lost = {
+            text(entry_id) for entry_id in await self._run(stream_scripts.RENEW, [self._stream], sorted(self._held))
+        }
+        self._held -= lost
+        return lost
 
-    async def _read_group(self, start: str, count: int, block_s: float | None) -> list[Entry]:
+    async def _run(self, script: str, names: list[str], args: list[Any]) -> Any:  # noqa: ANN401  each script's own answer
+        return await run(self._commands, script, names, [self._group, self._name, *args], fence=self._fence)
+
+    async def _read_group(self, start: str, count: int, block_s: float | None) -> list[Any]:
         block = None if block_s is None else max(1, int(block_s * 1000))
-        reply = await self._blocking.xreadgroup(
-            self._group, self._name, {self._stream: start}, count=count, block=block
-        )
-        messages = _messages(reply)
-        return await self._hold(
-            [message for message in messages if text(message[0]) not in self._held], new=start == ">"
+        return _messages(
+            await self._blocking.xreadgroup(self._group, self._name, {self._stream: start}, count=count, block=block)
         )
 
     async def _claim(self, count: int) -> list[Entry]:
@@ -221,10 +227,10 @@ class Consumer:
         self._claim_from = text(cursor)
         if self._claim_from == _START:
             self._next_claim = time.monotonic() + self._lease_ms / 4000
-        messages = [message for message in found if text(message[0]) not in self._held]
-        return await self._hold(messages, new=False)
+        return await self._hold(found, new=False)
 
     async def _hold(self, messages: list[Any], *, new: bool) -> list[Entry]:
+        messages = [message for message in messages if text(message[0]) not in self._held]
         ids = [text(message[0]) for message in messages]
         deliveries = dict.fromkeys(ids, 1) if new else await self._delivery_counts(ids)
         entries = []
@@ -261,6 +267,11 @@ def _messages(reply: Any) -> list[Any]:  # noqa: ANN401  the shape differs by pr
     if isinstance(reply, dict):
         return [message for batch in reply.values() for message in batch[0]]
     return [message for _, batch in reply or [] for message in batch]
+
+
+async def forget(redis: Redis, job_id: str) -> None:
+    """Deletes what a read or a hop in flight made of a retired job's streams. A job that is active keeps them."""
+    await redis.register_script(stream_scripts.FORGET)(keys=keys.work(job_id), args=[keys.ACTIVE, job_id])
 
 
 async def depths(redis: Redis, job_id: str) -> dict[Stage, int]:

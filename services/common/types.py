@@ -49,7 +49,9 @@ class VerdictStatus(StrEnum):
 
     SCORED = "scored"
     TIMEOUT = "timeout"
+    """It would have taken more time, memory or nesting than it may: the response's doing, and yet no wrong answer."""
     FAILED = "failed"
+    """The verifier broke, twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +93,15 @@ class Task:
     """The server must hold at least this version before it samples."""
     timeout_s: float
     """Time the server may take over the group, from when it starts on it."""
+    rollout_timeout_s: float | None = None
+    """Time for sampling, from the first request on; None: as long as the group has."""
+    min_group_size: Count | None = None
+    """With so many whole rollouts at a deadline the group goes on without the others; None: it needs them all."""
 
     @property
     def member(self) -> str:
-        """Names this issue of the group in dedupe sets: `train:17:1`."""
-        return f"{self.purpose}:{self.group_id}:{self.attempt}"
+        """Names this issue of the group in dedupe sets: `train:1:17:1`."""
+        return f"{self.purpose}:{self.lineage}:{self.group_id}:{self.attempt}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +175,8 @@ class RolloutGroup:
     """Wall-clock seconds from start to last token."""
     failure: str | None = None
     """Why the group could not be sampled (a prompt too long, say); then `rollouts` is empty."""
+    permanent: bool = False
+    """Of a failure: to issue the task again would not help."""
 
     @property
     def prompt_tokens(self) -> Int32Array:

@@ -57,10 +57,8 @@ _STATUS = TypeAdapter(WorkerStatus)
 
 async def beat(redis: Redis, status: WorkerStatus) -> None:
     """Writes a heartbeat, good for EXPIRES_S seconds."""
-    async with redis.pipeline(transaction=False) as pipe:
-        pipe.set(keys.worker(status.name), json.dumps(asdict(status)), px=int(EXPIRES_S * 1000))
-        pipe.sadd(keys.WORKERS, status.name)
-        await pipe.execute()
+    await redis.set(keys.worker(status.name), json.dumps(asdict(status)), px=int(EXPIRES_S * 1000))
+    await redis.sadd(keys.WORKERS, status.name)
 
 
 async def leave(redis: Redis, name: str) -> None:

@@ -7,21 +7,25 @@ import logging
 import signal
 import socket
 import sys
+from functools import partial
 
 import uvicorn
-from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
+from redis.exceptions import RedisError
 
 from services.common.connection import connect
 from services.common.errors import ConfigError
 from services.common.logs import configure_logging
 from services.common.preflight import RedisAway, require_redis
+from services.common.restore import Restorer
 from services.common.settings import Settings, load_settings
 from services.gateway.app import create_app
 from services.gateway.auth import load_token
 
 log = logging.getLogger("millrace.gateway")
+
+RESTORE_S = 1.0
 
 
 def main() -> int:
@@ -48,7 +52,7 @@ async def _serve(settings: Settings, token: str, listener: socket.socket) -> Non
     redis = connect(settings.redis_url, password=settings.redis_password)
     # People wait for these answers: give up on Redis after about a second instead of ten, and say 503.
     redis.set_retry(Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 3))
-    await _look_for(redis, settings.redis_url)
+    await _look_for(settings)
     app = create_app(settings, redis, token)
     config = uvicorn.Config(
         app,
@@ -62,21 +66,44 @@ async def _serve(settings: Settings, token: str, listener: socket.socket) -> Non
     )
     host, port = listener.getsockname()[:2]
     log.info("listening on http://%s:%d", host, port)
+    restoring = asyncio.create_task(_restore_loop(app.state.context.restorer), name="restore")
+    server = uvicorn.Server(config)
+    restoring.add_done_callback(partial(_ended, server))
     try:
-        await uvicorn.Server(config).serve(sockets=[listener])
+        await server.serve(sockets=[listener])
+        if restoring.done():
+            restoring.result()
     finally:
+        restoring.cancel()
         await app.state.context.inference.close()
         await redis.aclose()
 
 
-async def _look_for(redis: Redis, url: str) -> None:
+async def _restore_loop(restorer: Restorer) -> None:
+    """Consumes the job folders; waits a second; unblocked by time; produces the records that Redis has lost."""
+    while True:
+        try:
+            await restorer.look()
+        except RedisError as error:
+            log.warning("cannot look after the jobs' records: %s", type(error).__name__)
+        await asyncio.sleep(RESTORE_S)
+
+
+def _ended(server: uvicorn.Server, task: asyncio.Task[None]) -> None:
+    """A background task that dies ends the process, by name."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("the %s loop died", task.get_name(), exc_info=error)
+        server.should_exit = True
+
+
+async def _look_for(settings: Settings) -> None:
     """A Redis that is away may come back: it is answered with 503 until then. One that refuses us stays so.
 
     Raises:
         ConfigError: Redis refuses the user.
     """
     try:
-        await require_redis(redis, url, wait_s=0.0)
+        await require_redis(settings.redis_url, settings.redis_password, wait_s=0.0)
     except RedisAway as error:
         log.error("%s", error)  # noqa: TRY400  the line says it all
 

@@ -15,8 +15,17 @@ from fastapi.security import HTTPBearer
 from redis.asyncio import Redis
 
 from services.common.jobs import JobStore
+from services.common.restore import Restorer
 from services.common.settings import Settings
-from services.gateway import console_routes, jobs_routes, openai_routes, reads_routes, service_routes
+from services.gateway import (
+    console_routes,
+    dead_letter_routes,
+    jobs_routes,
+    ledger_routes,
+    openai_routes,
+    reads_routes,
+    service_routes,
+)
 from services.gateway.admission import Admission, InstalledChecks
 from services.gateway.auth import BearerAuth, open_paths
 from services.gateway.body_limit import BodyLimit, RequestTimeout
@@ -48,6 +57,7 @@ def create_app(
         event_times: pace of event streams.
     """
     metrics = GatewayMetrics()
+    jobs_dir = settings.home / "jobs"
     app = FastAPI(
         title="Millrace gateway",
         summary="Submit, watch and cancel reinforcement-learning jobs.",
@@ -58,15 +68,20 @@ def create_app(
     )
     app.state.context = Context(
         redis=redis,
-        store=JobStore(redis),
+        store=JobStore(redis, jobs_dir),
+        restorer=Restorer(redis, jobs_dir, "gateway", lambda _: True),
         admission=admission or Admission(InstalledChecks(settings)),
         metrics=metrics,
         event_times=event_times or EventTimes(),
         inference=InferenceClient(
             redis, JobStore(redis), settings.internal_token.get_secret_value() if settings.internal_token else None
         ),
+        settings=settings,
     )
-    for router in (jobs_routes.router, reads_routes.router, openai_routes.router):
+    routers = (
+        jobs_routes.router, reads_routes.router, ledger_routes.router, dead_letter_routes.router, openai_routes.router,
+    )  # fmt: skip
+    for router in routers:
         app.include_router(router, dependencies=[Depends(_BEARER)])
     app.include_router(service_routes.router)
     app.include_router(console_routes.router)

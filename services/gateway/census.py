@@ -37,8 +37,12 @@ class JobCensus:
         async with redis.pipeline(transaction=False) as pipe:
             for job_id in self._open:
                 pipe.hget(keys.record(job_id), "state")
-            states = [JobState(text(raw)) for raw in await pipe.execute()]
-        found = list(zip(self._open, states, strict=True))
-        self._open = [job_id for job_id, state in found if not state.ended]
+            replies = await pipe.execute()
+        # A job without a state is one that Redis has just lost: it is put back, and counted then.
+        found = [
+            (job_id, JobState(text(raw))) for job_id, raw in zip(self._open, replies, strict=True) if raw is not None
+        ]
+        ended = {job_id for job_id, state in found if state.ended}
+        self._open = [job_id for job_id in self._open if job_id not in ended]
         self._ended.update(state for _, state in found if state.ended)
         return Counter(state for _, state in found if not state.ended)

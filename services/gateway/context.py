@@ -10,6 +10,8 @@ from redis.asyncio import Redis
 from starlette.exceptions import HTTPException
 
 from services.common.jobs import JobRecord, JobStore
+from services.common.restore import Restorer
+from services.common.settings import Settings
 from services.gateway.admission import Admission
 from services.gateway.inference import InferenceClient
 from services.gateway.metrics import JOB_ID, GatewayMetrics
@@ -32,10 +34,12 @@ class Context:
 
     redis: Redis
     store: JobStore
+    restorer: Restorer
     admission: Admission
     metrics: GatewayMetrics
     event_times: EventTimes
     inference: InferenceClient
+    settings: Settings
 
 
 def _context(request: Request) -> Context:

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.routing import Match
 
-from services.common.errors import ConfigError, JobConflict
+from services.common.errors import ConfigError, JobConflict, LetterRefused
 from services.gateway.schemas import ErrorAnswer, FieldProblem
 
 log = logging.getLogger(__name__)
@@ -85,6 +85,7 @@ def install_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _validation)
     app.add_exception_handler(SpecRefused, _refused)
     app.add_exception_handler(JobConflict, _conflict)
+    app.add_exception_handler(LetterRefused, _conflict)
     app.add_exception_handler(RedisError, _redis)
     app.add_exception_handler(Exception, _unexpected)
 

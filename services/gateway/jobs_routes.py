@@ -82,6 +82,7 @@ async def submit(
         context.metrics.refused.inc()
         raise
 
+    await context.restorer.look()  # a key that Redis lost must be known again before it is asked for
     try:
         record, new = await context.store.create_once(spec, idempotency_key)
     except KeyReused as error:

@@ -7,7 +7,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from services.common.dead_letters import DeadLetter
 from services.common.jobs import JobRecord, JobState
+from services.common.keys import Stage
 from services.common.spec import JobSpec
 from services.common.workers import WorkerKind
 
@@ -151,6 +153,58 @@ class WorkerList(Answer):
     workers: list[Worker]
 
 
+class DeadLetterInfo(Answer):
+    """An entry that could not be used."""
+
+    stage: Stage = Field(description="The stream that it was on.", examples=["rollouts"])
+    id: str = Field(description="Names the letter within its stage.", examples=["1760000000000-0"])
+    member: str = Field(description="Names the group that the entry was about.", examples=["train:1:17:1"])
+    reason: str = Field(description="Why it could not be used.", examples=["delivered 6 times without success"])
+    deliveries: int = Field(ge=0, description="How often it was delivered.", examples=[6])
+    consumer: str = Field(description="The worker that gave it up.", examples=["reward-node1"])
+    first_seen: float = Field(description="Unix seconds at which it was added to its stream.", examples=[1760000000.0])
+    last_seen: float = Field(description="Unix seconds at which it was given up.", examples=[1760000300.5])
+    size_bytes: int = Field(ge=0, description="Size of its payload.", examples=[40960])
+    whole: bool = Field(description="Whether all of the payload was kept, so that it can be put back.")
+
+    @classmethod
+    def of(cls, letter: DeadLetter) -> DeadLetterInfo:
+        """The letter as people read it."""
+        return cls(**_of_letter(letter))
+
+
+class DeadLetterContent(DeadLetterInfo):
+    """A dead letter with its payload."""
+
+    payload: str = Field(description="The first 64 KiB of the payload, in Base64.", examples=["gqRuYW1l"])
+    content: OpenObject | None = Field(
+        description="What a payload of MessagePack says, byte strings by their length; null for any other, and beyond 64 KiB.",
+        examples=[{"task": {"group_id": 17}}],
+    )
+
+    @classmethod
+    def of(cls, letter: DeadLetter, *, payload: str = "", content: OpenObject | None = None) -> DeadLetterContent:
+        """The letter as people read it."""
+        return cls(**_of_letter(letter), payload=payload, content=content)
+
+
+class DeadLetters(Answer):
+    """A job's dead letters."""
+
+    totals: dict[str, int] = Field(
+        description="Letters of each stage.", examples=[{"tasks": 0, "rollouts": 1, "scored": 0}]
+    )
+    letters: list[DeadLetterInfo] = Field(description="By stage, newest first.")
+
+
+class Requeued(Answer):
+    """An entry that is back on its stream."""
+
+    stage: Stage = Field(description="The stream.", examples=["rollouts"])
+    entry: str = Field(description="The letter that it was.", examples=["1760000000000-0"])
+    member: str = Field(description="Names the group that the entry is about.", examples=["train:1:17:1"])
+
+
 class Health(Answer):
     """That the process answers."""
 
@@ -160,6 +214,10 @@ class Health(Answer):
 def worker_answer(status: Any) -> Worker:  # noqa: ANN401  any dataclass with a worker's fields
     """A heartbeat as people read it."""
     return Worker(**asdict(status))
+
+
+def _of_letter(letter: DeadLetter) -> dict[str, Any]:
+    return {name: getattr(letter, name) for name in DeadLetterInfo.model_fields}
 
 
 def _shallow(record: JobRecord) -> dict[str, Any]:

@@ -39,7 +39,7 @@ async def serve(settings: Settings) -> None:
     health = HealthServer(settings.bind_host, settings.metrics_port, healthy=lambda: None, ready=lambda: None)
     health.start()
     redis = connect(settings.redis_url, password=settings.redis_password)
-    await require_redis(redis, settings.redis_url, wait_s=settings.redis_wait_s)
+    await require_redis(settings.redis_url, settings.redis_password, wait_s=settings.redis_wait_s)
     agent = Agent(settings, redis, drain, metrics_dir, health.port)
     try:
         loops = {"work": agent.work_loop, "beat": agent.beat_loop}

@@ -7,33 +7,37 @@ queue ─► claim ─► check ─► torchelastic ─► ranks ─► succeede
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import shutil
 import signal
+import tempfile
 from pathlib import Path
 
 from redis.asyncio import Redis
 
 from services.common import workers
 from services.common.data import open_source
-from services.common.errors import ConfigError, JobConflict
+from services.common.errors import ConfigError, JobConflict, MillraceError
 from services.common.jobs import LIVE, JobRecord, JobState, JobStore
 from services.common.lifecycle import Drain, every
 from services.common.logs import log_context
 from services.common.models import check_parallel_sizes, inspect_model, resolve_model
-from services.common.settings import Platform, Settings
-from services.common.spec import dump_spec
+from services.common.restore import Restorer
+from services.common.settings import Settings
 from services.common.workers import WorkerKind, WorkerStatus
-from services.learner.folder import ERROR_FILE, SPEC_FILE
-from services.learner.launch import rank_command
+from services.learner.books import close_books
+from services.learner.folder import ERROR_FILE, FENCED_FILE
+from services.learner.launch import rank_command, rank_environment
 from services.learner.nodes import Nodes
+from services.learner.pulse import FOLDER, RanksWatch
 
 log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 1.0
 RESTARTS = 3
-"""Times torchelastic restarts a job's ranks before the job fails."""
+"""Times a job's ranks are restarted without doing a step in between before the job fails."""
 
 
 class Agent:
@@ -46,7 +50,9 @@ class Agent:
         self.name = self._nodes.own_name(self._learner)
         self._settings = settings
         self._redis = redis
-        self._store = JobStore(redis)
+        jobs_dir = settings.home / "jobs"
+        self._store = JobStore(redis, jobs_dir)
+        self._restorer = Restorer(redis, jobs_dir, self.name, self._owns)
         self._drain = drain
         self._metrics_dir = metrics_dir
         self._metrics_port = metrics_port
@@ -70,7 +76,11 @@ class Agent:
                 await (self._run(record) if self._nodes.leads else self._follow(record))
             self._job = None
 
+    def _owns(self, record: JobRecord) -> bool:
+        return record.learner == self._learner and record.state in LIVE
+
     async def _next_job(self) -> JobRecord | None:
+        await self._restorer.look()
         return await (self._store.claim(self._learner) if self._nodes.leads else self._store.held_by(self._learner))
 
     async def beat_loop(self) -> None:
@@ -90,17 +100,19 @@ class Agent:
 
     async def _run(self, record: JobRecord) -> None:
         folder = self._settings.job_dir(record.id)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / SPEC_FILE).write_text(dump_spec(record.spec))
-        (folder / ERROR_FILE).unlink(missing_ok=True)
+        await self._store.save(record.id)
+        for name in (ERROR_FILE, FENCED_FILE):
+            (folder / name).unlink(missing_ok=True)
         try:
             await asyncio.to_thread(self._check, record)
         except ConfigError as error:
             await self._fail(record, str(error))
             return
         code = await self._run_ranks(record)
-        ended = (await self._store.get(record.id)).state.ended
-        if not ended and not self._drain.requested:
+        ended = (await self._newest(record)).state.ended
+        if (folder / FENCED_FILE).exists():
+            log.error("another process runs the job: %s", (folder / FENCED_FILE).read_text())
+        elif not ended and not self._drain.requested:
             said = folder / ERROR_FILE
             await self._fail(record, said.read_text() if said.exists() else f"the ranks ended with exit code {code}")
 
@@ -120,15 +132,46 @@ class Agent:
                 open_source(source, self._settings, field=f"data.{name}")
 
     async def _run_ranks(self, record: JobRecord) -> int:
+        """Runs torchelastic until it succeeds, or has restarted the ranks in vain. Each step that they do gives it all its restarts again.
+
+        Returns its exit code.
+        """
+        launches = 0
+        while True:
+            before = await self._newest(record)
+            code = await self._launch(record)
+            after = await self._newest(record)
+            launches = 0 if after.step > before.step else launches + 1
+            # It ends by a signal when it was killed itself, which says nothing of the ranks.
+            in_vain = launches > (RESTARTS if code < 0 else 0)
+            if code == 0 or in_vain or self._drain.requested or after.state.ended:
+                return code
+            log.warning("torchelastic ended with exit code %d: it is started again", code)
+
+    async def _newest(self, record: JobRecord) -> JobRecord:
+        """The job's record as it is now, put back first if Redis had lost it."""
+        await self._restorer.look()
+        return await self._store.find(record.id) or record
+
+    async def _launch(self, record: JobRecord) -> int:
+        with tempfile.TemporaryDirectory(prefix="millrace-beats-") as beats:
+            return await self._watched(record, Path(beats))
+
+    async def _watched(self, record: JobRecord, beats: Path) -> int:
+        """Runs torchelastic once, and kills what hangs of it; returns its exit code."""
         shutil.rmtree(self._metrics_dir, ignore_errors=True)
         self._metrics_dir.mkdir(parents=True)
+        watch = RanksWatch(beats)
         command = rank_command(self._nodes, record.id, record.spec.learner.world_size, RESTARTS)
+        environment = rank_environment(self._settings, record.id, record.spec, self._metrics_dir)
         process = await asyncio.create_subprocess_exec(
-            *command, env=self._rank_environment(record), start_new_session=True
+            *command, env={**environment, FOLDER: str(beats)}, start_new_session=True
         )
         waiter = asyncio.create_task(process.wait())
         while not waiter.done():
             await asyncio.wait({waiter}, timeout=LOOK_AGAIN_S)
+            for trouble in watch.look(process.pid):
+                log.error("%s: killed", trouble)
             if not waiter.done() and (self._drain.requested or await self._left_behind(record)):
                 log.info("draining the ranks")
                 await self._stop(process, waiter)
@@ -136,7 +179,10 @@ class Agent:
 
     async def _left_behind(self, record: JobRecord) -> bool:
         """Whether this node's ranks would wait for a job that node 0 has ended: its own ranks end by themselves."""
-        return not self._nodes.leads and (await self._store.get(record.id)).state.ended
+        if self._nodes.leads:
+            return False
+        found = await self._store.find(record.id)
+        return found is not None and found.state.ended
 
     async def _stop(self, process: asyncio.subprocess.Process, waiter: asyncio.Task[int]) -> None:
         process.send_signal(signal.SIGTERM)
@@ -146,23 +192,21 @@ class Agent:
             os.killpg(process.pid, signal.SIGKILL)
             await waiter
 
-    def _rank_environment(self, record: JobRecord) -> dict[str, str]:
-        threads = str(record.spec.learner.threads_per_rank)
-        variables = {
-            "MILLRACE_JOB": record.id, "MILLRACE_HOME": str(self._settings.home.resolve()), "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "GOMP_SPINCOUNT": "0",
-            "PROMETHEUS_MULTIPROC_DIR": str(self._metrics_dir),
-            # A store of their own for ranks that were started again: in a shared one they would find the dead ones' addresses.
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        }  # fmt: skip
-        if self._settings.platform is not Platform.NPU:
-            variables["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
-        return {**os.environ, **variables}
-
     async def _fail(self, record: JobRecord, cause: str) -> None:
         log.error("job %s failed: %s", record.id, cause)
-        try:
+        await self._close_books(record, f"the job failed: {cause}")
+        await self._store.retire(record.id)
+        try:  # last: until the job has ended, an agent that comes after this one fails it again
             await self._store.transition(record.id, JobState.FAILED, allowed=LIVE, cause=cause)
         except JobConflict as error:
             log.warning("%s", error)
-        await self._store.retire(record.id)
+
+    async def _close_books(self, record: JobRecord, reason: str) -> None:
+        """Gives what is left of a job without a head its fate; a damaged journal or a full disk must not keep it from ending."""
+        folder, issued = self._settings.job_dir(record.id), record.groups.get("issued", 0)
+        try:
+            groups = await asyncio.to_thread(close_books, folder, issued, reason)
+        except (MillraceError, OSError) as error:
+            log.warning("the ledger could not be closed: %s", error)
+        else:
+            await self._store.update(record.id, groups=json.dumps(groups))

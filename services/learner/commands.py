@@ -35,17 +35,32 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Every rank writes its part of a checkpoint into the directory; with `export`, Hugging Face files too."""
+    """Every rank copies its part of a checkpoint and begins to write it into the directory; with `export`, Hugging Face files too."""
 
     path: str
     export: bool
 
 
 @dataclass(frozen=True, slots=True)
+class Saved:
+    """Every rank tells what became of its writing."""
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
-    """Every rank reads its part of a checkpoint from the directory."""
+    """Every rank reads its part of a checkpoint from the directory, with the optimizer's moments and the random states if so said."""
 
     path: str
+    optimizer: bool = True
+    rng: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LoadWeights:
+    """Every rank begins at step 0 from the weights in the directory: a checkpoint's parts, or a Hugging Face directory."""
+
+    path: str
+    hugging_face: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +68,7 @@ class Finish:
     """Leave the loop."""
 
 
-Command = Idle | Train | Publish | Save | Load | Finish
+Command = Idle | Train | Publish | Save | Saved | Load | LoadWeights | Finish
 
 
 def encode_command(command: Command) -> bytes:
@@ -64,8 +79,10 @@ def encode_command(command: Command) -> bytes:
             body: Any = [step, [_pack_sequence(s) for s in sequences]]
         case Save(path, export):
             body = [path, export]
-        case Load(path):
-            body = [path]
+        case Load(path, optimizer, rng):
+            body = [path, optimizer, rng]
+        case LoadWeights(path, hugging_face):
+            body = [path, hugging_face]
         case _:
             body = []
     return bytes(msgpack.packb([kind, body]))
@@ -76,8 +93,8 @@ def decode_command(payload: bytes) -> Command:
     kind, body = msgpack.unpackb(payload, max_bin_len=_MAX_COMMAND_BYTES, max_array_len=100_000_000)
     if kind == "Train":
         return Train(body[0], [_unpack_sequence(s) for s in body[1]])
-    kinds: dict[str, type[Command]] = {"Idle": Idle, "Publish": Publish, "Save": Save, "Load": Load, "Finish": Finish}
-    return kinds[kind](*body)
+    known: tuple[type[Command], ...] = (Idle, Publish, Save, Saved, Load, LoadWeights, Finish)
+    return {cls.__name__: cls for cls in known}[kind](*body)
 
 
 def share(command: Command | None, device: torch.device) -> Command:

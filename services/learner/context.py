@@ -9,7 +9,7 @@ from pathlib import Path
 
 from redis.asyncio import Redis
 
-from services.common.jobs import JobStore
+from services.common.head_store import HeadStore
 from services.common.lifecycle import Drain
 from services.common.settings import Settings
 from services.common.spec import JobSpec
@@ -17,11 +17,16 @@ from services.common.streams import Consumer
 from services.common.types import ScoredGroup
 from services.learner.checkpoint import CheckpointStore
 from services.learner.evaluation import EvalRound
+from services.learner.identity import Identity
 from services.learner.intake import Intake, Judged
 from services.learner.journal import Journal
 from services.learner.publisher import Publisher
 from services.learner.ranks import Ranks
 from services.learner.tasks import TaskFactory
+
+
+class Stopped(Exception):  # noqa: N818  control flow, not an error
+    """The job was asked to end, or the learner to drain."""
 
 
 @dataclass(slots=True)
@@ -54,10 +59,14 @@ class JobContext:
     job_id: str
     spec: JobSpec
     lineage: int
+    """What `recovery` found it to be."""
+    folder: Path
+    """The job's own."""
+    identity: Identity
     model_dir: Path
     settings: Settings
     redis: Redis
-    store: JobStore
+    store: HeadStore
     ranks: Ranks
     intake: Intake
     tasks: TaskFactory
@@ -67,6 +76,10 @@ class JobContext:
     consumer: Consumer
     step: int = 0
     """Optimizer steps done; also the policy version published last."""
+    start_step: int = 0
+    """Where it began: above 0 when it went on from another job's checkpoint."""
+    skipped_in_a_row: int = 0
+    """Steps without a finite loss or gradient, up to the last one."""
     recovered_step: int = 0
     """Where the journal ended when this head began."""
     published: bool = False
@@ -75,8 +88,14 @@ class JobContext:
     """Why the job should end before its last step; empty while it should not."""
     paused_at: float | None = None
     """Monotonic seconds since when nothing new begins; None while the job is not paused. Once under way, `watch_loop` alone changes it."""
+    no_space: str = ""
+    """Why the job cannot write, while it cannot: it is paused then, whatever people ask. `with_room` alone changes it."""
     saved_step: int | None = None
     """Step of the newest checkpoint."""
+    begun_step: int = 0
+    """Step of the newest checkpoint that was begun."""
+    saving: asyncio.Task[None] | None = None
+    """The checkpoint that is being written."""
     waiting_for: str = ""
     """What the next step waits for; empty while a step is under way."""
     progress_at: float = field(default_factory=time.monotonic)
@@ -85,6 +104,8 @@ class JobContext:
     answers: dict[int, Judged] = field(default_factory=dict)
     """Evaluation groups that came back, by group_id; their entries are held until the evaluation is written down."""
     flow: Flow = field(default_factory=Flow)
+    ask_again: bool = True
+    """Whether what has no fate yet must be asked for again: a head has begun, or Redis has lost the work."""
     issue_now: asyncio.Event = field(default_factory=asyncio.Event)
     step_now: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -97,6 +118,11 @@ class JobContext:
     def paused(self) -> bool:
         """Whether the job was asked to pause."""
         return self.paused_at is not None
+
+    def work_lost(self) -> None:
+        """Redis has lost the tasks, rollouts and scored groups that were in its streams."""
+        self.ask_again = True
+        self.moved()
 
     def pause(self) -> None:
         """From now on nothing new begins: no task is issued, no batch chosen, no deadline runs out."""

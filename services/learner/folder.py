@@ -1,10 +1,16 @@
-"""Names of the files in a job's own folder, `<home>/jobs/<job>/`."""
-
-SPEC_FILE = "spec.yaml"
-"""The resolved spec, every default written out."""
+"""Names of the files that the learner adds to a job's own folder (`services.common.job_folder`)."""
 
 ERROR_FILE = "error.txt"
 """What the first rank that failed said."""
 
+FENCED_FILE = "fenced.txt"
+"""Why a head had to end: a newer one runs the job."""
+
 METRICS_DIR = "metrics"
 """Rank 0's metrics, which the agent serves."""
+
+LINEAGE_FILE = "lineage.json"
+"""Where each lineage of the job began."""
+
+JOURNAL_DIR = "journal"
+CHECKPOINTS_DIR = "checkpoints"

@@ -19,7 +19,8 @@ from redis.asyncio import Redis
 
 from services.common.connection import BLOCK_S, connect
 from services.common.data import open_source
-from services.common.jobs import JobStore
+from services.common.fates import FATES_FILE
+from services.common.head_store import HeadStore
 from services.common.keys import Stage
 from services.common.lifecycle import Drain, run_service
 from services.common.logs import log_context
@@ -29,11 +30,15 @@ from services.common.streams import Consumer
 from services.learner.checkpoint import CheckpointStore
 from services.learner.collector import collect_loop
 from services.learner.context import JobContext
+from services.learner.fate_log import FateLog
+from services.learner.folder import CHECKPOINTS_DIR, JOURNAL_DIR
 from services.learner.held_out import HeldOut
+from services.learner.identity import identity_of
 from services.learner.intake import Intake
 from services.learner.issuer import issue_loop
 from services.learner.journal import Journal
 from services.learner.ledger import Ledger
+from services.learner.lineage import FIRST
 from services.learner.publisher import Publisher
 from services.learner.ranks import Ranks
 from services.learner.stepper import step_loop
@@ -42,7 +47,8 @@ from services.learner.warden import watch_loop
 
 log = logging.getLogger(__name__)
 
-LINEAGE = 1
+BLOCKED_S = 900.0
+"""The head's event loop may hash and write large files itself."""
 
 
 class Head:
@@ -65,7 +71,7 @@ class Head:
 
     def drain(self) -> None:
         """Asks the loops to end at the next step boundary; safe from any thread and from signal handlers."""
-        if self._loop is not None and self._drain is not None:
+        if self._loop is not None and self._drain is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._drain.request)
 
     def join(self, timeout_s: float) -> None:
@@ -90,35 +96,44 @@ class Head:
             self._job_id, host=settings.bind_host, port=0, token=token, advertise_host=settings.advertise_host
         )
         try:
-            job = self._context(redis, blocking, publisher)
+            store = await HeadStore.begin(redis, settings.home / "jobs", self._job_id)
+            log.info("incarnation %d of this job's head", store.fence.incarnation)
+            job = self._context(redis, blocking, publisher, store)
+            store.on_restored = job.work_lost
             loops = {"step": step_loop, "issue": issue_loop, "collect": collect_loop, "watch": watch_loop}
             bound = {name: partial(loop, job, drain) for name, loop in loops.items()}
-            await run_service(drain, bound, drain_timeout_s=settings.drain_timeout_s)
+            await run_service(drain, bound, drain_timeout_s=settings.drain_timeout_s, blocked_s=BLOCKED_S)
         finally:
             publisher.stop()
             await redis.aclose()
             await blocking.aclose()
 
-    def _context(self, redis: Redis, blocking: Redis, publisher: Publisher) -> JobContext:
+    def _context(self, redis: Redis, blocking: Redis, publisher: Publisher, store: HeadStore) -> JobContext:
         job_id, settings, spec = self._job_id, self._settings, self._spec
         folder = settings.job_dir(job_id)
         train = open_source(spec.data.train, settings, field="data.train")
         held_out = None
         if spec.data.eval is not None and spec.eval.enabled:
             held_out = HeldOut(open_source(spec.data.eval, settings, field="data.eval"), train, spec.eval.tasks)
+        journal = Journal(folder / JOURNAL_DIR)
+        journal.on_append = FateLog(folder / FATES_FILE, journal.records).append
         return JobContext(
             job_id=job_id,
             spec=spec,
-            lineage=LINEAGE,
+            lineage=FIRST.lineage,
+            folder=folder,
+            identity=identity_of(job_id, spec, self._model_dir, train.fingerprint),
             model_dir=self._model_dir,
             settings=settings,
             redis=redis,
-            store=JobStore(redis),
+            store=store,
             ranks=self.ranks,
             intake=Intake(spec, Ledger()),
-            tasks=TaskFactory(job_id, spec, lineage=LINEAGE, train=train, held_out=held_out),
-            journal=Journal(folder / "journal"),
-            checkpoints=CheckpointStore(folder / "checkpoints", keep=spec.checkpoint.keep_last),
+            tasks=TaskFactory(job_id, spec, lineage=FIRST.lineage, train=train, held_out=held_out),
+            journal=journal,
+            checkpoints=CheckpointStore(folder / CHECKPOINTS_DIR, keep=spec.checkpoint.keep_last),
             publisher=publisher,
-            consumer=Consumer(redis, blocking, job_id, Stage.SCORED, group="learner", name="learner"),
+            consumer=Consumer(
+                redis, blocking, job_id, Stage.SCORED, group="learner", name="learner", fence=store.fence
+            ),
         )

@@ -1,8 +1,8 @@
 """What was issued, what came back, and what may train next. No I/O: the head's loops ask and tell.
 
 issue_budget ──► issued ──► in flight ──► arrived ──► ready ──► select ──► trained
-                               │             ├──► degenerate
-                               │             ├──► failed
+                               │  ▲          ├──► degenerate
+                               │  └ attempt ◄┼──► failed
                                └──► failed   └──► stale
 """
 
@@ -12,6 +12,8 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+
+import numpy as np
 
 from services.common.spec import JobSpec
 from services.common.streams import Entry
@@ -56,9 +58,12 @@ class Intake:
         self.judged_since_step = 0
         self.step_under_way = False
         """A step has taken its groups and is not published yet: its slots are still taken."""
+        self.closed = False
+        """The job ends: nothing is issued or taken in any more."""
         self._spec = spec
         self._clock = clock
         self._ready: dict[int, Judged] = {}
+        self._failed: dict[int, list[Judged]] = {}
         self._settled: list[Judged] = []
 
     @property
@@ -68,6 +73,8 @@ class Intake:
 
     def budget(self, steps_left: int) -> int:
         """How many groups may be issued now, with `steps_left` steps not yet published."""
+        if self.closed:
+            return 0
         per_step = self._spec.algorithm.groups_per_step
         return issue_budget(
             active=len(self.ledger.active), ready=self.ready, groups_per_step=per_step,
@@ -81,12 +88,17 @@ class Intake:
         An ordinal that this ledger has not issued yet was issued before a crash, after the last journal record: it is active again. So are
         those below it, which were issued at the same version or, while that record's step was under way, at the one before.
         """
+        if self.closed:
+            return None
         if self.ledger.issued <= judged.group_id < self.ledger.issued + self._spec.slots:
             self.ledger.reissue(judged.group_id + 1, max(0, judged.scored.group.task.min_policy_version - 1))
         active = self.ledger.active.get(judged.group_id)
         if active is None or active.ready:
             if not self._holds(judged):
                 self._settled.append(judged)
+            return None
+        if judged.scored.group.failure is not None and not judged.scored.group.permanent:
+            self._attempt_failed(active, judged, judged.scored.group.failure)
             return None
         fate, reason = self._judge(judged)
         self.judged_since_step += 1
@@ -100,10 +112,15 @@ class Intake:
         return fate
 
     def settle(self, judged: Judged, fate: Fate, reason: str = "") -> None:
-        """Ends a group; its entry is acked with the next journal record."""
+        """Ends a group; its entries, those of attempts that failed too, are acked with the next journal record."""
         self._ready.pop(judged.group_id, None)
         self.ledger.settle(judged.group_id, fate, reason)
-        self._settled.append(judged)
+        self._settled += [*self._failed.pop(judged.group_id, []), judged]
+
+    def give_up(self, group: ActiveGroup, reason: str) -> None:
+        """Ends a group whose last attempt has failed."""
+        self.ledger.settle(group.group_id, Fate.FAILED, reason)
+        self._settled += self._failed.pop(group.group_id, [])
 
     def select(self, policy_version: int) -> list[Judged] | None:
         """The groups of the next step, oldest first, or None while it has to wait. They stay ready until `settle`."""
@@ -131,20 +148,30 @@ class Intake:
         self.step_under_way = False
 
     def cancel_all(self, reason: str) -> None:
-        """Ends every group that is left, with the job."""
+        """Ends every group that is left, with the job; from now on there are no others."""
+        self.closed = True
         self._ready.clear()
+        self._failed.clear()
         for group_id in list(self.ledger.active):
             self.ledger.settle(group_id, Fate.CANCELLED, reason)
 
     def overdue(self) -> list[ActiveGroup]:
-        """Groups in flight beyond their deadline."""
+        """Groups whose attempt failed, or is in flight beyond its deadline."""
         limit = self._clock() - self._spec.rollout.group_timeout_s
-        return [group for group in self.ledger.active.values() if not group.ready and group.issued_at < limit]
+        waiting = [group for group in self.ledger.active.values() if not group.ready]
+        return [group for group in waiting if group.failure or group.issued_at < limit]
 
     def take_settled(self) -> list[Judged]:
         """Groups settled since the last call, whose entries may be acked once the journal has their fates."""
         settled, self._settled = self._settled, []
         return settled
+
+    def _attempt_failed(self, active: ActiveGroup, judged: Judged, reason: str) -> None:
+        """Notes it; the watch loop issues the group again. The entry stays until the group has a fate: a restart learns it again."""
+        self._failed.setdefault(judged.group_id, []).append(judged)
+        attempt = judged.scored.group.task.attempt
+        if attempt >= active.attempt:
+            active.attempt, active.failure = attempt, reason
 
     def _holds(self, judged: Judged) -> bool:
         """Whether the group waits with this very entry, delivered again: it must not be acked before the journal has the group."""
@@ -163,15 +190,28 @@ class Intake:
         return self.judged_since_step >= algorithm.filter_groups_max_batches * algorithm.groups_per_step
 
     def _judge(self, judged: Judged) -> tuple[Fate | None, str]:
-        group = judged.scored.group
-        if group.failure is not None:
-            return Fate.FAILED, group.failure
-        if len(judged.rewards) < 2:
-            return Fate.FAILED, f"only {len(judged.rewards)} of {len(group.rollouts)} rollouts could be judged"
-        if not all(math.isfinite(reward) for reward in judged.rewards):
-            return Fate.FAILED, "a reward is not finite"
+        unusable = self._unusable(judged)
+        if unusable:
+            return Fate.FAILED, unusable
         algorithm = self._spec.algorithm
         values = filter_values(algorithm.filter_groups_metric, accuracies=judged.accuracies, rewards=judged.rewards)
         if algorithm.filter_groups_enable and is_degenerate(values):
             return Fate.DEGENERATE, ""
         return None, ""
+
+    def _unusable(self, judged: Judged) -> str:
+        """Why nothing can be learned from the group, or empty."""
+        group = judged.scored.group
+        if group.failure is not None:
+            return group.failure
+        broken = [verdict for verdict in judged.scored.verdicts if verdict.status is VerdictStatus.FAILED]
+        needed = min(self._spec.rollout.fewest_rollouts, len(group.rollouts))
+        if broken and len(group.rollouts) - len(broken) < needed:
+            return f"{len(broken)} of {len(group.rollouts)} checks failed: {broken[0].detail}"
+        if len(judged.rewards) < 2:
+            return f"only {len(judged.rewards)} of {len(group.rollouts)} rollouts could be judged"
+        if not all(math.isfinite(reward) for reward in judged.rewards):
+            return "a reward is not finite"
+        if not all(np.isfinite(rollout.logprobs).all() for rollout in group.rollouts):
+            return "a log-prob of the engine's is not finite"
+        return ""

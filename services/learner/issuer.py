@@ -13,7 +13,6 @@ from services.common.lifecycle import Drain
 from services.common.types import Task
 from services.learner.context import JobContext, wait_event
 from services.learner.evaluation import EvalRound
-from services.learner.ledger import Fate
 
 LOOK_AGAIN_S = 1.0
 
@@ -27,11 +26,10 @@ async def issue_loop(job: JobContext, drain: Drain) -> None:
     produces:     tasks stream
     """
     await job.recovered(drain)
-    if await job.resumed(drain):
-        # A recovered job: what has no fate yet is asked for again.
-        for group in list(job.intake.ledger.active.values()):
-            await send(job, job.tasks.training(group.group_id, group.attempt, job.step))
     while not drain.requested:
+        if job.ask_again and not job.paused:
+            job.ask_again = False
+            await ask_again(job)
         while not (job.stopping or job.paused) and job.intake.budget(job.steps_left) > 0:
             group = job.intake.ledger.issue(job.step)
             if not await send(job, job.tasks.training(group.group_id, group.attempt, job.step)):
@@ -40,16 +38,30 @@ async def issue_loop(job: JobContext, drain: Drain) -> None:
         await wait_event(job.issue_now, LOOK_AGAIN_S)
 
 
+async def ask_again(job: JobContext) -> None:
+    """Asks again for everything that has no fate yet and has not arrived; what is in a stream already stays there once."""
+    for group in list(job.intake.ledger.active.values()):
+        if group.ready:
+            continue
+        if await send(job, job.tasks.training(group.group_id, group.attempt, job.step)):
+            group.issue_version = job.step  # nobody has it from before
+    for evaluation in list(job.rounds):
+        for index, group_id in enumerate(evaluation.group_ids):
+            if group_id not in job.answers:
+                await send(job, job.tasks.evaluation(group_id, index, attempt=1, policy_version=evaluation.step))
+
+
 async def reissue_overdue(job: JobContext) -> None:
-    """Asks again for groups beyond their deadline, or fails them after the last attempt."""
+    """Asks again for groups whose attempt failed or is beyond its deadline, or fails them after the last attempt."""
     for group in job.intake.overdue():
         if group.attempt >= job.spec.rollout.max_attempts:
-            reason = f"no verdict within {job.spec.rollout.group_timeout_s:.0f} s, {group.attempt} times"
-            job.intake.ledger.settle(group.group_id, Fate.FAILED, reason)
+            cause = group.failure or f"no verdict within {job.spec.rollout.group_timeout_s:.0f} s"
+            reason = f"{cause} (attempt {group.attempt} of {job.spec.rollout.max_attempts})"
+            job.intake.give_up(group, reason)
             await job.store.event(job.job_id, "group_failed", {"group_id": group.group_id, "message": reason})
             job.moved()
             continue
-        group.attempt += 1
+        group.attempt, group.failure = group.attempt + 1, ""
         group.issued_at = time.monotonic()
         await send(job, job.tasks.training(group.group_id, group.attempt, job.step))
 
@@ -71,6 +83,6 @@ async def send(job: JobContext, task: Task) -> bool:
     payload = encode(task)
     while True:
         try:
-            return await streams.add(job.redis, job.job_id, Stage.TASKS, task.member, payload)
+            return await streams.add(job.redis, job.job_id, Stage.TASKS, task.member, payload, fence=job.store.fence)
         except StreamFull:
             await asyncio.sleep(LOOK_AGAIN_S)

@@ -3,14 +3,17 @@
     file    = segment-<first step>.wal          record = magic | length | xxh3-64 of the payload | xxh3-64 of the header | zstd(MessagePack)
 
 A torn record at the very end is what a crash leaves: it is cut off when the journal is opened for writing. Anything else that does not
-verify is damage, and is reported with file and offset.
+verify is damage: it is reported with file and offset, and `cut` puts it and all that follows aside, in `damaged-<n>/`.
+
+Steps follow one another, but where the lineage rises: what was lost then leaves a gap.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +22,7 @@ import xxhash
 import zstandard
 
 from services.common.errors import MillraceError
+from services.learner.durable import fsync_directory
 from services.learner.ledger import Fate, Settled
 
 _HEADER = struct.Struct("<4sQQ")
@@ -33,6 +37,12 @@ SEGMENT_BYTES = 256 * 1024**2
 class JournalError(MillraceError):
     """A journal file is damaged; names the file and the offset."""
 
+    def __init__(self, segment: Path, offset: int, what: str) -> None:
+        """Everything before `offset` in `segment`, and every segment before it, is sound."""
+        super().__init__(f"{segment}: the record at byte {offset} {what}")
+        self.segment = segment
+        self.offset = offset
+
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
@@ -41,10 +51,12 @@ class BatchRecord:
     step: int
     lineage: int
     groups: tuple[bytes, ...]
-    """Encoded ScoredGroups, in the order in which they are trained."""
+    """Encoded ScoredGroups, in the order in which they are trained. None: nothing was trained, and `step` is the last one that was."""
     settled: tuple[Settled, ...]
     issued: int
     """Ordinals issued by then."""
+    weights_digest: str = ""
+    """Of the weights before this step, as they were published (`Snapshot.digest`, hex): any step can be proved by the record after it."""
 
 
 class Journal:
@@ -55,37 +67,80 @@ class Journal:
         root.mkdir(parents=True, exist_ok=True)
         self._root = root
         self._segment: Path | None = None
+        self.last_step: int | None = None
+        """Step of the newest record that `records` has read; None before the first."""
+        self.on_append: Callable[[BatchRecord], None] = lambda _: None
+        """Told each record once it is durable."""
 
     def append(self, record: BatchRecord) -> int:
-        """Writes a record durably; returns its size in bytes. When this returns, the batch may be trained and its entries acked."""
+        """Writes a record durably; returns its size in bytes. When this returns, the batch may be trained and its entries acked.
+
+        Raises:
+            OSError: it could not be written, for want of space perhaps; nothing of it is left, and it may be tried again.
+        """
         payload = zstandard.compress(_pack(record), 3)
         header = _HEADER.pack(_MAGIC, len(payload), xxhash.xxh3_64_intdigest(payload))
         data = header + _SEAL.pack(xxhash.xxh3_64_intdigest(header)) + payload
         segment = self._open_segment(record.step)
-        new = not segment.exists()
-        with segment.open("ab") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        if new:
-            fsync_directory(self._root)
+        size = segment.stat().st_size if segment.exists() else None
+        try:
+            with segment.open("ab") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            if size is None:
+                fsync_directory(self._root)
+        except OSError:
+            _cut(segment, size or 0)
+            raise
+        self.on_append(record)
         return len(data)
 
-    def records(self, after_step: int = 0) -> Iterator[BatchRecord]:
-        """Records of the steps after `after_step`, in order.
+    def records(self, after_step: int | None = None) -> Iterator[BatchRecord]:
+        """Records in order: all, or those after a step, and then only the segments that they lie in are read.
+
+        A record without groups of `after_step` itself is among them: whether it came before or after what was saved at that step is all
+        the same, for a fate that is known already changes nothing.
 
         Raises:
-            JournalError: a record before the end does not verify, or a step is missing.
+            JournalError: a record does not verify, does not follow the one before, or is not the first that was asked for.
         """
-        expected: int | None = None
         segments = self._segments()
+        if after_step is not None:
+            begun = [segment for segment in segments if _first_step(segment) <= after_step + 1]
+            segments = segments[max(0, len(begun) - 1) :]
+        before: BatchRecord | None = None
         for segment in segments:
-            for record in _read_segment(segment, last=segment == segments[-1]):
-                if expected is not None and record.step != expected:
-                    raise JournalError(f"{segment}: step {record.step} follows step {expected - 1}")
-                expected = record.step + 1
-                if record.step > after_step:
+            for offset, record in _read_segment(segment, last=segment == segments[-1]):
+                if before is not None and not _follows(before, record):
+                    raise JournalError(segment, offset, f"of step {record.step} follows step {before.step}")
+                if after_step is not None and not _reaches(before, record, after_step):
+                    raise JournalError(
+                        segment, offset, f"is of step {record.step}, and step {after_step + 1} is missing"
+                    )
+                before = record
+                self.last_step = record.step
+                if after_step is None or record.step > after_step or (record.step == after_step and not record.groups):
                     yield record
+
+    def cut(self, damage: JournalError) -> Path:
+        """Puts the damaged record and everything after it aside; gives the directory, where nothing is ever deleted."""
+        segments = self._segments()
+        aside = next(path for n in range(1, 1_000_000) if not (path := self._root / f"damaged-{n}").exists())
+        aside.mkdir()
+        with damage.segment.open("rb") as source, (aside / damage.segment.name).open("wb") as target:
+            source.seek(damage.offset)
+            shutil.copyfileobj(source, target)
+            target.flush()
+            os.fsync(target.fileno())
+        (aside / "reason.txt").write_text(f"{damage}\n")
+        for later in segments[segments.index(damage.segment) + 1 :]:
+            later.rename(aside / later.name)
+        fsync_directory(aside)
+        _cut(damage.segment, damage.offset)
+        fsync_directory(self._root)
+        self._segment = None
+        return aside
 
     def _segments(self) -> list[Path]:
         return sorted(self._root.glob("segment-*.wal"))
@@ -101,13 +156,21 @@ class Journal:
         return self._segment
 
 
-def fsync_directory(path: Path) -> None:
-    """Makes the names in a directory durable."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _follows(before: BatchRecord, record: BatchRecord) -> bool:
+    if not record.groups:
+        return record.step == before.step and record.lineage >= before.lineage
+    if record.lineage > before.lineage:
+        return record.step > before.step
+    return record.lineage == before.lineage and record.step == before.step + 1
+
+
+def _reaches(before: BatchRecord | None, record: BatchRecord, after_step: int) -> bool:
+    """Whether no step is missing between `after_step` and this record, wherever the lineage rose."""
+    return record.step <= max(after_step, before.step if before is not None else 0) + bool(record.groups)
+
+
+def _first_step(segment: Path) -> int:
+    return int(segment.stem.removeprefix("segment-"))
 
 
 def _pack(record: BatchRecord) -> bytes:
@@ -118,6 +181,7 @@ def _pack(record: BatchRecord) -> bytes:
         "groups": record.groups,
         "settled": settled,
         "issued": record.issued,
+        "weights_digest": record.weights_digest,
     }
     return bytes(msgpack.packb(document))
 
@@ -126,7 +190,10 @@ def _unpack(payload: bytes) -> BatchRecord:
     raw = zstandard.ZstdDecompressor().decompress(payload, max_output_size=_MAX_RECORD_BYTES)
     document = msgpack.unpackb(raw, max_bin_len=_MAX_RECORD_BYTES, max_array_len=10_000_000)
     settled = tuple(Settled(group_id, Fate(fate), reason) for group_id, fate, reason in document["settled"])
-    return BatchRecord(document["step"], document["lineage"], tuple(document["groups"]), settled, document["issued"])
+    return BatchRecord(
+        document["step"], document["lineage"], tuple(document["groups"]), settled, document["issued"],
+        document.get("weights_digest", ""),
+    )  # fmt: skip
 
 
 def _scan(segment: Path, *, torn_tail_allowed: bool) -> Iterator[tuple[int, bytes | None]]:
@@ -150,20 +217,29 @@ def _scan(segment: Path, *, torn_tail_allowed: bool) -> Iterator[tuple[int, byte
             continue
         torn = len(prefix) < _PREFIX_BYTES or (sealed and len(payload) < length)
         if not (torn and torn_tail_allowed):
-            raise JournalError(f"{segment}: the record at byte {offset} is damaged")
+            raise JournalError(segment, offset, "is damaged")
         yield offset, None
         return
 
 
-def _read_segment(segment: Path, *, last: bool) -> Iterator[BatchRecord]:
-    for _, payload in _scan(segment, torn_tail_allowed=last):
+def _read_segment(segment: Path, *, last: bool) -> Iterator[tuple[int, BatchRecord]]:
+    for offset, payload in _scan(segment, torn_tail_allowed=last):
         if payload is not None:
-            yield _unpack(payload)
+            yield offset, _unpack(payload)
 
 
 def _cut_torn_tail(segment: Path) -> None:
     for offset, payload in _scan(segment, torn_tail_allowed=True):
         if payload is None:
-            with segment.open("r+b") as file:
-                file.truncate(offset)
-                os.fsync(file.fileno())
+            _cut(segment, offset)
+
+
+def _cut(segment: Path, size: int) -> None:
+    """Shortens a segment, durably; an empty one goes, so that a new one gets the name of its own first step."""
+    if not segment.exists():
+        return
+    with segment.open("r+b") as file:
+        file.truncate(size)
+        os.fsync(file.fileno())
+    if size == 0:
+        segment.unlink()

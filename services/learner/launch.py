@@ -5,10 +5,14 @@ A process of its own between agent and ranks: the agent stays light and answers 
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+from pathlib import Path
 
 from services.common.parent import die_with_parent
+from services.common.settings import Platform, Settings
+from services.common.spec import JobSpec
 from services.learner.nodes import Nodes
 
 RANK_MODULE = "services.learner.rank"
@@ -20,10 +24,30 @@ def rank_command(nodes: Nodes, job_id: str, world_size: int, restarts: int) -> l
     Raises:
         ConfigError: the ranks cannot be spread evenly over the machines.
     """
+    return launch_command(nodes.torchrun_arguments(job_id, world_size), restarts, RANK_MODULE)
+
+
+def launch_command(torchrun_arguments: list[str], restarts: int, module: str, *arguments: str) -> list[str]:
+    """The command that starts ranks which run `python -m module arguments`."""
     return [
-        sys.executable, "-m", "services.learner.launch", *nodes.torchrun_arguments(job_id, world_size),
-        f"--max-restarts={restarts}", "--monitor-interval=0.5", "-m", RANK_MODULE,
+        sys.executable, "-m", "services.learner.launch", *torchrun_arguments,
+        f"--max-restarts={restarts}", "--monitor-interval=0.5", "-m", module, *arguments,
     ]  # fmt: skip
+
+
+def rank_environment(settings: Settings, job_id: str, spec: JobSpec, metrics_dir: Path) -> dict[str, str]:
+    """The environment of a job's ranks; the same threads round the same way."""
+    threads = str(spec.learner.threads_per_rank)
+    variables = {
+        "MILLRACE_JOB": job_id, "MILLRACE_HOME": str(settings.home.resolve()), "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "GOMP_SPINCOUNT": "0",
+        "PROMETHEUS_MULTIPROC_DIR": str(metrics_dir),
+        # A store of their own for ranks that were started again: in a shared one they would find the dead ones' addresses.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }  # fmt: skip
+    if settings.platform is not Platform.NPU:
+        variables["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    return {**os.environ, **variables}
 
 
 if __name__ == "__main__":

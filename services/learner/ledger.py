@@ -5,18 +5,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
+from services.common.fates import Fate
 
-class Fate(StrEnum):
-    """How a group ended."""
-
-    TRAINED = "trained"
-    DEGENERATE = "degenerate"
-    STALE = "stale"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
+__all__ = ["ActiveGroup", "Fate", "Ledger", "Settled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +32,8 @@ class ActiveGroup:
     issued_at: float = field(default_factory=time.monotonic)
     ready: bool = False
     """Judged, informative, and waiting for a step."""
+    failure: str = ""
+    """Why this attempt failed; empty while it may still succeed."""
 
 
 class Ledger:
@@ -73,12 +68,12 @@ class Ledger:
         return settled
 
     def replay(self, issued: int, settled: list[Settled]) -> None:
-        """Applies a journal record: its fates, and the ordinals issued by then."""
+        """Applies a journal record: its fates, and the ordinals issued by then. Once more, or after a newer `restore`, changes nothing."""
         self.reissue(issued, policy_version=0)
         for item in settled:
-            if self.active.pop(item.group_id, None) is not None:
-                self._record(item)
-        self._unwritten.clear()
+            self.settle(item.group_id, item.fate, item.reason)
+        written = {item.group_id for item in settled}
+        self._unwritten = [item for item in self._unwritten if item.group_id not in written]
 
     def reissue(self, issued: int, policy_version: int) -> None:
         """Makes ordinals up to `issued` (not included) active, without a fate of their own yet."""
@@ -96,15 +91,17 @@ class Ledger:
             "frontier": self.frontier,
             "beyond": sorted(self._beyond),
             "counts": dict(self.counts),
+            "unwritten": [[item.group_id, item.fate, item.reason] for item in self._unwritten],
         }
 
     @classmethod
     def restore(cls, state: dict[str, Any]) -> Ledger:
-        """The ledger that `state` describes; groups without a fate are active again."""
+        """The ledger that `state` describes; groups without a fate are active again, and fates that no record has wait for the next."""
         ledger = cls()
         ledger.issued, ledger.frontier = int(state["issued"]), int(state["frontier"])
         ledger._beyond = set(state["beyond"])
         ledger.counts = Counter({Fate(name): int(count) for name, count in state["counts"].items()})
+        ledger._unwritten = [Settled(int(gid), Fate(fate), str(reason)) for gid, fate, reason in state["unwritten"]]
         without = (i for i in range(ledger.frontier, ledger.issued) if i not in ledger._beyond)
         ledger.active = {group_id: ActiveGroup(group_id, issue_version=0) for group_id in without}
         return ledger

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from services.learner.commands import Command, Finish, Idle, Load, Publish, Save, Train, share
+from services.learner.commands import Command, Finish, Idle, Load, LoadWeights, Publish, Save, Saved, Train, share
 from services.learner.megatron.trainer import MegatronTrainer, OldLogprobs
 from services.learner.ranks import IDLE, Ranks
 
@@ -45,12 +45,13 @@ def execute(trainer: MegatronTrainer, command: Command, old_logprobs: OldLogprob
         case Publish():
             return trainer.export()
         case Save(path, export):
-            trainer.save(Path(path))
-            if export:
-                trainer.save_hf(Path(path) / "hf")
-            return None
-        case Load(path):
-            trainer.load(Path(path))
-            return None
+            trainer.save(Path(path), export=export)
+        case Saved():
+            return trainer.saved()
+        case Load(path, optimizer, rng):
+            trainer.load(Path(path), optimizer=optimizer, rng=rng)
+        case LoadWeights(path, hugging_face):
+            trainer.load_weights(Path(path), hugging_face=hugging_face)
         case Idle() | Finish():
-            return None
+            pass
+    return None

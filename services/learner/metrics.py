@@ -53,7 +53,12 @@ ACCEPT_RATE = _gauge("accept_rate_ratio", "Share of judged groups that are infor
 JUDGE_SECONDS = Histogram("millrace_learner_judge_seconds", "Time the verifiers took over a group.", buckets=_SECONDS)
 DEAD_LETTERS = Counter("millrace_learner_dead_letters", "Scored entries that could not be used and were put aside.")
 JOURNAL_BYTES = Counter("millrace_learner_journal_bytes", "Bytes appended to the journal.")
-CHECKPOINT_SECONDS = Histogram("millrace_learner_checkpoint_seconds", "Time to save a checkpoint.", buckets=_SECONDS)
+CHECKPOINT_SECONDS = Histogram(
+    "millrace_learner_checkpoint_seconds", "From the copy of a checkpoint to its being durable.", buckets=_SECONDS
+)
+CHECKPOINT_HOLD_SECONDS = Histogram(
+    "millrace_learner_checkpoint_hold_seconds", "Time that a checkpoint held the training: the copy.", buckets=_SECONDS
+)
 EVAL_ACCURACY = _gauge(
     "eval_accuracy_ratio", "Accuracy of the newest held-out evaluation: avg_at_k or pass_at_k.", "statistic"
 )

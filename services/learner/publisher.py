@@ -64,6 +64,12 @@ class Publisher:
         return self._shelf.current
 
     @property
+    def digest(self) -> str:
+        """Names the weights of the version published last (hex); empty before the first."""
+        current = self._shelf.current
+        return "" if current is None else current.digest.hex()
+
+    @property
     def reports(self) -> dict[str, ServerReport]:
         """The newest report of each rollout server, by its name."""
         with self._lock:

@@ -12,12 +12,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from services.common.errors import Fenced
+from services.common.job_folder import SPEC_FILE
 from services.common.logs import configure_logging, log_context
 from services.common.models import resolve_model
 from services.common.parent import die_with_parent
 from services.common.settings import Settings, load_settings
 from services.common.spec import JobSpec, parse_spec
-from services.learner.folder import ERROR_FILE, SPEC_FILE
+from services.learner.folder import ERROR_FILE, FENCED_FILE
+from services.learner.pulse import FOLDER, beat_forever
 
 if TYPE_CHECKING:
     from services.learner.head import Head
@@ -62,11 +65,19 @@ def main() -> None:
     die_with_parent(signal.SIGKILL)
     settings, job_id, rank = load_settings(), os.environ["MILLRACE_JOB"], int(os.environ["RANK"])
     configure_logging("learner", settings.log_level)
+    if FOLDER in os.environ:
+        beat_forever(Path(os.environ[FOLDER]), rank, os.getpid())
     if rank != 0:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 0 drains and tells the others
     with log_context(job_id=job_id, rank=rank):
         try:
             run_rank(job_id, settings)
+        except Fenced as error:
+            # Not to be started again: whoever runs the job now is not below this launcher.
+            log.error("%s", error)  # noqa: TRY400  the line says it all
+            (settings.job_dir(job_id) / FENCED_FILE).write_text(str(error))
+            os.kill(os.getppid(), signal.SIGTERM)
+            sys.exit(1)
         except Exception as error:
             log.exception("rank %d failed", rank)
             (settings.job_dir(job_id) / ERROR_FILE).write_text(f"rank {rank}: {type(error).__name__}: {error}")

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.learner.commands import Command, Finish, Idle, Load, Publish, Save, Train
+from services.learner.checkpoint import WrittenFile
+from services.learner.commands import Command, Finish, Idle, Load, LoadWeights, Publish, Save, Saved, Train
 from services.learner.megatron.batch import Sequence
 from services.learner.megatron.trainer import StepStats
 from services.learner.snapshots import Weights
@@ -28,12 +29,13 @@ class Call:
 
 
 class Ranks:
-    """The ranks, as the head sees them. One call at a time."""
+    """The ranks, as the head sees them. They take one call after the other, in the order in which they were made."""
 
     def __init__(self) -> None:
         """No call yet."""
         self._calls: queue.Queue[Call] = queue.Queue(maxsize=1)
         self._fault: BaseException | None = None
+        self._turn = asyncio.Lock()
 
     async def train(self, step: int, sequences: list[Sequence]) -> StepStats:
         """One optimizer step."""
@@ -46,12 +48,30 @@ class Ranks:
         return weights
 
     async def save(self, path: Path, *, export: bool) -> None:
-        """Writes a checkpoint's files into the directory."""
+        """Begins to write a checkpoint's files into the directory; returns when the state is copied."""
         await self._call(Save(str(path), export))
 
-    async def load(self, path: Path) -> None:
+    async def saved(self) -> list[WrittenFile] | None:
+        """The files of the last `save`, durable; None while they are being written.
+
+        Raises:
+            OSError: a rank could not write its part; with the number that the system gave, if it did.
+        """
+        reports: list[dict[str, Any]] | None = await self._call(Saved())
+        if reports is None:
+            return None
+        for rank, report in enumerate(reports):
+            if report["error"]:
+                raise OSError(report["errno"], f"rank {rank}: {report['error']}")
+        return [WrittenFile(**file) for report in reports for file in report["files"]]
+
+    async def load(self, path: Path, *, optimizer: bool = True, rng: bool = True) -> None:
         """Reads a checkpoint's files from the directory."""
-        await self._call(Load(str(path)))
+        await self._call(Load(str(path), optimizer, rng))
+
+    async def load_weights(self, path: Path, *, hugging_face: bool) -> None:
+        """Reads weights only, from a checkpoint's directory or a Hugging Face one."""
+        await self._call(LoadWeights(str(path), hugging_face))
 
     async def finish(self) -> None:
         """Lets the ranks leave their loop."""
@@ -76,8 +96,9 @@ class Ranks:
 
     async def _call(self, command: Command) -> Any:  # noqa: ANN401  each caller knows its result
         result: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        self._calls.put_nowait(Call(command, result))
-        return await asyncio.wrap_future(result)
+        async with self._turn:
+            self._calls.put_nowait(Call(command, result))
+            return await asyncio.wrap_future(result)
 
 
 IDLE = Idle()

@@ -26,6 +26,11 @@ class StepTimes:
     """From asking for the batch to the published version."""
 
 
+def ages_of(groups: list[Judged], step: int) -> list[int]:
+    """policy_age of each group when the learner has done `step` steps."""
+    return [step - judged.scored.group.min_policy_version for judged in groups]
+
+
 def step_record(
     job: JobContext,
     groups: list[Judged],
@@ -47,8 +52,10 @@ def step_record(
     reports = list(job.publisher.reports.values())
     return {
         "step": job.step,
+        "lineage": job.lineage,
         "at": time.time(),
         "policy_version": job.step,
+        "weights_digest": job.publisher.digest or None,  # a step trained again from the journal has not been published
         "reward": flow.reward_sum / flow.rollouts if flow.rollouts else None,
         "accuracy": flow.accuracy_sum / flow.rollouts if flow.rollouts else None,
         "accept_rate": round(job.intake.accept_rate.value, 4),

@@ -8,31 +8,28 @@ A paused job holds between two steps, or where it waits; what was under way come
 
 from __future__ import annotations
 
+import asyncio
 import json
-import logging
 import time
 
-from services.common.codec import decode
+from services.common.errors import ConfigError
 from services.common.jobs import LIVE, PAUSED_CAUSE, ActiveJob, JobState
 from services.common.lifecycle import Drain
-from services.common.types import ScoredGroup
 from services.learner import metrics
 from services.learner.assemble import assemble
-from services.learner.context import Flow, JobContext, wait_event
+from services.learner.context import Flow, JobContext, Stopped, wait_event
 from services.learner.intake import Judged
 from services.learner.issuer import start_evaluation
 from services.learner.journal import BatchRecord
-from services.learner.ledger import Ledger
-from services.learner.records import StepTimes, step_record
+from services.learner.non_finite import NotFinite, notice_skip, require_finite
+from services.learner.records import StepTimes, ages_of, step_record
+from services.learner.recovery import recover
+from services.learner.room import with_room
+from services.learner.saving import save, save_if_due, saved_if_possible
 from services.learner.snapshots import make_snapshot
 
-log = logging.getLogger(__name__)
-
 LOOK_AGAIN_S = 1.0
-
-
-class Stopped(Exception):  # noqa: N818  control flow, not an error
-    """The job was asked to end, or the learner to drain."""
+CANCELLED = "cancelled on request"
 
 
 async def step_loop(job: JobContext, drain: Drain) -> None:
@@ -44,54 +41,29 @@ async def step_loop(job: JobContext, drain: Drain) -> None:
     produces:     weights, step records, checkpoints
     """
     try:
-        await _begin(job, drain)
-        if job.step == 0:
-            await _evaluate(job, drain)
-        while job.steps_left:
-            await _step(job, drain)
-        await _evaluate(job, drain)
-        await _end(job, JobState.SUCCEEDED, "")
+        await _run(job, drain)
     except Stopped:
         if job.stopping:
-            await _end(job, JobState.CANCELLED, job.stopping)
+            await _end(job, drain, JobState.CANCELLED, job.stopping)
+    except ConfigError as error:
+        await _finish(job, JobState.FAILED, str(error))
+    await saved_if_possible(job)
     await job.ranks.finish()
     drain.request()
 
 
-async def recover(job: JobContext) -> None:
-    """Brings ranks and ledger to where the journal ends: the newest checkpoint, then the same batches in the same order."""
-    checkpoint = job.checkpoints.newest()
-    if checkpoint is not None:
-        log.info("resuming from the checkpoint of step %d", checkpoint.step)
-        await job.ranks.load(checkpoint.path)
-        job.step = job.saved_step = checkpoint.step
-        job.intake.ledger = Ledger.restore(checkpoint.state["ledger"])
-    for record in job.journal.records(after_step=job.step):
-        await _replay(job, record)
-    job.recovered_step = job.step
-    oldest = max(0, job.step - job.spec.off_policy.max_off_policy_steps)
-    for group in job.intake.ledger.active.values():
-        group.issue_version = oldest
-
-
-async def _replay(job: JobContext, record: BatchRecord) -> None:
-    """Trains a journalled batch again; its step goes into the history if it did not before, marked as replayed."""
-    log.info("training step %d again from the journal", record.step)
-    job.intake.ledger.replay(record.issued, list(record.settled))
-    groups = [Judged(decode(ScoredGroup, payload), payload, None) for payload in record.groups]
-    job.flow = Flow()
-    for judged in groups:
-        job.flow.take(judged.scored)
-    started = time.monotonic()
-    sequences, ages = assemble(groups, job.spec), _ages(job, groups)
-    stats = await job.ranks.train(record.step, sequences)
-    job.step = record.step
-    seconds = time.monotonic() - started
-    times = StepTimes(wait_s=0.0, train_s=seconds, step_s=seconds)
-    await job.store.append_step(
-        job.job_id, job.step, step_record(job, groups, ages, stats, times, sequences) | {"replayed": True}
-    )
-    job.flow = Flow()
+async def _run(job: JobContext, drain: Drain) -> None:
+    try:
+        await _begin(job, drain)
+        if job.step == job.start_step:
+            await _evaluate(job, drain)
+        while job.steps_left > 0:
+            await _step(job, drain)
+    except NotFinite as error:
+        await _end(job, drain, JobState.FAILED, str(error))
+    else:
+        await _evaluate(job, drain)
+        await _end(job, drain, JobState.SUCCEEDED, "")
 
 
 async def _begin(job: JobContext, drain: Drain) -> None:
@@ -100,8 +72,15 @@ async def _begin(job: JobContext, drain: Drain) -> None:
         raise Stopped  # these ranks were started again after the end
     if record.pause_requested:
         job.pause()
+    if record.cancel_requested:
+        job.stopping = CANCELLED
     metrics.observe_job(job.job_id, slots=job.spec.slots, ranks=job.spec.learner.world_size)
-    await recover(job)
+    await recover(job, drain)
+    require_finite(job)
+    if job.stopping:
+        raise Stopped
+    if job.spec.checkpoint.load is not None and job.saved_step is None:
+        await save(job, drain, wait=True)  # from here on the job does not depend on where it began
     await _publish(job)
     await job.store.update(job.job_id, lineage=job.lineage, step=job.step, policy_version=job.step)
     job.published = True
@@ -123,8 +102,7 @@ async def hold(job: JobContext, drain: Drain) -> bool:
     """
     if not job.paused:
         return False
-    if job.saved_step != job.step:
-        await _checkpoint(job)
+    await save(job, drain, wait=True)
     await job.store.update(job.job_id, groups=json.dumps(job.intake.ledger.summary()))
     await job.store.transition(job.job_id, JobState.PAUSED, allowed=LIVE, cause=PAUSED_CAUSE)
     if not await job.resumed(drain):
@@ -141,8 +119,8 @@ async def _step(job: JobContext, drain: Drain) -> None:
     if groups is None:
         return
     times = StepTimes(wait_s=time.monotonic() - started)
-    ages = _ages(job, groups)
-    await _journal(job, groups)
+    ages = ages_of(groups, job.step)
+    await _journal(job, drain, groups)
     sequences = assemble(groups, job.spec)
     trained = time.monotonic()
     with metrics.CLOCK.phase(metrics.TRAIN_SECONDS):
@@ -158,20 +136,16 @@ async def _step(job: JobContext, drain: Drain) -> None:
     await job.store.update(
         job.job_id, step=job.step, policy_version=job.step, groups=json.dumps(job.intake.ledger.summary())
     )  # fmt: skip
-    await job.store.append_step(job.job_id, job.step, record)
+    await job.store.append_step(job.job_id, job.step - job.start_step, record)
     metrics.observe_step(record, ages)
+    notice_skip(job, stats)
+    require_finite(job)
     await hold(job, drain)
     every = job.spec.eval.interval_steps
     if job.spec.eval.enabled and every and job.step % every == 0 and job.steps_left:
         await start_evaluation(job)
-    if job.step % job.spec.checkpoint.interval_steps == 0 and job.steps_left and job.saved_step != job.step:
-        await _checkpoint(job)
+    await save_if_due(job, drain)
     job.moved()
-
-
-def _ages(job: JobContext, groups: list[Judged]) -> list[int]:
-    """policy_age of each group, at consumption."""
-    return [job.step - judged.scored.group.min_policy_version for judged in groups]
 
 
 async def _next_batch(job: JobContext, drain: Drain) -> list[Judged] | None:
@@ -193,19 +167,25 @@ async def _next_batch(job: JobContext, drain: Drain) -> list[Judged] | None:
     return groups
 
 
-async def _journal(job: JobContext, groups: list[Judged]) -> None:
-    """Makes the batch durable, and only then lets its entries go."""
+async def _journal(job: JobContext, drain: Drain, groups: list[Judged]) -> None:
+    """Makes the batch durable, and only then lets its entries go.
+
+    Raises:
+        Stopped: there was no space until the job was stopped; nothing was written, and the entries come again.
+    """
     job.intake.begin_training(groups)
+    await _write(job, drain, job.step + 1, tuple(judged.payload for judged in groups))
+
+
+async def _write(job: JobContext, drain: Drain, step: int, groups: tuple[bytes, ...]) -> None:
+    """Writes a record of these groups, and of every fate since the last one; lets the entries of both go."""
     ledger = job.intake.ledger
-    record = BatchRecord(
-        job.step + 1,
-        job.lineage,
-        tuple(judged.payload for judged in groups),
-        tuple(ledger.take_unwritten()),
-        ledger.issued,
-    )
-    metrics.JOURNAL_BYTES.inc(job.journal.append(record))
-    await job.consumer.ack(*(judged.entry for judged in job.intake.take_settled() if judged.entry is not None))
+    settled, digest = tuple(ledger.take_unwritten()), job.publisher.digest
+    record = BatchRecord(step, job.lineage, groups, settled, ledger.issued, digest)
+    entries = [judged.entry for judged in job.intake.take_settled() if judged.entry is not None]
+    size = await with_room(job, drain, lambda: asyncio.to_thread(job.journal.append, record))
+    metrics.JOURNAL_BYTES.inc(size)
+    await job.consumer.ack(*entries)
 
 
 async def _publish(job: JobContext) -> None:
@@ -218,20 +198,6 @@ async def _publish(job: JobContext) -> None:
     await job.store.activate(active)
     metrics.PUBLISH_SECONDS.observe(time.monotonic() - started)
     metrics.POLICY_VERSION.set(job.step)
-
-
-async def _checkpoint(job: JobContext) -> None:
-    """Saves what a restart needs, and the weights in Hugging Face format."""
-    started = time.monotonic()
-    path = job.checkpoints.begin(job.step)
-    await job.ranks.save(path, export=job.spec.checkpoint.export)
-    state = {"lineage": job.lineage, "ledger": job.intake.ledger.state()}
-    final = job.checkpoints.commit(job.step, state)
-    job.saved_step = job.step
-    if job.spec.checkpoint.export:
-        await job.store.update(job.job_id, export=str(final / "hf"))
-    await job.store.event(job.job_id, "checkpoint", {"step": job.step, "path": str(final)})
-    metrics.CHECKPOINT_SECONDS.observe(time.monotonic() - started)
 
 
 async def _evaluate(job: JobContext, drain: Drain) -> None:
@@ -249,10 +215,24 @@ async def _evaluate(job: JobContext, drain: Drain) -> None:
     job.waiting_for = ""
 
 
-async def _end(job: JobContext, state: JobState, cause: str) -> None:
-    """Gives every group that is left its fate, saves, and ends the job."""
+async def _end(job: JobContext, drain: Drain, state: JobState, cause: str) -> None:
+    """Gives every group that is left its fate, in the journal and in a last checkpoint, and ends the job.
+
+    A cancelled job ends even on a full disk: what could not be written is said.
+    """
     job.intake.cancel_all(f"the job {state}")
-    await _checkpoint(job)
+    try:
+        await _write(job, drain, job.step, ())
+        await save(job, drain, wait=True)
+    except Stopped:
+        if not job.stopping:
+            raise
+        cause = ": ".join(filter(None, (cause, f"its end could not be saved: {job.no_space}")))
+    await _finish(job, state, cause)
+
+
+async def _finish(job: JobContext, state: JobState, cause: str) -> None:
+    """The state comes last: a head that dies before it is started again and ends the job once more; one that dies after it is not."""
     await job.store.update(job.job_id, groups=json.dumps(job.intake.ledger.summary()))
-    await job.store.transition(job.job_id, state, allowed=LIVE, cause=cause)
     await job.store.retire(job.job_id)
+    await job.store.transition(job.job_id, state, allowed=LIVE, cause=cause)

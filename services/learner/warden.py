@@ -52,7 +52,7 @@ async def _notice_requests(job: JobContext) -> None:
     if record.pause_requested and not job.paused:
         job.pause()
         job.moved()
-    elif job.paused and not record.pause_requested:
+    elif job.paused and not (record.pause_requested or job.no_space):
         job.resume()
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from dataclasses import replace
+from typing import NoReturn
 
 from redis.asyncio import Redis
 
@@ -14,7 +17,7 @@ from services.common.keys import Stage
 from services.common.lifecycle import Drain
 from services.common.logs import log_context
 from services.common.spec import RewardSpec
-from services.common.streams import MAX_STREAM_LENGTH, Consumer, Entry
+from services.common.streams import MAX_STREAM_LENGTH, Consumer, Entry, add
 from services.common.types import RolloutGroup, ScoredGroup
 from services.reward import metrics
 from services.reward.judging import judge_group, without_text
@@ -94,6 +97,8 @@ class Attachment:
         try:
             group = self._open(entry)
             with log_context(group_id=group.task.group_id):
+                if entry.deliveries > MAX_DELIVERIES:
+                    await self._give_up(group, f"delivered to be judged {entry.deliveries} times without success")
                 scored = group_failed(group) or await judge_group(self._pool, group, self._spec)
                 payload = codec.encode(without_text(scored))
                 await self._send_on(entry, payload, scored)
@@ -103,8 +108,6 @@ class Attachment:
             metrics.GROUPS.labels(result="dead_letter").inc()
 
     def _open(self, entry: Entry) -> RolloutGroup:
-        if entry.deliveries > MAX_DELIVERIES:
-            raise EntryError(f"delivered {entry.deliveries} times without success")
         group = codec.decode(RolloutGroup, entry.payload)
         if group.task.job_id != self._job_id:
             raise EntryError(
@@ -113,6 +116,18 @@ class Attachment:
         if group.task.member != entry.member:
             raise EntryError(f"member: the entry says {entry.member!r}, its task {group.task.member!r}")
         return group
+
+    async def _give_up(self, group: RolloutGroup, reason: str) -> NoReturn:
+        """Ends a group that has brought servers down: its learner hears of it first, so that it gets its fate at once.
+
+        Raises:
+            EntryError: always; the entry is for the dead letters.
+        """
+        failed = replace(group, rollouts=(), failure=reason, permanent=True)
+        with contextlib.suppress(StreamFull):  # the learner's deadline finds out then
+            payload = codec.encode(ScoredGroup(failed, (), 0.0))
+            await add(self._commands, self._job_id, Stage.SCORED, group.task.member, payload, bound=self._bound)
+        raise EntryError(reason)
 
     async def _send_on(self, entry: Entry, payload: bytes, scored: ScoredGroup) -> None:
         """Hops to the scored stream. While that is full it waits; on a drain the entry stays pending, for others to claim."""

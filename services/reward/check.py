@@ -1,8 +1,8 @@
 """What the pool and its worker processes say to each other, as MessagePack over a socket.
 
-pool → worker   [verifier, response, ground_truth, extra_info, limit_s]: several may follow each other
+pool → worker   [verifier, response, ground_truth, extra_info, limit_s, memory_mib]: several may follow each other
 worker → pool   [LOADED, seconds]                            before a verifier's first check in this process
-                [SCORED, reward, accuracy, detail, seconds]  or  [ERROR, reason]: one for each check, at once when it is done
+                [SCORED, reward, accuracy, detail, seconds]  [LIMIT, reason]  or  [ERROR, reason]: one for each check, when it is done
 """
 
 from __future__ import annotations
@@ -17,10 +17,18 @@ from services.common.errors import VerifierError
 
 LOADED = "loaded"
 SCORED = "scored"
+LIMIT = "limit"
 ERROR = "error"
 
 MAX_RESPONSE_CHARS = 32_768
-"""A longer response is judged by its end, where the answer is."""
+"""A longer response is judged by its end (default of `reward.max_chars`).
+
+By its end, rather than refused: DAPO, GSM8K and mathematics all take the last answer that a response states, and whatever follows it
+belongs to it; refusing would punish long thought. What is cut is the beginning, before any parser sees it.
+"""
+
+MEMORY_MIB = 2048
+"""Address space of one check (default of `reward.memory_mib`)."""
 
 MAX_GROUND_TRUTH_CHARS = 32_768
 """A longer reference is an error of the dataset."""
@@ -43,6 +51,10 @@ class Check:
     extra_info: dict[str, Any]
     timeout_s: float
     """Wall-clock limit."""
+    memory_mib: int = MEMORY_MIB
+    """Limit of the process's address space."""
+    max_chars: int = MAX_RESPONSE_CHARS
+    """Of a longer response the end is judged."""
 
     def pack(self) -> bytes:
         """As the worker gets it, the response cut to its limit.
@@ -53,7 +65,8 @@ class Check:
         if len(self.ground_truth) > MAX_GROUND_TRUTH_CHARS:
             raise VerifierError(f"ground_truth of {len(self.ground_truth)} characters exceeds {MAX_GROUND_TRUTH_CHARS}")
         extra_info = {**self.extra_info, "data_source": self.data_source}
-        message = [self.verifier, self.response[-MAX_RESPONSE_CHARS:], self.ground_truth, extra_info, self.timeout_s]
+        response = self.response[-self.max_chars :]
+        message = [self.verifier, response, self.ground_truth, extra_info, self.timeout_s, self.memory_mib]
         try:
             packed: bytes = msgpack.packb(message, unicode_errors="replace")
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
@@ -80,6 +93,13 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
+class OverLimit:
+    """The check needed more memory or nesting than it may have."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Broken:
     """The verifier failed, not the answer."""
 
@@ -91,11 +111,14 @@ def clean(detail: object) -> str:
     return str(detail)[:MAX_DETAIL_CHARS].encode("utf-8", "replace").decode()
 
 
-def read_reply(message: object) -> Scored | Loaded | Broken:
+Outcome = Scored | OverLimit | Broken
+
+
+def read_reply(message: object) -> Outcome | Loaded:
     """A worker's message, validated: what a worker ran may have been hostile.
 
     Raises:
-        VerifierError: not one of the three messages.
+        VerifierError: not one of the four messages.
     """
     match message:
         case ["scored", float(reward), float(accuracy), str(detail), float(seconds)] if (
@@ -104,6 +127,8 @@ def read_reply(message: object) -> Scored | Loaded | Broken:
             return Scored(reward, accuracy, clean(detail), seconds)
         case ["loaded", float(seconds)]:
             return Loaded(seconds)
+        case ["limit", str(reason)]:
+            return OverLimit(clean(reason))
         case ["error", str(reason)]:
             return Broken(clean(reason))
         case _:

@@ -31,7 +31,7 @@ async def judge_group(pool: Pool, group: RolloutGroup, spec: RewardSpec) -> Scor
     except ConfigError as error:
         verdicts = [_unjudged(str(error)) for _ in group.rollouts]
     else:
-        verdicts = await pool.judge([_check(name, group, rollout, spec.timeout_s) for rollout in group.rollouts])
+        verdicts = await pool.judge([_check(name, group, rollout, spec) for rollout in group.rollouts])
     return ScoredGroup(group, tuple(verdicts), time.monotonic() - began)
 
 
@@ -41,9 +41,11 @@ def without_text(scored: ScoredGroup) -> ScoredGroup:
     return replace(scored, group=replace(scored.group, rollouts=rollouts))
 
 
-def _check(name: str, group: RolloutGroup, rollout: Rollout, timeout_s: float) -> Check:
+def _check(name: str, group: RolloutGroup, rollout: Rollout, spec: RewardSpec) -> Check:
     task = group.task
-    return Check(name, rollout.text, task.ground_truth, task.data_source, task.extra_info, timeout_s)
+    return Check(
+        name, rollout.text, task.ground_truth, task.data_source, task.extra_info, spec.timeout_s, spec.memory_mib, spec.max_chars
+    )  # fmt: skip
 
 
 def _unjudged(reason: str) -> Verdict:

@@ -1,10 +1,11 @@
 """The nursery: a single-threaded process that has imported the verifiers once and forks workers that are warm at birth.
 
     pool ── FORK + a socket ──►  nursery  ── fork ──►  worker (serves the socket)
-         ── KILL pid ─────────►           ── SIGKILL its process group, reap ──►
+         ── KILL pid ─────────►           ── SIGKILL its process group ──►
 
 Forking from a process without threads is safe, and takes milliseconds where a start with its imports takes seconds. It reaps a
-worker only when it is told to kill it, so a pid is never reused under the pool's hand. When the pool goes away, all workers are killed.
+worker only after it was told to kill it, so a pid is never reused under the pool's hand; and later, since a large process takes long to
+end, and others wait for their fork. When the pool goes away, all workers are killed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Sequence
 from services.common.logs import configure_logging
 from services.common.parent import die_with_parent
 from services.common.verifier_names import BuiltIn
-from services.reward.verifiers.registry import load
+from services.reward.verifiers.registry import load, offered
 from services.reward.worker import limit_resources, work
 
 REQUEST = struct.Struct("<ci")
@@ -36,6 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     control = socket.socket(fileno=int(arguments[0]))
     configure_logging("reward-verifier", arguments[1])
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123  lives as long as the process: verifiers may print
+    offered()  # workers inherit the list
     for name in BuiltIn:
         load(name)
     load(BuiltIn.MATH)(
@@ -51,6 +53,7 @@ def main(arguments: Sequence[str]) -> int:
 def serve(control: socket.socket) -> None:
     """Forks and kills as asked until the pool goes away, then kills all that is left."""
     children: set[int] = set()
+    dying: set[int] = set()
     try:
         while True:
             data, descriptors, _, _ = socket.recv_fds(control, REQUEST.size, 1)
@@ -63,7 +66,9 @@ def serve(control: socket.socket) -> None:
             elif pid in children:
                 children.discard(pid)
                 _kill(pid)
+                dying.add(pid)
             control.sendall(REPLY.pack(pid))
+            dying = {pid for pid in dying if os.waitpid(pid, os.WNOHANG) == (0, 0)}
     finally:
         for pid in children:
             _kill(pid)
@@ -89,7 +94,6 @@ def _kill(pid: int) -> None:
     for kill in (os.killpg, os.kill):  # the group; and the worker itself, should it not have made its group yet
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
 
 
 if __name__ == "__main__":

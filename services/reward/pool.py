@@ -22,7 +22,7 @@ from typing import Self
 from services.common.errors import VerifierError
 from services.common.types import Verdict, VerdictStatus
 from services.reward import metrics
-from services.reward.check import Broken, Check, Scored
+from services.reward.check import Broken, Check, Outcome, OverLimit, Scored
 from services.reward.processes import Nursery, Worker, WorkerDiedError
 
 log = logging.getLogger(__name__)
@@ -76,6 +76,7 @@ class Pool:
         self._queue: deque[_Job] = deque()
         self._filled = asyncio.Event()
         self._slots: list[asyncio.Task[None]] = []
+        self._watching: asyncio.Task[None] | None = None
         self._running: dict[int, float] = {}
         self._failure: BaseException | None = None
         self.progress_at = time.monotonic()
@@ -91,15 +92,17 @@ class Pool:
         self._slots = [asyncio.create_task(self._slot(number), name=f"slot-{number}") for number in range(self.workers)]
         for slot in self._slots:
             slot.add_done_callback(self._slot_ended)
+        self._watching = asyncio.create_task(self._watch(), name="nursery watch")
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Ends the processes; checks still waiting fail."""
-        for slot in self._slots:
-            slot.cancel()
-        await asyncio.gather(*self._slots, return_exceptions=True)
+        tasks = [*self._slots, *([self._watching] if self._watching else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._nursery.stop()
 
     @property
@@ -161,6 +164,12 @@ class Pool:
                 await self._nursery.kill(worker)
                 worker = None
 
+    async def _watch(self) -> None:
+        """Consumes nothing; waits for the next look; unblocked by time; produces another nursery for one that hangs."""
+        while True:
+            self._nursery.look()
+            await asyncio.sleep(1.0)
+
     async def _take(self) -> list[_Job]:
         while not self._queue:
             self._filled.clear()
@@ -183,7 +192,10 @@ class Pool:
                 outcome = await worker.outcome(waiting[0].check)
                 self._settle(waiting.popleft(), outcome)
         except TimeoutError:
-            self._time_out(waiting.popleft())
+            if worker.stopped:
+                self._settle(waiting.popleft(), Broken("its process was stopped by a signal"))
+            else:
+                self._time_out(waiting.popleft())
             self._requeue(waiting)
             return "timeout"
         except WorkerDiedError as error:
@@ -192,12 +204,14 @@ class Pool:
             return "died"
         return None
 
-    def _settle(self, job: _Job, outcome: Scored | Broken) -> None:
+    def _settle(self, job: _Job, outcome: Outcome) -> None:
         job.attempts += 1
         name = job.check.verifier
         if isinstance(outcome, Scored):
             metrics.CHECK_SECONDS.labels(verifier=name).observe(outcome.seconds)
             self._answer(job, Verdict(VerdictStatus.SCORED, outcome.reward, outcome.accuracy, name, outcome.detail))
+        elif isinstance(outcome, OverLimit):
+            self._answer(job, Verdict(VerdictStatus.TIMEOUT, None, None, name, outcome.reason))
         elif job.attempts < ATTEMPTS:
             log.warning("verifier %s failed and is tried again: %s", name, outcome.reason)
             self._requeue([job])

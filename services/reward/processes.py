@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import subprocess
@@ -10,15 +11,21 @@ import sys
 from collections.abc import Mapping, Sequence
 
 import msgpack
+import psutil
 
 from services.common.errors import VerifierError
-from services.reward.check import MAX_REPLY_BYTES, Broken, Check, Loaded, Scored, read_reply, unpacker
+from services.common.vitals import Vitals
+from services.reward.check import MAX_REPLY_BYTES, Broken, Check, Loaded, Outcome, read_reply, unpacker
 from services.reward.nursery import FORK, KILL, REPLY, REQUEST
+
+log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 120.0
 """Imports of all verifiers, on a busy machine."""
 
 COMMAND_TIMEOUT_S = 20.0
+HANGS_S = 8.0
+"""A nursery that is stopped for so long is killed: within two heartbeats of 5 s."""
 STOP_TIMEOUT_S = 5.0
 LOAD_TIMEOUT_S = 60.0
 """Import of one installed verifier, on its first check in a worker."""
@@ -59,7 +66,7 @@ class Worker:
         except OSError as error:
             raise WorkerDiedError(f"its process is gone: {error}") from error
 
-    async def outcome(self, check: Check) -> Scored | Broken:
+    async def outcome(self, check: Check) -> Outcome:
         """What became of the next check of the batch.
 
         Raises:
@@ -77,11 +84,19 @@ class Worker:
         self.judged += 1
         return reply
 
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has stopped the process, so that its silence is not the check's doing."""
+        try:
+            return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
+        except psutil.Error:
+            return False
+
     def close(self) -> None:
         """Closes the socket; a worker that is not busy ends by itself."""
         self._writer.close()
 
-    async def _receive(self, timeout_s: float) -> Scored | Loaded | Broken:
+    async def _receive(self, timeout_s: float) -> Outcome | Loaded:
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._next()
@@ -89,7 +104,7 @@ class Worker:
             async with asyncio.timeout(GRACE_S):
                 return await self._next()
 
-    async def _next(self) -> Scored | Loaded | Broken:
+    async def _next(self) -> Outcome | Loaded:
         """The next message. Cancelling it loses nothing: what was read stays in the decoder."""
         while True:
             try:
@@ -120,6 +135,7 @@ class Nursery:
             **(environment or {}),
         }
         self._log_level = log_level
+        self._vitals = Vitals()
         self._lock = asyncio.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -170,6 +186,15 @@ class Nursery:
                 await self._command(KILL, worker.pid)
             except (OSError, TimeoutError):
                 await self._stop()  # the kernel ends the workers of a dead nursery
+
+    def look(self) -> None:
+        """Kills the process when it hangs: a signal has stopped it. The next command starts another one; call it once a second."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._vitals.look([psutil.Process(self._process.pid)] if psutil.pid_exists(self._process.pid) else [])
+        if self._vitals.stopped_s() > HANGS_S:
+            log.error("the verifier nursery (process %d) is stopped: killed, another one takes over", self._process.pid)
+            self._process.kill()
 
     async def stop(self) -> None:
         """Ends the process and all workers."""

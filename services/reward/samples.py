@@ -19,14 +19,19 @@ TEXT_CHARS = 8_192
 GROUP_CHARS = 65_536
 """Text kept of one group, shared out evenly: all samples of a job stay within some 20 MB."""
 
+_KEEP = """#!lua
+-- KEYS: samples   ARGV: sample, how many are kept
+if redis.call('LPOS', KEYS[1], ARGV[1]) then return 0 end  -- the first reply was lost, and the command repeated
+redis.call('LPUSH', KEYS[1], ARGV[1])
+redis.call('LTRIM', KEYS[1], 0, ARGV[2] - 1)
+return 1
+"""
+
 
 async def keep_sample(redis: Redis, scored: ScoredGroup) -> None:
     """Puts the group before the job's other samples and lets the oldest go."""
     key = keys.samples(scored.group.task.job_id)
-    async with redis.pipeline(transaction=True) as pipe:
-        pipe.lpush(key, json.dumps(sample(scored), ensure_ascii=False))
-        pipe.ltrim(key, 0, KEEP - 1)
-        await pipe.execute()
+    await redis.register_script(_KEEP)(keys=[key], args=[json.dumps(sample(scored), ensure_ascii=False), KEEP])
 
 
 def sample(scored: ScoredGroup) -> dict[str, Any]:

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 from redis.asyncio import Redis
 
-from services.common import keys
-from services.common.connection import BLOCK_S, connect
+from services.common.connection import BLOCK_S, connect, redis_is_away
 from services.common.errors import MillraceError
 from services.common.health import HealthServer
 from services.common.jobs import ActiveJob, JobStore
@@ -24,7 +23,7 @@ from services.common.lifecycle import Drain, every, run_service
 from services.common.preflight import require_redis
 from services.common.settings import Settings
 from services.common.spec import RewardSpec
-from services.common.streams import MAX_STREAM_LENGTH
+from services.common.streams import MAX_STREAM_LENGTH, forget
 from services.common.workers import HEARTBEAT_S, WorkerKind, WorkerStatus, beat, leave
 from services.reward import metrics
 from services.reward.attachment import Attachment
@@ -71,7 +70,8 @@ class RewardService:
 
     def healthy(self) -> str | None:
         """Why the process should be restarted, or None."""
-        if self._looked_at is not None and time.monotonic() - self._looked_at > STUCK_S and not self._drain.requested:
+        late = self._looked_at is not None and time.monotonic() - self._looked_at > STUCK_S
+        if late and not self._drain.requested and not redis_is_away():
             return f"no look at the active jobs for {STUCK_S:.0f} s"
         return self._pool.trouble()
 
@@ -137,8 +137,7 @@ class RewardService:
         task = self._attached.pop(job_id).task
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        if not await self._commands.hexists(keys.ACTIVE, job_id):
-            await self._commands.delete(*keys.work(job_id))
+        await forget(self._commands, job_id)
         log.info("detached from job %s", job_id)
 
     async def _beat(self) -> None:
@@ -174,7 +173,7 @@ async def run(settings: Settings, *, drain: Drain | None = None, pool: Pool | No
         drain = Drain()
         drain.on_signals()
     commands = connect(settings.redis_url, password=settings.redis_password)
-    await require_redis(commands, settings.redis_url, wait_s=settings.redis_wait_s)
+    await require_redis(settings.redis_url, settings.redis_password, wait_s=settings.redis_wait_s)
     blocking = connect(settings.redis_url, password=settings.redis_password, block_s=BLOCK_S)
     async with pool or Pool(log_level=settings.log_level) as started:
         service = RewardService(commands, blocking, started, name=name, drain=drain)

@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 from redis.asyncio import Redis
 
-from services.common import keys
+from services.common import streams
 from services.common.errors import ModelError
 from services.common.jobs import ActiveJob
 from services.common.lifecycle import Drain
@@ -125,8 +125,7 @@ def choose(active: Mapping[str, ActiveJob], workers: Sequence[WorkerStatus], nam
 
 async def forget_streams(redis: Redis, job_id: str) -> None:
     """Deletes what a read or a hop in flight made of a retired job's streams, which its learner has deleted."""
-    if not await redis.hexists(keys.ACTIVE, job_id):
-        await redis.delete(*keys.work(job_id))
+    await streams.forget(redis, job_id)
 
 
 def _spec(job: ActiveJob) -> JobSpec:

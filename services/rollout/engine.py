@@ -8,6 +8,7 @@ activate ───────┘  see services/rollout/switch.py
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 import uuid
@@ -22,6 +23,7 @@ from services.common.inference_channel import Problem
 from services.common.settings import Platform
 from services.common.spec import JobSpec
 from services.common.types import Message
+from services.common.vitals import family
 from services.rollout import metrics
 from services.rollout.chat import PRIORITY, ChatPiece, ChatRefused, ChatSampling
 from services.rollout.label import Version, VersionLabel
@@ -102,6 +104,7 @@ class Engine:
         self._switch = WeightSwitch(self._llm, self.label, shapes)
         self.max_model_len = int(self._llm.model_config.max_model_len)
         self._key = key
+        self.progress_at = time.monotonic()
         metrics.ENGINE_STARTS.inc()
         metrics.DEVICES.set(spec.rollout.tensor_parallel_size)
         log.info("the engine is up after %.1f s", time.monotonic() - started)
@@ -142,6 +145,22 @@ class Engine:
     def changing(self) -> bool:
         """Whether the weights are being changed, so that no token is to be expected."""
         return self._switch is not None and self._switch.changing
+
+    @property
+    def up(self) -> bool:
+        """Whether there is an engine that could answer."""
+        return self._llm is not None
+
+    async def beat(self) -> None:
+        """A sign of life from every worker of the engine; counts as progress."""
+        await self._llm.collective_rpc("millrace_beat")
+        self.progress_at = time.monotonic()
+
+    def kill(self) -> None:
+        """Ends the engine's processes at once; whoever waits for them gets EngineError."""
+        for process in [relative for root in self.processes for relative in family(root.pid)]:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
 
     def check(self) -> None:
         """Looks whether the engine's processes live.

@@ -6,6 +6,7 @@ vLLM mixes the class into its worker (`worker_extension_cls`); the engine calls 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from safetensors import safe_open
 
 from services.common.errors import WeightSyncError
 from services.common.snapshot import digest_of
+from services.rollout.installed import Facts, check_installed
 from services.rollout.orphans import watch_service
 from services.rollout.tensor_file import map_tensors
 
@@ -25,6 +27,10 @@ class WeightExtension:
 
     model_runner: Any
     """vLLM's, of the worker that this is mixed into."""
+
+    def millrace_beat(self) -> bool:
+        """A sign of life, for the watch."""
+        return True
 
     def millrace_verify_weights(self, path: str, digests: dict[str, str]) -> str:
         """Hashes the staged file; changes nothing. Returns what is wrong with it, or nothing."""
@@ -40,13 +46,27 @@ class WeightExtension:
                 return f"{path}: {name}: the bytes do not match their digest"
         return ""
 
-    def millrace_apply_weights(self, path: str) -> float:
-        """Loads every tensor of the file over the weights in use; the engine must be paused. Returns the seconds it took.
+    def millrace_apply_weights(self, path: str, digests: dict[str, str], facts: Facts) -> tuple[float, int, int]:
+        """Loads every tensor of the file over the weights in use, and verifies what is in use then; the engine must be paused.
 
-        An error leaves the weights half applied: the caller must not resume.
+        Returns the seconds it took, how many parameters could be compared with the file, and how many there are. An error leaves the
+        weights half applied: the caller must not resume.
         """
         started = time.perf_counter()
         with safe_open(path, framework="pt") as file, torch.no_grad():
-            names = file.keys()
-            self.model_runner.reload_weights(weights_iterator=((name, file.get_tensor(name)) for name in names))
-        return time.perf_counter() - started
+            left = set(file.keys())
+            self.model_runner.reload_weights(weights_iterator=_handed_over(file, digests, left))
+            if left:
+                raise WeightSyncError(f"the engine did not take {len(left)} tensors: {', '.join(sorted(left)[:5])}")
+            checked, total = check_installed(self.model_runner.get_model(), facts, file.get_tensor)
+        return time.perf_counter() - started, checked, total
+
+
+def _handed_over(file: Any, digests: dict[str, str], left: set[str]) -> Iterator[tuple[str, torch.Tensor]]:  # noqa: ANN401
+    """The file's tensors, each hashed once more as the loader gets it and then taken off `left`."""
+    for name in file.keys():  # noqa: SIM118  not a mapping
+        tensor = file.get_tensor(name)
+        if digest_of(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()).hex() != digests.get(name):
+            raise WeightSyncError(f"{name}: the bytes changed after they had been verified")
+        left.discard(name)
+        yield name, tensor

@@ -13,7 +13,7 @@ TOKENS = Counter("millrace_rollout_generated_tokens_total", "Response tokens sam
 ROLLOUTS = Counter("millrace_rollout_rollouts_total", "Rollouts sampled to their end.")
 GROUPS = Counter(
     "millrace_rollout_groups_total",
-    "Groups handled, by outcome: sampled, failed, dead_letter or stale_lineage.",
+    "Groups handled, by outcome: sampled, closed_early (fewer rollouts at the deadline), failed, dead_letter or stale_lineage.",
     ["outcome"],
 )
 GENERATE_SECONDS = Histogram(
@@ -58,7 +58,7 @@ CHAT_FIRST_TOKEN_SECONDS = Histogram(
     buckets=_SECONDS,
 )
 
-for _outcome in ("sampled", "failed", "dead_letter", "stale_lineage"):
+for _outcome in ("sampled", "closed_early", "failed", "dead_letter", "stale_lineage"):
     GROUPS.labels(_outcome)  # a counter that begins at 1 has no increase
 for _outcome in ("activated", "fetch_failed", "activate_failed"):
     WEIGHT_SYNCS.labels(_outcome)

@@ -1,4 +1,8 @@
-"""From a task to its group: `group_size` rollouts at once, within the task's time. What goes wrong is data, not a crash."""
+"""From a task to its group: `group_size` rollouts at once, within the task's time. What goes wrong is data, not a crash.
+
+All rollouts of a group begin together, so one deadline is each rollout's. When it passes, those that are whole are the group if they are
+enough (`min_group_size`); the others are aborted.
+"""
 
 from __future__ import annotations
 
@@ -47,22 +51,27 @@ class Sampler:
         prompt: list[int] = []
         try:
             prompt = self._encode(task)
-            async with asyncio.timeout(task.timeout_s):
-                rollouts = await self._rollouts(task, prompt)
-        except TimeoutError:
-            return self.failed(task, f"not sampled within {task.timeout_s:g} s", started=started, prompt=prompt)
-        except (PromptError, SamplingError) as error:
+            rollouts = await self._rollouts(task, prompt)
+        except PromptError as error:
+            return self.failed(task, str(error), started=started, permanent=True)
+        except SamplingError as error:
             return self.failed(task, str(error), started=started, prompt=prompt)
         seconds = time.monotonic() - started
         metrics.GENERATE_SECONDS.observe(seconds)
         return RolloutGroup(task, self._server, _packed(prompt), tuple(rollouts), seconds)
 
     def failed(
-        self, task: Task, failure: str, *, started: float | None = None, prompt: Sequence[int] = ()
+        self,
+        task: Task,
+        failure: str,
+        *,
+        started: float | None = None,
+        prompt: Sequence[int] = (),
+        permanent: bool = False,
     ) -> RolloutGroup:
-        """A group without rollouts, and why. `started`: on the monotonic clock."""
+        """A group without rollouts, and why. `started`: on the monotonic clock; `permanent`: to ask again would not help."""
         seconds = 0.0 if started is None else time.monotonic() - started
-        return RolloutGroup(task, self._server, _packed(prompt), (), seconds, failure)
+        return RolloutGroup(task, self._server, _packed(prompt), (), seconds, failure, permanent)
 
     def _encode(self, task: Task) -> list[int]:
         if task.group_size < 1 or task.max_tokens < 1:
@@ -80,14 +89,33 @@ class Sampler:
         stream = self._engine.generate(
             prompt, count=task.group_size, temperature=task.temperature, max_tokens=task.max_tokens
         )
-        async with aclosing(stream) as pieces:
-            async for piece in pieces:
-                builders[piece.index].add(piece)
-                metrics.TOKENS.inc(len(piece.token_ids))
+        limit_s = task.timeout_s if task.rollout_timeout_s is None else min(task.timeout_s, task.rollout_timeout_s)
+        try:
+            async with asyncio.timeout(limit_s), aclosing(stream) as pieces:
+                async for piece in pieces:
+                    builders[piece.index].add(piece)
+                    metrics.TOKENS.inc(len(piece.token_ids))
+        except TimeoutError:
+            builders = _whole(builders, task, limit_s)
         texts = self._engine.decode([builder.token_ids for builder in builders])
         rollouts = [builder.build(text) for builder, text in zip(builders, texts, strict=True)]
         metrics.ROLLOUTS.inc(len(rollouts))
         return rollouts
+
+
+def _whole(builders: list[RolloutBuilder], task: Task, limit_s: float) -> list[RolloutBuilder]:
+    """The rollouts that are finished at the deadline.
+
+    Raises:
+        SamplingError: they are too few for a group.
+    """
+    whole = [builder for builder in builders if builder.finished]
+    needed = task.group_size if task.min_group_size is None else task.min_group_size
+    if len(whole) < needed:
+        raise SamplingError(
+            f"{len(whole)} of {task.group_size} rollouts were sampled within {limit_s:g} s; the group needs {needed}"
+        )
+    return whole
 
 
 def _packed(token_ids: Sequence[int]) -> bytes:

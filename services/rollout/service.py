@@ -8,7 +8,7 @@ tasks stream ──────► tasks ──► sampler ──► group ─�
 
 gateway ── Generate (gRPC) ──► policies ──► lane ──► engine: chats, behind the rollouts
 
-heartbeat: this worker's entry in the list, gauges        watchdog: requests in flight, but no token: the process ends
+heartbeat: this worker's entry in the list, gauges        watchdog: the engine hangs: it is killed, and the process ends
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import asyncio
 import logging
 import time
 
-from services.common.connection import BLOCK_S, connect
+from services.common.connection import BLOCK_S, connect, redis_is_away
 from services.common.errors import MillraceError, ModelError
 from services.common.health import HealthServer
 from services.common.jobs import ActiveJob, JobStore
@@ -34,12 +34,11 @@ from services.rollout.lane import ChatLane
 from services.rollout.policies import Policies
 from services.rollout.switch import EngineError
 from services.rollout.vllm_process import CHAT_PLACES
+from services.rollout.watch import EngineWatch
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.5
-STALL_S = 120.0
-"""With requests in flight, so long without a token means that the engine hangs."""
 BLOCKED_S = 60.0
 """So long without a look at the active jobs means that this process hangs."""
 REFUSED_S = 30.0
@@ -71,6 +70,8 @@ class RolloutService:
         loader = ExportLoader(wiring.engine, wiring.settings, wiring.name)
         self._policies = Policies(wiring.engine, lane, JobStore(wiring.commands), loader.load)
         self.inference = InferenceService(wiring.engine, self._policies, lane)
+        self._watch = EngineWatch(wiring.engine)
+        self._hangs: str | None = None
 
     def healthy(self) -> str | None:
         """Why the process should be restarted, or None."""
@@ -78,9 +79,10 @@ class RolloutService:
             self._looked_at is not None
             and time.monotonic() - self._looked_at > BLOCKED_S
             and not self._wiring.drain.requested
+            and not redis_is_away()
         ):
             return f"no look at the active jobs for {BLOCKED_S:.0f} s"
-        return self._stalled()
+        return self._hangs
 
     def ready(self) -> str | None:
         """Why it takes no work, or None. Without a job it is ready to attach to one."""
@@ -118,11 +120,14 @@ class RolloutService:
         await every(HEARTBEAT_S, self._wiring.drain, self._beat)
 
     async def watchdog(self) -> None:
-        """Ends the process when the engine makes no progress.
+        """Kills an engine that makes no progress, and ends the process.
 
         Consumes: the engine's newest token's time. Waits for: the next look. Unblocked by: time. Produces: EngineError.
         """
-        await every(1.0, self._wiring.drain, self._look_at_engine)
+        try:
+            await every(1.0, self._wiring.drain, self._look_at_engine)
+        finally:
+            self._watch.close()
 
     async def _look(self, active: dict[str, ActiveJob]) -> None:
         if self._attached is not None and self._serving is not None:
@@ -175,13 +180,6 @@ class RolloutService:
         await forget_streams(self._wiring.commands, attached.job.job_id)
         log.info("detached from job %s", attached.job.job_id)
 
-    def _stalled(self) -> str | None:
-        engine = self._wiring.engine
-        seconds = time.monotonic() - engine.progress_at
-        if (engine.requests or engine.chats) and not engine.changing and seconds > STALL_S:
-            return f"no token for {seconds:.0f} s with {engine.requests + engine.chats} requests in flight"
-        return None
-
     def _progress_age_s(self, state: str) -> float:
         """For the heartbeat. A model that loads and weights that change have limits of their own: they count as progress."""
         now, engine = time.monotonic(), self._wiring.engine
@@ -190,12 +188,13 @@ class RolloutService:
         return now - max(self._state[1], engine.progress_at if engine.requests else 0.0)
 
     async def _look_at_engine(self) -> None:
-        trouble = self._stalled()
-        if trouble is not None:
-            raise EngineError(trouble)
+        self._wiring.engine.check()
         if self._policies.fault is not None:
             raise self._policies.fault
-        self._wiring.engine.check()
+        self._hangs = self._watch.trouble()
+        if self._hangs is not None:
+            self._wiring.engine.kill()  # what waits for it ends now, and others claim the work
+            raise EngineError(self._hangs)
 
     async def _beat(self) -> None:
         attached, engine = self._attached, self._wiring.engine
@@ -242,7 +241,7 @@ async def run(settings: Settings, *, drain: Drain | None = None) -> None:
         drain = Drain()
         drain.on_signals()
     commands = connect(settings.redis_url, password=settings.redis_password)
-    await require_redis(commands, settings.redis_url, wait_s=settings.redis_wait_s)
+    await require_redis(settings.redis_url, settings.redis_password, wait_s=settings.redis_wait_s)
     blocking = connect(settings.redis_url, password=settings.redis_password, block_s=BLOCK_S)
     engine = Engine(settings.platform)
     wiring = Wiring(commands, blocking, engine, settings, settings.worker_name("rollout"), drain)

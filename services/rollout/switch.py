@@ -1,7 +1,13 @@
 """How the engine's weights change: in place, while requests are in flight.
 
-verify the staged file │ pause ─► drain what was sampled before ─► apply ─► label ─► resume
-       (still sampling) │ nothing is sampled: this is the pause
+verify the staged file │ pause ─► drain what was sampled before ─► apply ─► verify what is installed ─► label ─► resume
+       (still sampling) │ nothing is sampled: this is the pause, and it is a lease
+
+The bytes are all here before the pause begins: a learner that dies meanwhile pauses nobody. Should the pause outlast its lease, or the
+weights not be known to be whole, the engine loses its label (nothing can be sampled without one) and the process ends.
+
+Caches: requests in flight keep the keys and values that older weights made, and their tokens say which weights those were. No other request
+finds them: each has a salt of its own in the prefix cache (`Engine.generate`).
 """
 
 from __future__ import annotations
@@ -10,17 +16,22 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from services.common.errors import MillraceError, ModelError, WeightSyncError
 from services.rollout.label import Version, VersionLabel
 from services.rollout.model_tensors import Shapes, file_shapes, misfits
 from services.rollout.stage import StagedWeights
 
+if TYPE_CHECKING:
+    from services.rollout.installed import Facts
+
 log = logging.getLogger(__name__)
 
 PAUSE_LIMIT_S = 60.0
-APPLY_LIMIT_S = 600.0
+VERIFY_LIMIT_S = 600.0
+PAUSE_LEASE_S = 600.0
+"""Longest time that a server may stand still for new weights."""
 _SETTLE_ROUNDS = 50
 
 
@@ -67,19 +78,33 @@ class WeightSwitch:
         version = Version(staged.lineage, staged.policy_version)
         async with self._lock:
             await self._verify(staged, version)
+            facts = await asyncio.to_thread(_read_facts, staged)
             started = time.monotonic()
-            await self._pause()
             try:
-                apply_s = await self._apply(staged)
-            except Exception as error:
-                await self._restore(version, error)
-                raise WeightSyncError(
-                    f"version {version}: not applied, the weights before are back: {error}"
+                async with asyncio.timeout(PAUSE_LEASE_S):
+                    apply_s = await self._paused_change(staged, version, facts)
+            except TimeoutError as error:
+                await self._label.change(None)
+                raise EngineError(
+                    f"version {version}: paused for longer than the lease of {PAUSE_LEASE_S:g} s"
                 ) from error
-            self._good = staged
-            await self._label.change(version)
-            await self._resume()
+            except EngineError:
+                await self._label.change(None)
+                raise
             return Activation(version, time.monotonic() - started, apply_s)
+
+    async def _paused_change(self, staged: StagedWeights, version: Version, facts: Facts) -> float:
+        """The change itself; returns the seconds that the load took."""
+        await self._pause()
+        try:
+            apply_s = await self._apply(staged, facts)
+        except Exception as error:
+            await self._restore(version, error)
+            raise WeightSyncError(f"version {version}: not applied, the weights before are back: {error}") from error
+        self._good = staged
+        await self._label.change(version)
+        await self._resume()
+        return apply_s
 
     async def _verify(self, staged: StagedWeights, version: Version) -> None:
         """Finds what is wrong with a staged file while the weights in use still sample."""
@@ -118,8 +143,13 @@ class WeightSwitch:
         except TimeoutError as error:
             raise EngineError(f"the engine did not resume within {PAUSE_LIMIT_S:.0f} s") from error
 
-    async def _apply(self, staged: StagedWeights) -> float:
-        return float(max(await self._on_workers("millrace_apply_weights", str(staged.path))))
+    async def _apply(self, staged: StagedWeights, facts: Facts) -> float:
+        arguments = (str(staged.path), staged.digests, facts)
+        done = await self._llm.collective_rpc("millrace_apply_weights", args=arguments)
+        seconds, checked, total = max(done)
+        if checked < total:
+            log.debug("%d of %d parameters could be compared with the file after the load", checked, total)
+        return float(seconds)
 
     async def _restore(self, version: Version, cause: Exception) -> None:
         """Puts the weights before back, whole, and goes on with them.
@@ -134,14 +164,21 @@ class WeightSwitch:
         if self._good is None or not self._good.path.exists():
             raise EngineError(f"version {version} was half applied and no staged version is left: {cause}") from cause
         try:
-            await self._apply(self._good)
+            await self._apply(self._good, await asyncio.to_thread(_read_facts, self._good))
         except Exception as error:  # noqa: BLE001  whatever it is, the weights are not whole
             raise EngineError(f"version {version} was half applied, and the one before failed too: {error}") from cause
         await self._resume()
 
     async def _on_workers(self, method: str, *arguments: object) -> list[Any]:
         try:
-            async with asyncio.timeout(APPLY_LIMIT_S):
+            async with asyncio.timeout(VERIFY_LIMIT_S):
                 return list(await self._llm.collective_rpc(method, args=arguments))
         except TimeoutError as error:
-            raise EngineError(f"{method} did not answer within {APPLY_LIMIT_S:.0f} s") from error
+            raise EngineError(f"{method} did not answer within {VERIFY_LIMIT_S:.0f} s") from error
+
+
+def _read_facts(staged: StagedWeights) -> Facts:
+    """What the installed weights are compared with. Here, and not in the workers, so that they go on sampling meanwhile."""
+    from services.rollout.installed import read_facts  # needs torch, which comes with the engine
+
+    return read_facts(staged.path)

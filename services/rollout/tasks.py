@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from dataclasses import dataclass
+from typing import NoReturn
 
 from redis.asyncio import Redis
 
@@ -15,7 +17,7 @@ from services.common.errors import EntryError, StreamFull
 from services.common.keys import Stage
 from services.common.lifecycle import Drain
 from services.common.logs import log_context
-from services.common.streams import MAX_STREAM_LENGTH, Consumer, Entry
+from services.common.streams import MAX_STREAM_LENGTH, Consumer, Entry, add
 from services.common.types import RolloutGroup, Task
 from services.rollout import metrics
 from services.rollout.label import Version, VersionLabel
@@ -53,6 +55,7 @@ class TaskLoop:
         """Reads under the stable name of this server; `label`: the version that the sampler's engine holds."""
         self._sampler, self._label = sampler, label
         self._job_id, self._limits, self._drain = job_id, limits, drain
+        self._commands = commands
         self._consumer = Consumer(
             commands, blocking, job_id, Stage.TASKS, group=CONSUMER_GROUP, name=name, lease_s=limits.lease_s
         )
@@ -116,6 +119,8 @@ class TaskLoop:
         """One entry, from delivery to what becomes of it."""
         try:
             task = self._open(entry)
+            if entry.deliveries > MAX_DELIVERIES:
+                await self._give_up(task, f"delivered {entry.deliveries} times without success")
             with log_context(group_id=task.group_id):
                 await self._answer(entry, task)
         except EntryError as error:
@@ -124,14 +129,23 @@ class TaskLoop:
             metrics.GROUPS.labels(outcome="dead_letter").inc()
 
     def _open(self, entry: Entry) -> Task:
-        if entry.deliveries > MAX_DELIVERIES:
-            raise EntryError(f"delivered {entry.deliveries} times without success")
         task = codec.decode(Task, entry.payload)
         if task.job_id != self._job_id:
             raise EntryError(f"job_id: belongs to job {task.job_id!r}, found on the stream of {self._job_id!r}")
         if task.member != entry.member:
             raise EntryError(f"member: the entry says {entry.member!r}, its task {task.member!r}")
         return task
+
+    async def _give_up(self, task: Task, reason: str) -> NoReturn:
+        """Ends a task that has brought servers down: its learner hears of it first, so that the group gets its fate at once.
+
+        Raises:
+            EntryError: always; the entry is for the dead letters.
+        """
+        payload = codec.encode(self._sampler.failed(task, reason, permanent=True))
+        with contextlib.suppress(StreamFull):  # the learner's deadline finds out then
+            await add(self._commands, self._job_id, Stage.ROLLOUTS, task.member, payload, bound=self._limits.bound)
+        raise EntryError(reason)
 
     async def _answer(self, entry: Entry, task: Task) -> None:
         group = await self._sample(task)
@@ -146,7 +160,7 @@ class TaskLoop:
             group = self._sampler.failed(task, f"the group is too large: {error}")
             payload = codec.encode(group)
         if await self._send_on(entry, payload):
-            metrics.GROUPS.labels(outcome="sampled" if group.failure is None else "failed").inc()
+            metrics.GROUPS.labels(outcome=_outcome(group)).inc()
 
     async def _sample(self, task: Task) -> RolloutGroup | None:
         """The group; None when the task's lineage ended before it did."""
@@ -187,3 +201,9 @@ class TaskLoop:
         while True:
             await asyncio.sleep(self._limits.lease_s / 3)
             await self._consumer.renew()
+
+
+def _outcome(group: RolloutGroup) -> str:
+    if group.failure is not None:
+        return "failed"
+    return "sampled" if len(group.rollouts) == group.task.group_size else "closed_early"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from services.cli.client import GatewayClient
+from services.cli.client import GatewayClient, GatewayError
 from services.cli.state import UpState, read_state
 from services.cli.tokens import find_token
 from services.cli.up import detach, run_down
@@ -40,7 +40,13 @@ class Stack:
         """Waits until the job's record is as wanted; fails with its state and logs."""
         deadline = time.monotonic() + timeout_s
         while True:
-            record = self.client.job(job_id)
+            try:
+                record = self.client.job(job_id)
+            except GatewayError as error:
+                if not (error.passing or error.status == 404) or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)  # Redis is away, or was emptied a moment ago
+                continue
             if until(record):
                 return record
             if time.monotonic() > deadline or record["state"] in {"failed", "cancelled"}:
@@ -48,6 +54,13 @@ class Stack:
                     f"job {job_id} is {record['state']} ({record['cause']}) at step {record['step']}\n{self.tail()}"
                 )
             time.sleep(0.5)
+
+    def wait_for_jobs(self, job_ids: list[str], *, timeout_s: float) -> list[dict[str, Any]]:
+        """Waits until the gateway knows these jobs; what it knows then, newest first."""
+        deadline = time.monotonic() + timeout_s
+        while len(found := self.client.jobs()) < len(job_ids) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return found
 
     def tail(self) -> str:
         """The ends of the logs."""

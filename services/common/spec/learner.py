@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Annotated, Self
+
+from pydantic import Field, StringConstraints, model_validator
 
 from services.common.spec.base import Section
 
@@ -51,6 +53,27 @@ class CheckpointSpec(Section):
     interval_steps: int = Field(default=50, ge=1, description="Save every so many steps, and at the end.")
     keep_last: int = Field(default=2, ge=1, le=1000, description="Checkpoints kept.")
     export: bool = Field(default=True, description="Also write each checkpoint's weights in Hugging Face format.")
+    load: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = Field(
+        default=None,
+        description="Begin from another job's checkpoint (its directory, or the job's id: the newest), or from a Hugging Face directory "
+        "under the allowed roots. The checkpoint's step, optimizer, random states and data position are taken over.",
+        examples=["demo-3f2a9c1b", "demo-3f2a9c1b/checkpoints/step-00000050"],
+    )
+    finetune: bool = Field(
+        default=False,
+        description="Of `load`, take the weights only: step 0, a new optimizer, new random states. Always so for a Hugging Face directory.",
+    )
+    no_load_optim: bool = Field(
+        default=False, description="Of `load`, do not take the optimizer's state; the step stays."
+    )
+    no_load_rng: bool = Field(default=False, description="Of `load`, do not take the random states.")
+
+    @model_validator(mode="after")
+    def _something_to_load(self) -> Self:
+        for name in ("finetune", "no_load_optim", "no_load_rng"):
+            if getattr(self, name) and self.load is None:
+                raise ValueError(f"{name} says how to load: set checkpoint.load too")
+        return self
 
 
 class EvalSpec(Section):

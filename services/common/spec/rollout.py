@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from services.common.spec.base import Section
 
@@ -41,6 +41,16 @@ class RolloutSpec(Section):
     group_timeout_s: float = Field(
         default=600.0, ge=1.0, le=86_400.0, description="Deadline of a group, from issue to verdict."
     )
+    rollout_timeout_s: float | None = Field(
+        default=None, ge=0.1, le=86_400.0, description="Deadline of a rollout's sampling (null: the group's)."
+    )
+    min_group_size: int | None = Field(
+        default=None,
+        ge=2,
+        le=1024,
+        description="With so many whole rollouts at the deadline a group goes on without the others, which favours short responses; "
+        "with fewer it is issued again (null: group_size).",
+    )
     max_attempts: int = Field(default=3, ge=1, le=20, description="Times a group is issued before it fails.")
     max_concurrent_groups: int = Field(
         default=32, ge=1, le=4096, description="Groups one rollout server works on at once."
@@ -54,6 +64,21 @@ class RolloutSpec(Section):
     )
     kv_cache_gib: float = Field(default=1.0, gt=0.0, le=1024.0, description="CPU platform: size of the KV cache, GiB.")
 
+    @model_validator(mode="after")
+    def _deadlines_agree(self) -> Self:
+        if self.min_group_size is not None and self.min_group_size > self.group_size:
+            raise ValueError(f"min_group_size ({self.min_group_size}) is above group_size ({self.group_size})")
+        if self.rollout_timeout_s is not None and self.rollout_timeout_s > self.group_timeout_s:
+            raise ValueError(
+                f"rollout_timeout_s ({self.rollout_timeout_s:g}) is above group_timeout_s ({self.group_timeout_s:g})"
+            )
+        return self
+
+    @property
+    def fewest_rollouts(self) -> int:
+        """Rollouts that a group needs (k of G)."""
+        return self.group_size if self.min_group_size is None else self.min_group_size
+
 
 class RewardSpec(Section):
     """Section `reward`: which verifier judges which `data_source`, and its limits."""
@@ -64,3 +89,12 @@ class RewardSpec(Section):
         examples=[{"openai/gsm8k": "gsm8k", "*": "math"}],
     )
     timeout_s: float = Field(default=5.0, ge=0.1, le=600.0, description="Wall-clock limit of one check.")
+    memory_mib: int = Field(
+        default=2048, ge=256, le=1_048_576, description="Memory limit of one check (address space)."
+    )
+    max_chars: int = Field(
+        default=32_768,
+        ge=1024,
+        le=1_048_576,
+        description="Of a longer response the end is judged, where the answer is.",
+    )

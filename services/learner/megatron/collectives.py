@@ -33,3 +33,12 @@ def sum_by_name(sums: dict[str, float], device: torch.device) -> dict[str, float
         for name, value in part.items():
             total[name] = total.get(name, 0.0) + value
     return total
+
+
+def any_rank(mine: bool, device: torch.device) -> bool:
+    """Whether it is so on any rank; the same on all."""
+    if dist.get_world_size() == 1:
+        return mine
+    flag = torch.tensor([float(mine)], device=device)
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    return bool(flag.item())

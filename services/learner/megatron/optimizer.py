@@ -36,20 +36,22 @@ class Optimizer:
         """Forgets the gradients of the step before."""
         self._megatron.zero_grad()
 
-    def step(self, step: int) -> tuple[float, bool]:
-        """Takes optimizer step `step` (from 1) on the gradients that the schedule has reduced, clipped to `clip_grad`.
-
-        Returns:
-            The gradient norm over all ranks before clipping, and whether the step was taken: not with a norm that is not finite.
-        """
-        for group in self._megatron.param_groups:
-            group["lr"] = learning_rate(self._settings, step)
+    def prepare(self) -> float:
+        """The norm, over all ranks and before clipping, of the gradients that the schedule has reduced; NaN where they overflow."""
         overflow = self._megatron.prepare_grads()
         norm = float(self._megatron.get_grad_norm())
-        if overflow or not math.isfinite(norm):
-            return norm, False
+        return math.nan if overflow else norm
+
+    def step(self, step: int) -> bool:
+        """Takes optimizer step `step` (from 1) on the prepared gradients, clipped to `clip_grad`; whether it was taken."""
+        for group in self._megatron.param_groups:
+            group["lr"] = learning_rate(self._settings, step)
         taken, _, _ = self._megatron.step()
-        return norm, bool(taken)
+        return bool(taken)
+
+    def follow_weights(self) -> None:
+        """Takes the model's weights, which something else has changed, as those to go on from."""
+        self._megatron.reload_model_params()
 
     @property
     def parts(self) -> list[torch.optim.Optimizer]:

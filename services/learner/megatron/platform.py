@@ -10,11 +10,14 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
+import random
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+import numpy as np
 import torch
 
 from services.common.settings import Platform
@@ -27,6 +30,8 @@ _CPU_TYPE_NAMES = {
     "torch.HalfTensor": "torch.cuda.HalfTensor",
 }
 """What `Tensor.type()` answers → what Megatron's optimizers compare it with."""
+
+_TRACKER = "tracker."
 
 _state = {"cpu_adapted": False}
 
@@ -65,24 +70,53 @@ def device_of(platform: Platform | str) -> torch.device:
     return torch.device("cpu") if platform is Platform.CPU else torch.device(platform.value, local_rank())
 
 
+def seed_all(seed: int) -> None:
+    """Seeds every generator that libraries draw from: torch's, Python's, NumPy's."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
 def rng_states(platform: Platform | str) -> dict[str, torch.Tensor]:
-    """This rank's random number states, uint8 tensors by name."""
-    states = {"cpu": torch.get_rng_state()}
+    """This rank's random number states by name: torch's, Python's, NumPy's, and Megatron's tracker's on a device."""
+    version, key, gauss = random.getstate()
+    drawn: Any = np.random.get_state(legacy=False)
+    states = {
+        "cpu": torch.get_rng_state(),
+        "python": torch.tensor([version, *key], dtype=torch.int64),
+        "python_gauss": torch.tensor([math.nan if gauss is None else gauss], dtype=torch.float64),
+        "numpy": torch.tensor([drawn["state"]["pos"], drawn["has_gauss"], *drawn["state"]["key"].tolist()]),
+        "numpy_gauss": torch.tensor([drawn["gauss"]], dtype=torch.float64),
+    }
     if Platform(platform) is not Platform.CPU:
         states["device"] = torch.get_device_module(device_of(platform)).get_rng_state()
+        states |= {f"{_TRACKER}{name}": value for name, value in _tracker().get_states().items()}
     return states
 
 
 def set_rng_states(platform: Platform | str, states: dict[str, torch.Tensor]) -> None:
     """Puts back what `rng_states` gave."""
     torch.set_rng_state(states["cpu"])
+    version, *key = states["python"].tolist()
+    gauss = float(states["python_gauss"][0])
+    random.setstate((version, tuple(key), None if math.isnan(gauss) else gauss))
+    position, has_gauss, *keys = states["numpy"].tolist()
+    cached = float(states["numpy_gauss"][0])
+    np.random.set_state(("MT19937", np.array(keys, np.uint32), position, has_gauss, cached))
     if Platform(platform) is not Platform.CPU:
         torch.get_device_module(device_of(platform)).set_rng_state(states["device"])
+        tracked = {name.removeprefix(_TRACKER): value for name, value in states.items() if name.startswith(_TRACKER)}
+        if tracked:
+            _tracker().set_states(tracked)
 
 
 def local_rank() -> int:
     """This rank's ordinal on its machine, as the launcher says; 0 without one."""
     return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def _tracker() -> Any:  # noqa: ANN401  Megatron comes without types
+    return importlib.import_module("megatron.core.tensor_parallel.random").get_cuda_rng_tracker()
 
 
 def _answer_cuda_calls_on_the_cpu() -> None:

@@ -6,20 +6,35 @@ Loading it continues bit for bit. It fits only the layout it was saved with; ano
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 from services.common.errors import ConfigError
+from services.learner.checkpoint import WrittenFile
 from services.learner.megatron.optimizer import Optimizer
 from services.learner.megatron.parallel import Layout
 from services.learner.megatron.platform import rng_states, set_rng_states
 from services.learner.megatron.settings import TrainerSettings
+from services.learner.megatron.tensor_file import write_tensors
 
-FORMAT = 1
+FORMAT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class StateCopy:
+    """What a rank held at one moment, in host memory."""
+
+    name: str
+    tensors: dict[str, torch.Tensor]
+    about: str
+
+    def write(self, folder: Path) -> WrittenFile:
+        """Writes it durably."""
+        return write_tensors(folder, self.name, self.tensors, {"about": self.about})
 
 
 class RankState:
@@ -32,12 +47,8 @@ class RankState:
         self._chunk = chunk
         self._optimizer = optimizer
 
-    def path(self, folder: Path) -> Path:
-        """This rank's file."""
-        return folder / f"rank-{self._layout.rank:05d}.safetensors"
-
-    def save(self, folder: Path, step: int) -> None:
-        """Writes this rank's file; whether it is durable is the caller's business."""
+    def copy(self, step: int) -> StateCopy:
+        """Everything as it is now; training may go on."""
         tensors = self._weights()
         counters: dict[str, Any] = {}
         for key, group, parameter in self._groups():
@@ -45,19 +56,17 @@ class RankState:
             for name, value in self._optimizer_of(key).state.get(parameter, {}).items():
                 tensors[f"{key}.{name}"] = torch.as_tensor(value)
         tensors |= {f"rng.{name}": value for name, value in rng_states(self._settings.platform).items()}
-        # copies: parameters may be slices of one buffer, which the format does not take
         copies = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}
-        about = {"format": FORMAT, "step": step, "layout": self._described_layout(), "counters": counters}
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(copies, self.path(folder), metadata={"about": json.dumps(about)})
+        about = {"format": FORMAT, "step": step, "layout": self.described_layout(), "counters": counters}
+        return StateCopy(self._name, copies, json.dumps(about))
 
-    def load(self, folder: Path) -> int:
-        """Puts everything back and gives the step.
+    def load(self, folder: Path, *, optimizer: bool = True, rng: bool = True) -> int:
+        """Puts everything back and gives the step. Without the optimizer its moments stay as new; without `rng`, random states as they are.
 
         Raises:
             ConfigError: this rank's file is missing, was saved with another layout, or lacks a tensor.
         """
-        path = self.path(folder)
+        path = folder / self._name
         if not path.is_file():
             raise ConfigError(f"{path}: there is no such file; the checkpoint was saved by fewer ranks")
         device = next(self._chunk.parameters()).device
@@ -66,10 +75,20 @@ class RankState:
             self._check(path, about)
             stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         with torch.no_grad():
-            for name, tensor in self._weights().items():
+            for name, tensor in (self._weights() if optimizer else self._model()).items():
                 if name not in stored:
                     raise ConfigError(f"{path}: tensor {name} is missing")
                 tensor.copy_(stored[name])
+        if optimizer:
+            self._load_moments(about, stored, device)
+        else:
+            self._optimizer.follow_weights()
+        if rng:
+            states = {name.removeprefix("rng."): value for name, value in stored.items() if name.startswith("rng.")}
+            set_rng_states(self._settings.platform, states)
+        return int(about["step"])
+
+    def _load_moments(self, about: dict[str, Any], stored: dict[str, torch.Tensor], device: torch.device) -> None:
         for key, group, parameter in self._groups():
             if about["counters"][key] is not None:
                 group["step"] = about["counters"][key]
@@ -80,14 +99,12 @@ class RankState:
                 for name, value in moments.items()
                 if name != "master"
             }
-        rng = {name.removeprefix("rng."): value for name, value in stored.items() if name.startswith("rng.")}
-        set_rng_states(self._settings.platform, rng)
-        return int(about["step"])
+
+    def _model(self) -> dict[str, torch.Tensor]:
+        return {f"model.{name}": parameter for name, parameter in self._chunk.named_parameters()}
 
     def _weights(self) -> dict[str, torch.Tensor]:
-        weights: dict[str, torch.Tensor] = {
-            f"model.{name}": parameter for name, parameter in self._chunk.named_parameters()
-        }
+        weights = self._model()
         if self._settings.dtype == "bfloat16":
             weights |= {f"{key}.master": parameter for key, _, parameter in self._groups()}
         return weights
@@ -104,7 +121,12 @@ class RankState:
     def _optimizer_of(self, key: str) -> torch.optim.Optimizer:
         return self._optimizer.parts[int(key.split(".")[1])]
 
-    def _described_layout(self) -> dict[str, object]:
+    @property
+    def _name(self) -> str:
+        return f"rank-{self._layout.rank:05d}.safetensors"
+
+    def described_layout(self) -> dict[str, object]:
+        """What must be the same where this is loaded."""
         return {
             **self._layout.sizes,
             "use_distributed_optimizer": self._settings.use_distributed_optimizer,
@@ -114,6 +136,6 @@ class RankState:
     def _check(self, path: Path, about: dict[str, Any]) -> None:
         if about["format"] != FORMAT:
             raise ConfigError(f"{path}: format {about['format']} is not known (this is format {FORMAT})")
-        for name, value in self._described_layout().items():
+        for name, value in self.described_layout().items():
             if about["layout"].get(name) != value:
                 raise ConfigError(f"{path}: saved with {name} = {about['layout'].get(name)}, and now it is {value}")

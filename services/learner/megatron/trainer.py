@@ -22,14 +22,17 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from services.common.types import Float32Array
 from services.learner.algorithms.mismatch import mismatch_metrics
+from services.learner.checkpoint import EXPORT, WrittenFile
+from services.learner.megatron.background import BackgroundWriter
 from services.learner.megatron.batch import MicroBatch, Sequence, collate, response_offsets
+from services.learner.megatron.collectives import any_rank, gather_json
 from services.learner.megatron.logprobs import token_logprobs
 from services.learner.megatron.loss import LossFunction, LossInputs
 from services.learner.megatron.micro_batches import MicroBatchPlan, plan_micro_batches
-from services.learner.megatron.model import DTYPES, build_policy
+from services.learner.megatron.model import DTYPES, build_policy, load_weights
 from services.learner.megatron.optimizer import Optimizer
 from services.learner.megatron.parallel import join
-from services.learner.megatron.platform import device_of
+from services.learner.megatron.platform import device_of, seed_all
 from services.learner.megatron.schedule import learning_rate
 from services.learner.megatron.settings import TrainerSettings
 from services.learner.megatron.state import RankState
@@ -61,11 +64,12 @@ class MegatronTrainer:
         self._loss_fn = loss_fn
         self.layout = join(settings)
         self.device = device_of(settings.platform)
-        torch.manual_seed(settings.seed + self.layout.rank)
+        seed_all(settings.seed + self.layout.rank)
         self._policy = build_policy(self._model_dir, settings, self.layout)
         self._optimizer = Optimizer(settings, self._policy.model)
         self._exporter = Exporter(self._policy, self.layout, self.device)
         self._state = RankState(settings, self.layout, self._policy.chunk, self._optimizer)
+        self._writer = BackgroundWriter()
         self.step = 0
         """Optimizer steps asked for so far, the skipped ones included."""
 
@@ -103,9 +107,12 @@ class MegatronTrainer:
         )
         metrics = tally.means(self.layout, self.device, global_tokens)
         loss = metrics.pop("loss")
-        grad_norm, taken = self._optimizer.step(self.step) if math.isfinite(loss) else (math.nan, False)
-        skipped = "" if taken else f"loss {loss} and gradient norm {grad_norm} are not both finite"
-        if skipped:
+        grad_norm = self._optimizer.prepare()
+        finite = math.isfinite(loss) and math.isfinite(grad_norm)
+        skipped = ""
+        # every rank sees the same sums; that none ever steps alone must not hang on how they were reduced
+        if any_rank(not finite, self.device) or not self._optimizer.step(self.step):
+            skipped = f"loss {loss} and gradient norm {grad_norm} are not both finite"
             log.warning("step %d left the weights as they are: %s", self.step, skipped)
         return replace(blank, loss=loss, grad_norm=grad_norm, skipped=skipped, metrics=metrics)
 
@@ -124,25 +131,53 @@ class MegatronTrainer:
         """Hugging Face name → CPU tensor in `publish_dtype`, `lm_head.weight` always among them, on rank 0; None elsewhere."""
         return self._exporter.gather(DTYPES[self._settings.publish_dtype])
 
-    def save_hf(self, folder: Path) -> None:
-        """Writes a Hugging Face directory (weights in the dtype of the model loaded first, config, tokenizer); returns when it is there."""
-        weights = self._exporter.gather(None)
-        if weights is not None:
-            write_directory(weights, self._model_dir, Path(folder))
-        dist.barrier()
+    def save(self, folder: Path, *, export: bool = False) -> None:
+        """Copies every rank's part of a checkpoint to host memory, and begins to write it into the directory, which all ranks see.
 
-    def save(self, folder: Path) -> None:
-        """Writes every rank's part of a checkpoint into the directory, which all ranks see; returns when all have."""
-        self._state.save(Path(folder), self.step)
-        dist.barrier()
+        Args:
+            folder: the directory.
+            export: rank 0 also writes `hf/`, a Hugging Face directory: weights in the dtype of the model loaded first, config, tokenizer.
 
-    def load(self, folder: Path) -> None:
-        """Continues where `save` was called, bit for bit on a CPU.
+        Returns when the copy is made, of twice the host memory that the state takes; `saved` tells when it is written.
+        """
+        state = self._state.copy(self.step)
+        weights = self._exporter.gather(None) if export else None
+
+        def write() -> list[WrittenFile]:
+            folder.mkdir(parents=True, exist_ok=True)
+            exported = [] if weights is None else write_directory(weights, self._model_dir, folder, EXPORT)
+            return [state.write(folder), *exported]
+
+        self._writer.start(write)
+
+    def saved(self, *, wait: bool = False) -> list[dict[str, Any]] | None:
+        """Every rank's report of the last `save` (see BackgroundWriter), the same on all; None while one of them still writes."""
+        if wait:
+            self._writer.join()
+        reports = gather_json(self._writer.report, self.device)
+        return None if None in reports else reports
+
+    def load(self, folder: Path, *, optimizer: bool = True, rng: bool = True) -> None:
+        """Continues where `save` was called, bit for bit on a CPU; without the optimizer's moments or the random states if so asked.
 
         Raises:
             ConfigError: the checkpoint was saved with another layout, or is not whole.
         """
-        self.step = self._state.load(Path(folder))
+        self.step = self._state.load(Path(folder), optimizer=optimizer, rng=rng)
+        dist.barrier()
+
+    def load_weights(self, folder: Path, *, hugging_face: bool) -> None:
+        """Begins anew, at step 0, from the weights of a checkpoint or of a Hugging Face directory.
+
+        Raises:
+            ConfigError: the checkpoint was saved with another layout, or is not whole; or the directory's tensors do not fit the model.
+        """
+        if hugging_face:
+            load_weights(self._policy, folder)
+            self._optimizer.follow_weights()
+        else:
+            self._state.load(folder, optimizer=False, rng=False)
+        self.step = 0
         dist.barrier()
 
     def _prepare(self, sequences: list[Sequence]) -> tuple[list[list[MicroBatchPlan]], list[MicroBatch]]:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import shutil
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from huggingface_hub import save_torch_state_dict
+import xxhash
+from huggingface_hub import split_torch_state_dict_into_shards
 from megatron.core import parallel_state
 from safetensors import safe_open
 
+from services.learner.checkpoint import WrittenFile
+from services.learner.durable import write_durably
 from services.learner.megatron.collectives import gather_json
 from services.learner.megatron.model import Policy
 from services.learner.megatron.parallel import Layout
+from services.learner.megatron.tensor_file import write_tensors
 
 LM_HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
+
+_INDEX = ".safetensors.index.json"
 
 _COPIED = {".json", ".jinja", ".txt", ".model"}
 """Endings of what goes along with the weights: config, tokenizer, chat template. No code, no other weights."""
@@ -107,12 +113,26 @@ def source_dtypes(model_dir: Path) -> dict[str, torch.dtype]:
     return dtypes
 
 
-def write_directory(weights: dict[str, torch.Tensor], source: Path, target: Path) -> None:
-    """Writes a Hugging Face directory: the tensors that the source has, in its dtypes, and its config and tokenizer files."""
+def write_directory(weights: dict[str, torch.Tensor], source: Path, root: Path, folder: str) -> list[WrittenFile]:
+    """Writes the Hugging Face directory `root/folder`, durably: the tensors that the source has, in its dtypes, config and tokenizer."""
+    target = root / folder
     target.mkdir(parents=True, exist_ok=True)
-    for path in sorted(source.iterdir()):
-        if path.suffix in _COPIED and path.is_file() and not path.name.endswith(".safetensors.index.json"):
-            shutil.copyfile(path, target / path.name)
-    dtypes = source_dtypes(source)
-    tensors = {name: weights[name].to(dtype) for name, dtype in dtypes.items() if name in weights}
-    save_torch_state_dict(tensors, target, metadata={"format": "pt"})
+    written = [
+        _write(root, f"{folder}/{path.name}", path.read_bytes())
+        for path in sorted(source.iterdir())
+        if path.suffix in _COPIED and path.is_file() and not path.name.endswith(_INDEX)
+    ]
+    tensors = {n: weights[n].to(dtype).contiguous() for n, dtype in source_dtypes(source).items() if n in weights}
+    split = split_torch_state_dict_into_shards(tensors)
+    for name, kept in split.filename_to_tensors.items():
+        shard = {tensor: tensors[tensor] for tensor in kept}
+        written.append(write_tensors(root, f"{folder}/{name}", shard, {"format": "pt"}))
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        written.append(_write(root, f"{folder}/model{_INDEX}", json.dumps(index, indent=2, sort_keys=True).encode()))
+    return written
+
+
+def _write(root: Path, name: str, data: bytes) -> WrittenFile:
+    write_durably(root / name, data)
+    return WrittenFile(name, len(data), xxhash.xxh3_128_hexdigest(data))

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from services.cli import supervisor
+from services.cli import pulse, supervisor
 from services.cli.children import created_at, free_port
 from services.cli.probes import health_probe, ready_probe
 from services.cli.state import ProcessState, UpState, only_one, write_state
@@ -36,11 +36,12 @@ def spec(home: Path, name: str, stage: str, mode: str) -> ProcessSpec:
 def main() -> None:
     home = Path(sys.argv[1])
     supervisor.BACK_OFF_S = (0.1, 0.1, 0.2)
-    supervisor.HEALTH_EVERY_S = 0.2
+    supervisor.LOST_RETRY_S = 1.0
+    pulse.PERIOD_S = 1.0
     state = UpState(os.getpid(), created_at(os.getpid()), "http://x", "redis://x", None, ready=False)
 
-    def changed(ready: bool, processes: dict[str, ProcessState]) -> None:
-        write_state(home, replace(state, ready=ready, processes=processes))
+    def changed(ready: bool, processes: dict[str, ProcessState], lost: dict[str, str]) -> None:
+        write_state(home, replace(state, ready=ready, processes=processes, lost=lost))
 
     def say(text: str) -> None:
         print(text, flush=True)  # noqa: T201  the test reads it

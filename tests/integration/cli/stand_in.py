@@ -1,7 +1,7 @@
 """A stand-in for a service: answers /readyz and /healthz, notes when it is asked to stop, and has a child in a session of its own.
 
 Usage: stand_in.py NAME PORT NOTES DRAIN_S MODE, with MODE one of `good`, `quick` (dies at once), `wrong` (ends with code 2),
-`deaf` (ignores SIGTERM), `unready`.
+`deaf` (ignores SIGTERM), `unready`. It dies at once too while the file NOTES.broken-NAME is there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> None:
             file.write(f"{what} {name} {os.getpid()}\n")
 
     note("start")
-    if mode in {"quick", "wrong"}:
+    if mode in {"quick", "wrong"} or Path(f"{notes}.broken-{name}").exists():
         sys.stderr.write(f"{name} says why\n")
         sys.exit(2 if mode == "wrong" else 1)
     signal.signal(signal.SIGTERM, (lambda *_: note("deaf")) if mode == "deaf" else (lambda *_: stop.set()))

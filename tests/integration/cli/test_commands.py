@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -12,14 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 import yaml
 from redis.asyncio import Redis
 
 from services.cli.children import created_at
 from services.cli.state import UpState, write_state
+from services.common.fates import FATES_FILE, FateLine, collect
 from services.common.jobs import LIVE, PAUSED_CAUSE, JobState, JobStore
+from services.common.keys import Stage
+from services.common.streams import Consumer, add
 from tests.integration.gateway.conftest import Process, running, write_model
+from tests.unit.learner.journalled_job import JournalledJob
 
 SPEC = {
     "name": "demo", "model": {"path": "tiny"}, "data": {"train": {"source": "reasoning_gym:chain_sum"}},
@@ -94,9 +100,14 @@ def stack(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.fixture
-def cli(stack: Cli, redis: Redis) -> Cli:
+def forgotten(stack: Cli) -> None:
+    """The gateway, which lives longer than a test, has no folders from which it would put jobs back."""
+    shutil.rmtree(stack.home / "jobs", ignore_errors=True)
+
+
+@pytest.fixture
+def cli(stack: Cli, forgotten: None, redis: Redis) -> Cli:  # noqa: ARG001  in this order
     """Without the jobs of the tests before."""
-    assert redis is not None
     return stack
 
 
@@ -133,6 +144,28 @@ async def test_pause_resume_and_cancel_say_what_became_of_the_job(cli: Cli, redi
     assert "its learner was asked to stop" in (await cli.run("cancel", job_id)).out
     refused = await cli.run("resume", await cli.submit())
     assert (refused.code, "only a paused job can be resumed" in refused.error) == (1, True)
+
+
+async def test_dead_letters_are_listed_shown_and_put_back(cli: Cli, redis: Redis) -> None:
+    job_id = await cli.submit()
+    assert (await cli.run("dead-letters", "list", job_id)).out == "no dead letters\n"
+    await add(redis, job_id, Stage.ROLLOUTS, "train:1:0:1", msgpack.packb({"server": "rollout-a"}))
+    reader = Consumer(redis, redis, job_id, Stage.ROLLOUTS, group="reward", name="reward-a")
+    (entry,) = await reader.read(1, 0.5)
+    await reader.dead_letter(entry, "task: Field required")
+    listed = (await cli.run("dead-letters", "list", job_id)).out
+    (letter,) = (await cli.run("dead-letters", "list", job_id, "--stage", "rollouts", "--json")).json["letters"]
+    for word in (letter["id"], "train:1:0:1", "task: Field required"):
+        assert word in listed
+    shown = (await cli.run("dead-letters", "show", job_id, "rollouts", letter["id"])).out
+    for word in ("given up by reward-a", "18 bytes, whole", '"server": "rollout-a"'):
+        assert word in shown
+    done = await cli.run("dead-letters", "requeue", job_id, "rollouts", letter["id"])
+    assert done.out == f"{letter['id']} (train:1:0:1) is back on the rollouts stream of {job_id}\n"
+    assert [again.member for again in await reader.read(1, 0.5)] == ["train:1:0:1"]
+    gone = await cli.run("dead-letters", "requeue", job_id, "rollouts", letter["id"])
+    assert (gone.code, "there is no such dead letter" in gone.error) == (1, True)
+    assert (await cli.run("dead-letters", "show", job_id, "verdicts", "1-0")).code == 2
 
 
 @pytest.mark.parametrize(("state", "code"), [(JobState.SUCCEEDED, 0), (JobState.FAILED, 1)])
@@ -262,3 +295,44 @@ async def test_up_refuses_a_secret_that_is_not_there(cli: Cli) -> None:
     up = await cli.run("up", "--home", str(cli.home.parent / "other"), MILLRACE_TOKEN_FILE="/not/there")  # noqa: S106
     assert (up.code, len(up.error.strip().splitlines())) == (1, 1)
     assert "MILLRACE_TOKEN_FILE: cannot read /not/there" in up.error
+
+
+async def test_the_audit_asks_the_gateway_what_the_folder_does_not_say(cli: Cli, redis: Redis) -> None:
+    store, job_id = JobStore(redis), await cli.submit()
+    job = JournalledJob(job_id)
+    await asyncio.to_thread(job.write, cli.home / "jobs" / job_id)
+    await store.claim("learner-a")
+    (cli.home / "jobs" / job_id / "job.json").unlink()
+    for step in job.history:
+        await store.append_step(job_id, step["step"], step)
+    done = await cli.run("audit", job_id, "--json")
+    assert (done.code, done.json["ended"], done.json["history_steps"]) == (0, False, len(job.history)), done.out
+    assert done.json["remarks"] == []
+    await store.transition(job_id, JobState.SUCCEEDED, allowed=LIVE)
+    assert (await cli.run("audit", job_id, "--json")).json["ended"] is True
+    await store.append_step(job_id, 6, {**job.history[-1], "step": 6})
+    done = await cli.run("audit", job_id)
+    assert done.code == 1
+    assert "history the gateway's history, step 6: the journal does not hold this step" in done.out
+
+
+async def test_the_ledger_shows_the_sums_and_lists_a_fate(cli: Cli) -> None:
+    job_id = await cli.submit()
+    done = await cli.run("ledger", job_id)
+    assert done.code == 0, done.error
+    assert "sums only" in done.out
+    job = JournalledJob(job_id)
+    lines = [
+        FateLine(r.step, 1, r.issued, collect((s.group_id, s.fate, s.reason) for s in r.settled)) for r in job.records
+    ]
+    folder = cli.home / "jobs" / job_id
+    await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+    await asyncio.to_thread((folder / FATES_FILE).write_text, "".join(line.dump() for line in lines))
+    done = await cli.run("ledger", job_id, "--fate", "failed", "-n", "2", "--offset", "1")
+    assert done.code == 0, done.error
+    assert "5 × only 1 of 2 rollouts could be judged" in done.out
+    rows = [line.split()[:3] for line in done.out.splitlines()]
+    assert [row for row in rows if row[1:2] == ["failed"]] == [["7", "failed", "3"], ["11", "failed", "4"]]
+    done = await cli.run("ledger", job_id, "--json", "--fate", "cancelled")
+    assert (done.json["total"], done.json["groups"][0]["group_id"], done.json["active"]) == (1, 20, 0)
+    assert (await cli.run("ledger", job_id, "--fate", "odd")).code == 2

@@ -13,8 +13,10 @@ import psutil
 import pytest
 import redis
 
+from services.cli.children import start_child
 from services.cli.embedded_redis import EmbeddedRedis, server_binary
-from services.common.errors import ConfigError
+from services.cli.stack import _plan_redis
+from services.common.errors import ConfigError, DeadlineExceeded
 
 
 @pytest.fixture
@@ -83,3 +85,21 @@ def test_a_missing_package_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"millrace\[redis\].*REDIS_URL"):
         server_binary()
+
+
+def test_a_stopped_server_gives_no_sign_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REDIS_URL", raising=False)
+    _, (spec,) = _plan_redis(tmp_path, 5.0)
+    process = start_child(spec.argv, log_path=tmp_path / "log")
+    try:
+        deadline = time.monotonic() + 20
+        while spec.ready(process.pid) is not None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert spec.healthy(process.pid) is None
+        process.send_signal(signal.SIGSTOP)
+        with pytest.raises(DeadlineExceeded, match="no answer on port"):
+            spec.healthy(process.pid)
+    finally:
+        process.kill()
+        process.wait()

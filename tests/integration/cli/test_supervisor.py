@@ -138,6 +138,67 @@ def test_a_process_that_says_it_is_sick_is_restarted(start: Callable[..., Stack]
     stack.end()
 
 
+HEARTBEAT_S = 1.0  # as drive.py sets it
+STANDS_STILL_S = 4.0
+
+
+def test_a_stopped_process_is_noticed_killed_and_replaced(start: Callable[..., Stack]) -> None:
+    stack = start(*GOOD)
+    stack.wait_until(stack.is_ready)
+    for name in ("redis", "rollout-0"):
+        before = stack.pid(name)
+        os.kill(before, signal.SIGSTOP)
+        began = time.monotonic()
+        stack.wait_until(lambda name=name: f"{name} hangs: no answer for" in stack.said)  # type: ignore[misc]
+        assert time.monotonic() - began < 2 * HEARTBEAT_S + STANDS_STILL_S + 2.0
+        assert not running({before}), "it can never wake up"
+        stack.wait_until(lambda name=name, before=before: stack.is_ready() and stack.pid(name) != before)  # type: ignore[misc]
+    assert f"and process {before} is stopped" in stack.said
+    assert stack.end() == 0
+
+
+def test_a_process_that_was_stopped_for_a_moment_only_goes_on(start: Callable[..., Stack]) -> None:
+    stack = start("reward-0:0:good")
+    stack.wait_until(stack.is_ready)
+    before = stack.pid("reward-0")
+    os.kill(before, signal.SIGSTOP)
+    time.sleep(HEARTBEAT_S)
+    os.kill(before, signal.SIGCONT)
+    time.sleep(STANDS_STILL_S + 2 * HEARTBEAT_S)
+    assert stack.pid("reward-0") == before
+    assert "hangs" not in stack.said
+    stack.end()
+
+
+def test_the_stack_goes_on_without_one_of_several_servers_and_tries_it_again(start: Callable[..., Stack]) -> None:
+    stack = start("rollout-0:0:good", "rollout-1:0:good", "gateway:1:good")
+    stack.wait_until(stack.is_ready)
+    broken = stack.home / "notes.broken-rollout-1"
+    broken.touch()
+    untouched = stack.pid("rollout-0")
+    os.kill(stack.pid("rollout-1"), signal.SIGKILL)
+    stack.wait_until(lambda: stack.state is not None and "rollout-1" in stack.state.lost)
+    assert stack.state is not None
+    assert stack.state.lost == {"rollout-1": "ended with code 1"}
+    assert stack.state.ready
+    assert "the others go on meanwhile" in stack.said
+    broken.unlink()
+    stack.wait_until(lambda: stack.state is not None and not stack.state.lost)
+    assert stack.pid("rollout-0") == untouched
+    assert stack.end() == 0
+
+
+def test_the_last_of_several_servers_is_not_gone_on_without(start: Callable[..., Stack]) -> None:
+    stack = start("rollout-0:0:good", "rollout-1:0:good")
+    stack.wait_until(stack.is_ready)
+    for name in ("rollout-0", "rollout-1"):
+        (stack.home / f"notes.broken-{name}").touch()
+        os.kill(stack.pid(name), signal.SIGKILL)
+    assert stack.process.wait(60) == 1
+    assert "gave up on it" in stack.said
+    assert not running(stack.started())
+
+
 def test_what_keeps_dying_is_given_up_with_its_last_words_and_the_rest_is_drained(start: Callable[..., Stack]) -> None:
     stack = start("gateway:1:good", "learner-0:0:quick")
     assert stack.process.wait(60) == 1

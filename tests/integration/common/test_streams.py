@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import redis.asyncio
 
-from services.common import keys
+from services.common import keys, streams
+from services.common.codec import MAX_ENTRY_BYTES
 from services.common.connection import connect, text
 from services.common.errors import StreamFull
 from services.common.keys import Stage
-from services.common.streams import DEAD_PAYLOAD_BYTES, Consumer, add, depths
+from services.common.streams import DEAD_PAYLOAD_BYTES, Consumer, add, depths, forget
 
 JOB = "job-1"
 Redis = redis.asyncio.Redis
@@ -231,20 +234,78 @@ async def test_a_reply_lost_on_its_way_is_delivered_again(redis: Redis, blocking
     assert [entry.member for entry in await reader.read(1, 0.01)] == ["train:0:1"]
 
 
-async def test_a_dead_letter_keeps_the_entry_and_its_reason(redis: Redis, blocking: Redis) -> None:
-    await add(redis, JOB, Stage.ROLLOUTS, "train:0:1", b"x" * (DEAD_PAYLOAD_BYTES + 1))
-    reader = consumer(redis, blocking)
+async def test_a_dead_letter_keeps_the_entry_and_what_is_known_of_it(redis: Redis, blocking: Redis) -> None:
+    payload = b"x" * (10 * DEAD_PAYLOAD_BYTES)
+    await add(redis, JOB, Stage.ROLLOUTS, "train:0:1", payload)
+    reader, added = consumer(redis, blocking), time.time()
     [entry] = await reader.read(1, 0.5)
-    for _ in range(2):
-        await reader.dead_letter(entry, "task.prompt: Field required")
+    assert [await reader.dead_letter(entry, "task.prompt: Field required") for _ in range(2)] == [True, False]
     [letter] = await entries_of(redis, keys.dead(JOB, Stage.ROLLOUTS))
     assert letter[b"reason"] == b"task.prompt: Field required"
-    assert letter[b"member"] == b"train:0:1"
-    assert letter[b"d"] == b"x" * DEAD_PAYLOAD_BYTES
-    assert int(letter[b"deliveries"]) == 1
+    assert (letter[b"member"], letter[b"d"], letter[b"consumer"]) == (b"train:0:1", payload, b"a")
+    assert (int(letter[b"size"]), int(letter[b"deliveries"])) == (len(payload), 1)
+    assert abs(float(letter[b"first_seen"]) - added) < 5
+    assert float(letter[b"first_seen"]) <= float(letter[b"last_seen"]) < added + 5
     assert reader.held == 0
     assert await pending(redis) == 0
     assert await redis.xlen(keys.stream(JOB, Stage.ROLLOUTS)) == 0
+
+
+async def test_dead_letters_keep_so_much_payload_and_then_its_beginning(
+    redis: Redis, blocking: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 2 * DEAD_PAYLOAD_BYTES
+    monkeypatch.setattr(streams, "DEAD_BUDGET_BYTES", 2 * size)
+    for number in range(3):
+        await add(redis, JOB, Stage.ROLLOUTS, f"train:{number}:1", b"x" * size)
+    await redis.xadd(keys.stream(JOB, Stage.ROLLOUTS), {"member": "big", "d": b"y" * (MAX_ENTRY_BYTES + 1)})
+    reader = consumer(redis, blocking)
+    for entry in await reader.read(4, 0.5):
+        await reader.dead_letter(entry, "spoiled")
+    letters = await entries_of(redis, keys.dead(JOB, Stage.ROLLOUTS))
+    assert [len(letter[b"d"]) for letter in letters] == [size, size, DEAD_PAYLOAD_BYTES, DEAD_PAYLOAD_BYTES]
+    assert [int(letter[b"size"]) for letter in letters] == [size, size, size, MAX_ENTRY_BYTES + 1]
+
+
+async def test_a_consumer_whose_entry_was_claimed_changes_nothing(redis: Redis, blocking: Redis) -> None:
+    await fill(redis, 4)
+    zombie, heir = consumer(redis, blocking, "zombie", lease_s=0.1), consumer(redis, blocking, "heir", lease_s=0.1)
+    held = await zombie.read(4, 0.5)
+    await asyncio.sleep(0.15)
+    claimed = await heir.read(4, 0.5)
+    assert [entry.id for entry in claimed] == [entry.id for entry in held]
+
+    before = await redis.xpending_range(keys.stream(JOB, Stage.ROLLOUTS), "g", "-", "+", 10)
+    assert await zombie.renew() == {entry.id for entry in held}, "renewing must not take them back"
+    assert not await zombie.hop(held[0], Stage.SCORED, b"zombie")
+    assert not await zombie.dead_letter(held[1], "zombie")
+    assert await zombie.ack(held[2], held[3]) == 0
+    after = await redis.xpending_range(keys.stream(JOB, Stage.ROLLOUTS), "g", "-", "+", 10)
+    assert [(item["message_id"], item["consumer"]) for item in after] == [
+        (item["message_id"], item["consumer"]) for item in before
+    ]
+    assert await redis.exists(keys.stream(JOB, Stage.SCORED), keys.dead(JOB, Stage.ROLLOUTS)) == 0
+    assert zombie.held == 0
+    assert [await heir.hop(entry, Stage.SCORED, b"heir") for entry in claimed] == [True] * 4
+
+
+async def test_of_entries_acked_together_only_the_consumers_own_go(redis: Redis, blocking: Redis) -> None:
+    await fill(redis, 2)
+    slow, quick = consumer(redis, blocking, "slow"), consumer(redis, blocking, "quick")
+    mine, other = await slow.read(2, 0.5)
+    await redis.xclaim(keys.stream(JOB, Stage.ROLLOUTS), "g", "quick", 0, [other.id])
+    assert await slow.ack(mine, other) == 1
+    assert [entry.id for entry in await quick.read(2, 0.1)] == [other.id]
+
+
+async def test_streams_of_an_active_job_are_not_forgotten(redis: Redis) -> None:
+    await fill(redis, 1)
+    await redis.hset(keys.ACTIVE, JOB, "{}")
+    await forget(redis, JOB)
+    assert await members(redis, Stage.ROLLOUTS) == ["train:0:1"]
+    await redis.hdel(keys.ACTIVE, JOB)
+    await forget(redis, JOB)
+    assert await redis.keys("millrace:{job-1}:*") == []
 
 
 async def test_an_acked_entry_is_gone(redis: Redis, blocking: Redis) -> None:
@@ -288,6 +349,24 @@ async def test_a_flush_during_a_blocking_read_heals(redis: Redis, blocking: Redi
     assert await asyncio.wait_for(waiting, 3.0) == []
     await fill(redis, 1)
     assert [entry.member for entry in await reader.read(1, 1.0)] == ["train:0:1"]
+
+
+async def test_a_reader_that_is_cancelled_ends_even_while_it_connects(redis_url: str, redis: Redis) -> None:
+    dice = random.Random(3)
+
+    async def read_on(reader: Consumer) -> None:
+        while True:
+            await reader.read(1, 0.2)
+
+    for _ in range(100):
+        fresh = connect(redis_url, block_s=0.2)
+        reading = asyncio.create_task(read_on(consumer(redis, fresh)))
+        await asyncio.sleep(dice.uniform(0, 0.02))
+        reading.cancel()
+        done, _ = await asyncio.wait({reading}, timeout=2.0)
+        assert done, "the cancellation was swallowed"
+        assert reading.cancelled()
+        await fresh.aclose()
 
 
 async def test_stages_and_jobs_do_not_mix(redis: Redis, blocking: Redis) -> None:

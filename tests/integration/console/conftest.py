@@ -6,6 +6,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ class Gateway:
 
     url: str
     token: str
+    jobs: Path
 
 
 @dataclass
@@ -77,7 +79,13 @@ def gateway(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     home = tmp_path_factory.mktemp("console") / "home"
     write_model(home / "models" / "tiny")
     with running(redis_url, home, home.parent / "gateway.log") as process:
-        yield Gateway(process.url, (home / "gateway.token").read_text().strip())
+        yield Gateway(process.url, (home / "gateway.token").read_text().strip(), home / "jobs")
+
+
+@pytest.fixture(autouse=True)
+def forgotten(chromium: str, gateway: Gateway) -> None:
+    """The gateway, which lives longer than a test, has no folders from which it would put jobs back into an emptied Redis."""
+    shutil.rmtree(gateway.jobs, ignore_errors=True)
 
 
 @pytest.fixture

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
-from redis.exceptions import AuthenticationError, NoPermissionError
+from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
-from services.common import keys
+from services.common import dead_letters, keys
+from services.common.head_store import HeadStore
+from services.common.job_folder import JobFolder
 from services.common.jobs import ActiveJob, JobState, JobStore
 from services.common.keys import Stage
+from services.common.restore import Restorer
 from services.common.spec import JobSpec, parse_spec
 from services.common.streams import Consumer, add, depths
 from services.common.types import ScoredGroup
@@ -83,6 +86,44 @@ async def hand_on(source: Consumer, to: Stage) -> None:
     assert not await source.read(8, 0.1)
 
 
+async def test_a_head_of_the_learners_heals_and_people_put_entries_back(connect_as: Connect, tmp_path: Path) -> None:
+    tester, learner = connect_as("tester"), connect_as("learner")
+    people = JobStore(connect_as("gateway"), tmp_path)
+    job = (await people.create_once(spec(), "a-key"))[0].id
+    assert await JobStore(learner, tmp_path).claim("learner")
+    head = await HeadStore.begin(learner, tmp_path, job)
+    await head.activate(active(job))
+    await head.append_step(job, 1, {"step": 1})
+    await head.append_eval(job, {"step": 1})
+    await tester.flushall()
+    await head.transition(job, JobState.RUNNING, allowed=[JobState.STARTING])
+    assert await learner.hexists(keys.ACTIVE, job)
+    await head.rewind(job, 0)
+    assert await tester.llen(keys.steps(job)) == 0
+
+    assert await add(learner, job, Stage.TASKS, "train:0:1", b"task", fence=head.fence)
+    rollout = consumer(connect_as, "rollout", job, Stage.TASKS, "rollout-a")
+    (entry,) = await rollout.read(8, 0.1)
+    await rollout.dead_letter(entry, "spoiled")
+    (letter,) = await dead_letters.read(connect_as("gateway"), job, Stage.TASKS)
+    await dead_letters.requeue(connect_as("gateway"), job, Stage.TASKS, letter.id)
+    assert len(await rollout.read(8, 0.1)) == 1
+
+
+async def test_people_and_learners_put_jobs_back_that_redis_has_lost(connect_as: Connect, tmp_path: Path) -> None:
+    people = JobStore(connect_as("gateway"), tmp_path)
+    queued, running = [(await people.create_once(spec(), key))[0].id for key in ("one", "two")]
+    learner = JobStore(connect_as("learner"), tmp_path)
+    await learner.transition(running, JobState.RUNNING, allowed=[JobState.QUEUED], learner="learner")
+    JobFolder(tmp_path / running).append("step", 1, {"step": 1})
+    await connect_as("tester").flushall()
+    owned = Restorer(connect_as("learner"), tmp_path, "learner", lambda record: record.learner == "learner")
+    assert await owned.look() == [running]
+    assert await Restorer(connect_as("gateway"), tmp_path, "gateway", lambda _: True).look() == [queued]
+    assert await connect_as("gateway").llen(keys.steps(running)) == 1
+    assert [record.id for record in await people.list()] == [running, queued]
+
+
 async def read_as_people_do(redis: Redis, job: str) -> None:
     assert [record.state for record in await JobStore(redis).list()] == [JobState.SUCCEEDED]
     assert await redis.llen(keys.steps(job)) == await redis.llen(keys.evals(job)) == 1
@@ -148,7 +189,9 @@ async def test_what_a_retired_job_left_can_be_deleted(connect_as: Connect, user:
 
 FORBIDDEN = {
     "gateway": [
-        ("XADD", "millrace:{demo-1}:tasks", "*", "d", "x"), ("DEL", "millrace:{demo-1}:record"), ("DEL", "millrace:{demo-1}:tasks"),
+        ("XREADGROUP", "GROUP", "g", "c", "STREAMS", "millrace:{demo-1}:tasks", ">"), ("DEL", "millrace:{demo-1}:record"),
+        ("DEL", "millrace:{demo-1}:tasks"), ("SET", "millrace:{demo-1}:record", "x"), ("XACK", "millrace:{demo-1}:tasks", "g", "1-0"),
+        ("LTRIM", "millrace:{demo-1}:steps", "0", "0"),
         ("HSET", "millrace:active", "demo-1", "{}"), ("SET", "millrace:worker:rollout-a", "{}"),
     ],
     "rollout": [
@@ -163,7 +206,8 @@ FORBIDDEN = {
         ("HSET", "millrace:active", "demo-1", "{}"), ("ZRANGE", "millrace:jobs", "0", "1"), ("SET", "millrace:worker:learner", "{}"),
     ],
     "learner": [
-        ("ZADD", "millrace:jobs", "1", "x"), ("INCR", "millrace:order"), ("XADD", "millrace:{demo-1}:rollouts", "*", "d", "x"),
+        ("INCR", "millrace:order"), ("DEL", "millrace:order"), ("DEL", "millrace:{demo-1}:steps"),
+        ("XADD", "millrace:{demo-1}:rollouts", "*", "d", "x"),
         ("LPUSH", "millrace:{demo-1}:samples", "x"), ("DEL", "millrace:{demo-1}:record"), ("SET", "millrace:worker:rollout-a", "{}"),
         ("SET", "millrace:{demo-1}:record", "x"), ("DEL", "millrace:jobs"),
     ],
@@ -188,7 +232,7 @@ async def test_a_user_may_not_do_what_its_service_does_not(
 
 
 async def test_a_script_has_no_more_rights_than_its_caller(connect_as: Connect) -> None:
-    with pytest.raises(NoPermissionError):
+    with pytest.raises(ResponseError, match=r"(?i)permission|can't access"):
         await add(connect_as("reward"), "demo-1", Stage.TASKS, "train:0:1", b"x")
     assert await connect_as("tester").exists(keys.stream("demo-1", Stage.TASKS)) == 0
 

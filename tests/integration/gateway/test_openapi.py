@@ -86,6 +86,17 @@ async def test_every_operation_and_every_parameter_is_described(client: httpx.As
             for parameter in operation.get("parameters", []):
                 assert parameter["description"], (path, parameter["name"])
                 assert parameter["schema"].get("examples") or parameter.get("examples"), (path, parameter["name"])
-    for name in ("JobSpec", "JobSummary", "History", "Samples", "Worker", "ErrorDetail"):
+    for name in (
+        "JobSpec",
+        "JobSummary",
+        "History",
+        "Samples",
+        "Worker",
+        "ErrorDetail",
+        "DeadLetterContent",
+        "DeadLetters",
+        "Requeued",
+        "LedgerAnswer",
+    ):
         for field, schema in document["components"]["schemas"][name]["properties"].items():
             assert "$ref" in schema or schema.get("description"), (name, field)

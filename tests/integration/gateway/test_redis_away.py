@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+import redis as sync_redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
@@ -80,3 +82,32 @@ def test_the_gateway_outlives_a_restart_of_redis_and_loses_no_job(
             assert client.get("/readyz").status_code == 200
             assert client.get(f"/jobs/{job['id']}").json() == job
             assert client.post("/jobs", json=document).status_code == 201
+
+
+def test_an_emptied_redis_gets_its_jobs_and_their_keys_back(
+    own_redis: EmbeddedRedis, home: Path, tmp_path: Path, document: dict[str, Any], start_gateway: Any
+) -> None:
+    with start_gateway(own_redis.url, home, tmp_path / "gateway.log") as process:
+        bearer = {"Authorization": f"Bearer {(home / 'gateway.token').read_text().strip()}"}
+        with httpx.Client(base_url=process.url, headers=bearer, timeout=60) as client:
+            job = client.post("/jobs", json=document, headers={"Idempotency-Key": "k"}).json()
+            other = client.post("/jobs", json=document).json()
+            client.post(f"/jobs/{other['id']}/cancel")
+            before = client.get("/jobs").json()
+            for again in ("at once", "after a second"):
+                with sync_redis.Redis(port=own_redis.port) as direct:
+                    direct.flushall()
+                if again == "at once":
+                    assert client.post("/jobs", json=document, headers={"Idempotency-Key": "k"}).json() == job
+                deadline = time.monotonic() + 10
+                while client.get("/jobs").json() != before:
+                    assert time.monotonic() < deadline, client.get("/jobs").json()
+                    time.sleep(0.1)
+            own_redis.stop()
+            shutil.rmtree(own_redis.folder)  # another Redis at the same address
+            own_redis.start()
+            deadline = time.monotonic() + 10
+            while client.get(f"/jobs/{job['id']}").status_code != 200:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            assert client.get("/jobs").json() == before

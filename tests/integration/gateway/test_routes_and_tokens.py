@@ -22,8 +22,12 @@ GUARDED = [
     ("POST", "/jobs/{id}/pause", 409),
     ("POST", "/jobs/{id}/resume", 409),
     ("GET", "/jobs/{id}/metrics", 200),
+    ("GET", "/jobs/{id}/ledger", 200),
     ("GET", "/jobs/{id}/rollouts", 200),
     ("GET", "/jobs/{id}/events", 200),
+    ("GET", "/jobs/{id}/dead-letters", 200),
+    ("GET", "/jobs/{id}/dead-letters/{stage}/{entry}", 422),
+    ("POST", "/jobs/{id}/dead-letters/{stage}/{entry}/requeue", 422),
     ("GET", "/workers", 200),
     ("GET", "/v1/models", 200),
     ("GET", "/v1/models/{id}", 200),
@@ -77,7 +81,8 @@ async def test_a_guarded_route_answers_to_the_token_only(
     answer = await client.request(method, path, json=body)
     assert answer.status_code == status
     if status >= 400:
-        form = {"code", "message", "type", "param"} if path.startswith("/v1/") else {"code", "message"}
+        fields = {"fields"} if status == 422 else set()
+        form = {"code", "message", "type", "param"} if path.startswith("/v1/") else {"code", "message"} | fields
         assert set(answer.json()["error"]) == form
 
 
@@ -111,7 +116,7 @@ async def test_beyond_loopback_only_health_needs_no_token(
         "*-00000000",
     ],
 )
-@pytest.mark.parametrize("suffix", ["", "/metrics", "/rollouts", "/events"])
+@pytest.mark.parametrize("suffix", ["", "/metrics", "/ledger", "/rollouts", "/events"])
 async def test_an_id_that_is_no_jobs_is_not_found_whatever_it_looks_like(
     client: httpx.AsyncClient, job_id: str, suffix: str
 ) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+import xxhash
 from safetensors.torch import save_file
 
 from services.common.errors import ConfigError
@@ -32,7 +35,8 @@ prepare("cpu", threads=1)
 from megatron.core import parallel_state  # noqa: E402  Megatron comes after prepare
 
 from services.learner.megatron.batch import Sequence  # noqa: E402
-from services.learner.megatron.loss import LossInputs  # noqa: E402
+from services.learner.megatron.collectives import gather_json  # noqa: E402
+from services.learner.megatron.loss import LossFunction, LossInputs  # noqa: E402
 from services.learner.megatron.settings import TrainerSettings  # noqa: E402
 from services.learner.megatron.trainer import MegatronTrainer  # noqa: E402
 
@@ -67,6 +71,26 @@ def broken(inputs: LossInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """A loss that is not finite for one token."""
     loss, metrics = dapo(inputs)
     return loss * torch.where(inputs.sequence_ids == 0, torch.nan, 1.0), metrics
+
+
+class _NanGradient(torch.autograd.Function):
+    """The identity, whose gradient is not a number where told."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(where)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return torch.where(ctx.saved_tensors[0], torch.nan, gradients[0]), None
+
+
+def broken_gradient(inputs: LossInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """A finite loss whose gradient is not, for the first sequence of the first data-parallel rank alone."""
+    first = torch.full_like(inputs.loss_mask, parallel_state.get_data_parallel_rank() == 0) & (inputs.sequence_ids == 0)
+    spoiled = _NanGradient.apply(inputs.trainer_logprobs, first)  # type: ignore[no-untyped-call]
+    return dapo(replace(inputs, trainer_logprobs=spoiled))
 
 
 def sequences(count: int = 11) -> list[Sequence]:
@@ -106,7 +130,8 @@ def scenario(name: str, settings: TrainerSettings, root: Path, out: Path) -> dic
         logits, exported = logits_of(trainer), trainer.export()
         if trainer.layout.is_last_stage and trainer.layout.tp_rank == 0 and trainer.layout.dp_rank == 0:
             save_file(logits, out / f"{name}.{model}.logits.safetensors")
-        trainer.save_hf(out / f"{name}.{model}.hf")
+        trainer.save(out / f"{name}.{model}.saved", export=True)
+        assert files_of(trainer)
         stats = [trainer.train(sequences()).as_record() for _ in range(STEPS)]
         said[model] = {"stats": stats}
         write(exported, out / f"{name}.{model}.exported.safetensors")
@@ -118,7 +143,14 @@ def scenario(name: str, settings: TrainerSettings, root: Path, out: Path) -> dic
         dtype: resume(root / "qwen3", replace(settings, dtype=dtype), out / f"{name}.{dtype}")
         for dtype in ("float32", "bfloat16")
     }
-    said["broken"] = step_over_a_broken_batch(llama, settings)
+    said["beginnings"] = {
+        dtype: beginnings(
+            root / "qwen3", replace(settings, dtype=dtype, publish_dtype=dtype), out / f"{name}.{dtype}.begun"
+        )
+        for dtype in ("float32", "bfloat16")
+    }
+    said["broken"] = step_over_a_broken_batch(llama, settings, broken)
+    said["broken_gradient"] = step_over_a_broken_batch(llama, settings, broken_gradient)
     said["lonely"] = MegatronTrainer(llama, settings, dapo).train(sequences(1)).as_record()
     said["refused"] = refusal(root / "qwen3", settings, out / f"{name}.float32" / "saved")
     return said
@@ -145,10 +177,11 @@ def resume(model: Path, settings: TrainerSettings, folder: Path) -> dict[str, An
     straight = MegatronTrainer(model, settings, dapo)
     straight.train(sequences(9))
     straight.save(folder / "saved")
-    expected = straight.train(sequences()).as_record()
-    noise = torch.rand(3)
+    expected = straight.train(sequences()).as_record()  # while the checkpoint is being written
+    files_of(straight)
+    noise = draw()
     restarted = MegatronTrainer(model, settings, dapo)
-    torch.rand(17)
+    torch.rand(17), random.random(), np.random.random(5)
     restarted.load(folder / "saved")
     steps = restarted.step
     got = restarted.train(sequences()).as_record()
@@ -157,10 +190,82 @@ def resume(model: Path, settings: TrainerSettings, folder: Path) -> dict[str, An
         "steps": steps,
         "stats": got == expected,
         "weights": a is None or b is None or all(torch.equal(a[k], b[k]) for k in a),
-        "random": torch.equal(noise, torch.rand(3)),
+        "random": noise == draw(),
         "moved": a is None
         or any(not torch.equal(v, w) for v, w in zip(a.values(), _fresh(model, settings).values(), strict=True)),
     }
+
+
+def draw() -> list[float]:
+    """Numbers from every generator of this process."""
+    return [float(torch.rand(1)), random.random(), random.gauss(), float(np.random.random())]
+
+
+def files_of(trainer: MegatronTrainer) -> list[str]:
+    """The files that all ranks wrote; fails with the first error."""
+    reports = trainer.saved(wait=True)
+    while reports is None:
+        reports = trainer.saved(wait=True)
+    assert not any(report["error"] for report in reports), reports
+    return [file["name"] for report in reports for file in report["files"]]
+
+
+def beginnings(model: Path, settings: TrainerSettings, folder: Path) -> dict[str, Any]:
+    """What is taken of a checkpoint that is loaded in part; `straight` went on from it whole, other trainers are new."""
+    straight = MegatronTrainer(model, settings, dapo)
+    straight.train(sequences(9))
+    straight.save(folder, export=True)
+    files_of(straight)
+    saved, moments = gathered(straight), moments_of(straight)
+    noise = draw()
+    said: dict[str, Any] = {}
+    for kind in ("no_load_optim", "no_load_rng", "finetune", "hugging_face"):
+        trainer = MegatronTrainer(model, settings, dapo)
+        fresh = moments_of(trainer)
+        torch.manual_seed(99)
+        match kind:
+            case "no_load_optim":
+                trainer.load(folder, optimizer=False)
+            case "no_load_rng":
+                trainer.load(folder, rng=False)
+            case "finetune":
+                trainer.load_weights(folder, hugging_face=False)
+            case _:
+                trainer.load_weights(folder / "hf", hugging_face=True)
+        said[kind] = {
+            "step": trainer.step,
+            "weights": gathered(trainer) == saved,
+            "optimizer": moments_of(trainer) == moments,
+            "fresh_optimizer": moments_of(trainer) == fresh,
+            "random": draw() == noise,
+        }
+        stats = trainer.train(sequences())
+        said[kind]["trains"] = stats.skipped == "" and gathered(trainer) != saved
+    return said
+
+
+def gathered(trainer: MegatronTrainer) -> str:
+    """A digest of the weights, on every rank."""
+    weights = trainer._exporter.gather(None)
+    mine = digest(weights.values()) if weights is not None else ""
+    return str(gather_json(mine, trainer.device)[0])
+
+
+def moments_of(trainer: MegatronTrainer) -> list[str]:
+    """A digest of each rank's moments."""
+    copy = trainer._state.copy(0)
+    kept = [
+        value for name, value in sorted(copy.tensors.items()) if name.startswith("optimizer.") and "master" not in name
+    ]
+    return gather_json(digest(kept), trainer.device)
+
+
+def digest(tensors: Iterable[torch.Tensor]) -> str:
+    """Of their bytes."""
+    found = xxhash.xxh3_128()
+    for tensor in tensors:
+        found.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 def _fresh(model: Path, settings: TrainerSettings) -> dict[str, torch.Tensor]:
@@ -173,16 +278,17 @@ def _fresh(model: Path, settings: TrainerSettings) -> dict[str, torch.Tensor]:
     }
 
 
-def step_over_a_broken_batch(model: Path, settings: TrainerSettings) -> dict[str, Any]:
-    """A step with a loss that is not finite, and a good one after it."""
-    trainer = MegatronTrainer(model, settings, broken)
+def step_over_a_broken_batch(model: Path, settings: TrainerSettings, loss: LossFunction) -> dict[str, Any]:
+    """A step that is not finite, and a good one after it; what every rank holds afterwards, weights and moments."""
+    trainer = MegatronTrainer(model, settings, loss)
     before = trainer.export()
     bad = trainer.train(sequences()).as_record()
     after = trainer.export()
+    skips = gather_json(bad["skipped"], trainer.device)
     trainer._loss_fn = dapo
     good = trainer.train(sequences()).as_record()
     unchanged = before is None or after is None or all(torch.equal(before[k], after[k]) for k in before)
-    return {"bad": bad, "good": good, "unchanged": unchanged}
+    return {"bad": bad, "good": good, "unchanged": unchanged, "skips": skips}
 
 
 def refusal(model: Path, settings: TrainerSettings, folder: Path) -> str:

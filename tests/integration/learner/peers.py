@@ -85,7 +85,9 @@ class Peers:
                     self.asked.append(task.member)
                     await asyncio.sleep(self.delay_s)
                     await self.answering.wait()
-                    version = (await store.active())[self.job_id].policy_version
+                    while (active := (await store.active()).get(self.job_id)) is None:
+                        await asyncio.sleep(0.05)  # a Redis that was emptied
+                    version = active.policy_version
                     await consumer.hop(entry, Stage.SCORED, encode(answer(task, max(version, task.min_policy_version))))
         finally:
             await blocking.aclose()
@@ -112,11 +114,11 @@ async def until(
     """The job's record as soon as it is as wanted; fails with the learner's log."""
     deadline = time.monotonic() + timeout_s
     while True:
-        record = await store.get(job_id)
-        if condition(record):
+        record = await store.find(job_id)
+        if record is not None and condition(record):
             return record
         assert time.monotonic() < deadline, (record, learner.log.read_text()[-4000:])
-        assert record.state != "failed", (record.cause, learner.log.read_text()[-4000:])
+        assert record is None or record.state != "failed", (record, learner.log.read_text()[-4000:])
         await asyncio.sleep(0.05)
 
 

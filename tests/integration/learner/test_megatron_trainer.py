@@ -20,6 +20,7 @@ from tests.integration.learner.megatron_cases import MODELS, STEPS, TEMPERATURE,
 HERE = Path(__file__).parent
 LAYOUTS = ("one", "tp", "pp", "dp", "dist")
 TIMEOUT_S = 280.0
+pytestmark = pytest.mark.timeout(3 * TIMEOUT_S)  # the first test waits for the ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class TestAgainstPlainTorch:
         assert all(torch.equal(exported[name], tensor) for name, tensor in (source | {"lm_head.weight": head}).items())
 
     def test_a_saved_directory_is_the_loaded_one(self, outcome: Outcome, layout: str, model: str) -> None:
-        saved = outcome.root / "out" / f"{layout}.{model}.hf"
+        saved = outcome.root / "out" / f"{layout}.{model}.saved" / "hf"
         source = outcome.weights(f"{model}/model.safetensors")
         written = load_file(saved / "model.safetensors")
         assert written.keys() == source.keys()
@@ -171,13 +172,34 @@ class TestContinuing:
         said = outcome.layouts[layout]["resume"][dtype]
         assert said == {"steps": 1, "stats": True, "weights": True, "random": True, "moved": True}
 
-    def test_a_step_that_is_not_finite_changes_nothing(self, outcome: Outcome, layout: str) -> None:
-        said = outcome.layouts[layout]["broken"]
+    @pytest.mark.parametrize("kind", ["broken", "broken_gradient"])
+    def test_a_step_that_is_not_finite_changes_nothing_on_any_rank(
+        self, outcome: Outcome, layout: str, kind: str
+    ) -> None:
+        said = outcome.layouts[layout][kind]
         assert "not both finite" in said["bad"]["skipped"]
-        assert said["bad"]["loss"] is None
+        assert set(said["skips"]) == {said["bad"]["skipped"]}
+        assert (said["bad"]["loss"] is None) is (kind == "broken")
+        assert said["bad"]["grad_norm"] is None
         assert said["unchanged"]
         assert said["good"]["skipped"] == ""
         assert said["good"]["loss"] == pytest.approx(outcome.layouts["one"]["splits"][0]["loss"], rel=0.0, abs=1e-6)
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_what_is_loaded_of_a_checkpoint_is_what_was_asked_for(
+        self, outcome: Outcome, layout: str, dtype: str
+    ) -> None:
+        said = outcome.layouts[layout]["beginnings"][dtype]
+        # qwen3 is stored in float32, so its export is exact from float32 parameters and from bfloat16 ones
+        expected = {
+            "no_load_optim": {"step": 1, "optimizer": False, "random": True},
+            "no_load_rng": {"step": 1, "optimizer": True, "random": False},
+            "finetune": {"step": 0, "optimizer": False, "random": False},
+            "hugging_face": {"step": 0, "optimizer": False, "random": False},
+        }
+        for kind, facts in expected.items():
+            wanted = {"weights": True, "trains": True, "fresh_optimizer": not facts["optimizer"], **facts}
+            assert said[kind] == wanted, kind
 
     def test_a_checkpoint_of_another_kind_is_refused_by_name(self, outcome: Outcome, layout: str) -> None:
         refused = outcome.layouts[layout]["refused"]

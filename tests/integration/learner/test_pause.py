@@ -66,8 +66,8 @@ async def peers_of(redis: Redis, redis_url: str, job_id: str) -> AsyncIterator[P
 
 
 def trained(home: Path, job_id: str) -> list[list[int]]:
-    """Group ids by step, as the journal has them."""
-    records = Journal(home / "jobs" / job_id / "journal").records()
+    """Group ids by step, as the journal has them; its last record may carry fates only."""
+    records = [record for record in Journal(home / "jobs" / job_id / "journal").records() if record.groups]
     return [[decode(ScoredGroup, payload).group.task.group_id for payload in record.groups] for record in records]
 
 

@@ -234,8 +234,11 @@ async def test_an_entry_that_was_delivered_too_often_is_put_aside(redis: Redis, 
     running = await start("reward-1")
     [letter] = await letters(redis, 1)
     await running.stop()
-    assert letter[b"reason"] == b"delivered 6 times without success"
-    assert await redis.xlen(keys.stream(JOB, Stage.SCORED)) == 0
+    assert letter[b"reason"] == b"delivered to be judged 6 times without success"
+    told = (await scored(redis, 1))[1]
+    assert told.group.failure == "delivered to be judged 6 times without success", "the learner need not wait"
+    assert told.group.permanent
+    assert told.group.rollouts == ()
 
 
 async def test_bombs_are_timeouts_and_hold_nothing_up(redis: Redis, start: Start) -> None:

@@ -23,7 +23,7 @@ from services.common.pb import inference_pb2_grpc as pb_grpc
 from services.common.settings import Platform, Settings
 from services.common.spec import JobSpec
 from services.common.weight_channel import token_metadata
-from services.learner.checkpoint import CheckpointStore
+from services.learner.checkpoint import CheckpointStore, WrittenFile, digest_of_file
 from services.rollout import metrics
 from services.rollout.engine import Engine
 from services.rollout.exports import ExportLoader
@@ -289,7 +289,9 @@ async def export(
     tensors = that_say(FIRST + step, weights)
     del tensors["lm_head.weight"]  # tied: exports leave it out
     save_file(tensors, draft / "model.safetensors", metadata={"format": "pt"})
-    path = store.commit(step, {"lineage": 1}) / "hf"
+    files = [file for file in draft.iterdir() if file.is_file()]
+    written = [WrittenFile(f"hf/{file.name}", file.stat().st_size, digest_of_file(file)) for file in files]
+    path = store.commit(step, {"lineage": 1}, written) / "hf"
     await world.store.transition(record.id, JobState.SUCCEEDED, allowed=[JobState.QUEUED], export=str(path))
     return record.id, path
 

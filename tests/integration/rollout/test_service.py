@@ -28,6 +28,7 @@ from services.common.types import Message, Purpose, RolloutGroup, Task
 from services.common.workers import WorkerStatus, alive
 from services.learner.publisher import Publisher
 from services.rollout.stage import default_stage_directory
+from services.rollout.watch import PERIOD_S
 from tests.integration.rollout.conftest import Tensors, snapshot, that_say
 
 pytestmark = [
@@ -273,3 +274,34 @@ async def test_a_killed_service_leaves_no_process_and_loses_no_task(world: World
         check_stamps(last)
         assert last.min_policy_version == 6
         assert await asyncio.to_thread(again.process.wait, 60) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["EngineCore", "Worker"])
+async def test_an_engine_that_is_stopped_is_noticed_within_two_heartbeats_and_loses_no_task(
+    world: World, start: Callable[[], Service], which: str
+) -> None:
+    service, tasks = start(), 8
+    world.publish(0)
+    await JobStore(world.redis).activate(world.job)
+    await world.ask(*(a_task(world.job.job_id, i, max_tokens=200) for i in range(tasks)))
+    done = await world.groups(1, timeout_s=240)
+    await wait_until("sampling", lambda: service.metric("millrace_rollout_in_flight_requests") > 0, service)
+    descendants = service.descendants()
+    stopped = next(process for process in descendants if which in " ".join(process.cmdline()))
+    stopped.send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    while "the engine hangs: process" not in service.log():
+        assert time.monotonic() - began < 2 * PERIOD_S + 2.0, service.log()
+        await asyncio.sleep(0.1)
+    assert await asyncio.to_thread(service.process.wait, 30) == 1, service.log()
+    assert await gone(descendants, 5) == [], "a stopped process never wakes up"
+    done += await drain_groups(world)
+    left = await world.redis.xlen(keys.stream(world.job.job_id, Stage.TASKS))
+    assert len({group.task.group_id for group in done}) + left == tasks
+
+
+async def drain_groups(world: World) -> list[RolloutGroup]:
+    """The groups that are on the stream now."""
+    count = await world.redis.xlen(keys.stream(world.job.job_id, Stage.ROLLOUTS))
+    return await world.groups(count) if count else []

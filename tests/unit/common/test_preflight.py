@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from services.common.connection import connect
 from services.common.errors import ConfigError
 from services.common.preflight import RedisAway, require_memory, require_platform, require_redis, require_room
 from services.common.settings import Platform
@@ -66,5 +65,5 @@ def test_an_image_for_another_platform_is_refused(platform: Platform, words: str
 async def test_a_redis_that_is_away_is_named_without_its_password() -> None:
     url = "redis://learner:canary@127.0.0.1:1/0"
     with pytest.raises(RedisAway, match=r"^REDIS_URL: no Redis answers at 127\.0\.0\.1:1: ") as raised:
-        await require_redis(connect(url), url, wait_s=0.0)
+        await require_redis(url, wait_s=0.0)
     assert "canary" not in str(raised.value)

@@ -55,24 +55,25 @@ def scored_group(
     lengths: Sequence[int] | None = None,
     versions: Sequence[int] = (0,),
     failure: str | None = None,
+    permanent: bool = False,
+    attempt: int = 1,
 ) -> ScoredGroup:
     """A group with one rollout per reward; None is a verdict of status TIMEOUT. Accuracies are the rewards unless given."""
     task = Task(
-        job_id="job", lineage=1, group_id=group_id, attempt=1, purpose=Purpose.TRAIN, prompt=(Message("user", "2 + 3 ="),),
+        job_id="job", lineage=1, group_id=group_id, attempt=attempt, purpose=Purpose.TRAIN, prompt=(Message("user", "2 + 3 ="),),
         data_source="reasoning_gym:chain_sum", ground_truth="5", extra_info={}, group_size=max(len(rewards), 2),
         temperature=1.0, max_tokens=16, min_policy_version=versions[0], timeout_s=60.0,
     )  # fmt: skip
     lengths = [2] * len(rewards) if lengths is None else lengths
     rollouts = tuple(rollout(length, *versions) for length in lengths)
-    group = RolloutGroup(task, "server", PROMPT.tobytes(), rollouts, 0.1, failure)
+    group = RolloutGroup(task, "server", PROMPT.tobytes(), rollouts, 0.1, failure, permanent)
     return ScoredGroup(group, tuple(map(_verdict, rewards, accuracies if accuracies is not None else rewards)), 0.1)
 
 
-def judged_group(group_id: int, rewards: Sequence[float | None], **options: Any) -> Judged:
+def judged_group(group_id: int, rewards: Sequence[float | None], *, attempt: int = 1, **options: Any) -> Judged:
     """The same as it comes off the stream, under an entry of its own."""
-    return Judged(
-        scored_group(group_id, rewards, **options), b"", Entry(f"{group_id}-0", f"train:{group_id}:1", b"", 1)
-    )
+    entry = Entry(f"{group_id}-{attempt - 1}", f"train:1:{group_id}:{attempt}", b"", 1)
+    return Judged(scored_group(group_id, rewards, attempt=attempt, **options), b"", entry)
 
 
 def _verdict(reward: float | None, accuracy: float | None) -> Verdict:

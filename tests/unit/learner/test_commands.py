@@ -16,8 +16,10 @@ from services.learner.commands import (
     Finish,
     Idle,
     Load,
+    LoadWeights,
     Publish,
     Save,
+    Saved,
     Train,
     decode_command,
     encode_command,
@@ -65,12 +67,17 @@ def test_a_batch_survives_the_wire_bit_for_bit(step: int, batch: list[Sequence])
                 assert after == before
 
 
+COMMANDS = (
+    Idle(), Train(1, []), Publish(), Save("a", export=True), Saved(), Load("a", optimizer=False, rng=True),
+    LoadWeights("a", hugging_face=True), Finish(),
+)  # fmt: skip
+
+
 def test_every_command_can_be_sent() -> None:
-    sent = {
-        type(decode_command(encode_command(c)))
-        for c in (Idle(), Train(1, []), Publish(), Save("", export=True), Load(""), Finish())
-    }
+    sent = {type(decode_command(encode_command(c))) for c in COMMANDS}
     assert sent == set(Command.__args__)
+    plain = [command for command in COMMANDS if not isinstance(command, Train)]
+    assert [decode_command(encode_command(command)) for command in plain] == plain
 
 
 def test_an_unknown_command_is_an_error() -> None:

@@ -13,6 +13,9 @@ LIGHT = (
     "services.learner.algorithms.advantages",
     "services.learner.algorithms.dynamic_sampling",
     "services.learner.algorithms.overlong",
+    "services.learner.audit_files",
+    "services.learner.replay.run",
+    "services.learner.replay.what_if",
 )
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from services.common.spec import JobSpec
+from services.common.types import Verdict, VerdictStatus
 from services.learner.intake import Intake, Judged
 from services.learner.ledger import ActiveGroup, Fate, Ledger, Settled
 from tests.unit.learner.scored_groups import DEGENERATE, INFORMATIVE, job_spec, judged_group, make_spec
@@ -33,11 +34,66 @@ def test_an_informative_group_waits_and_a_degenerate_one_ends_at_once() -> None:
 
 def test_a_group_that_could_not_be_sampled_or_judged_fails_with_its_reason() -> None:
     intake = make_intake()
-    assert intake.arrived(judged_group(0, [], failure="the prompt is too long")) is Fate.FAILED
+    assert intake.arrived(judged_group(0, [], failure="the prompt is too long", permanent=True)) is Fate.FAILED
     assert intake.arrived(judged_group(1, [1.0, None])) is Fate.FAILED
     reasons = {item.group_id: item.reason for item in intake.ledger.take_unwritten()}
     assert reasons == {0: "the prompt is too long", 1: "only 1 of 2 rollouts could be judged"}
     assert intake.accept_rate.value == 0.5, "a failure says nothing about the filter"
+
+
+def test_a_failed_attempt_is_issued_again_and_its_entry_stays_until_the_group_has_a_fate() -> None:
+    intake = make_intake()
+    first = judged_group(0, [], failure="3 of 8 rollouts were sampled within 1 s; the group needs 4")
+    assert intake.arrived(first) is None
+    (group,) = intake.overdue()
+    assert (group.group_id, group.attempt, group.failure) == (0, 1, first.scored.group.failure)
+    assert intake.take_settled() == []
+    group.attempt, group.failure = 2, ""
+    assert intake.overdue() == []
+    again = judged_group(0, DEGENERATE, attempt=2)
+    assert intake.arrived(again) is Fate.DEGENERATE
+    assert intake.take_settled() == [first, again]
+
+
+def test_after_the_last_attempt_the_group_fails_and_every_entry_of_it_may_go() -> None:
+    intake = make_intake()
+    attempts = [judged_group(0, [], attempt=attempt, failure="no luck") for attempt in (1, 2)]
+    for judged in attempts:
+        intake.arrived(judged)
+    (group,) = intake.overdue()
+    assert group.attempt == 2, "a restart hears of all attempts at once"
+    intake.give_up(group, "no luck (attempt 2 of 2)")
+    assert intake.take_settled() == attempts
+    assert intake.ledger.take_unwritten() == [Settled(0, Fate.FAILED, "no luck (attempt 2 of 2)")]
+
+
+def test_the_failure_of_an_attempt_that_was_given_up_before_changes_nothing() -> None:
+    intake = make_intake()
+    intake.ledger.active[0].attempt = 2
+    intake.arrived(judged_group(0, [], attempt=1, failure="late"))
+    assert intake.overdue() == []
+
+
+def test_a_group_that_closed_with_fewer_rollouts_is_as_good_as_any() -> None:
+    intake = make_intake(spec=job_spec(rollout={"group_size": 8, "min_group_size": 2}))
+    assert intake.arrived(judged_group(0, INFORMATIVE)) is None
+    assert intake.ready == 1
+
+
+def test_checks_that_failed_cost_no_more_rollouts_than_a_deadline_may() -> None:
+    def group(group_id: int, *statuses: VerdictStatus) -> Judged:
+        judged = judged_group(group_id, [1.0, 0.0, *[None for _ in statuses]])
+        verdicts = [*judged.scored.verdicts[:2], *(Verdict(status, None, None, "v", "broke") for status in statuses)]
+        return replace(judged, scored=replace(judged.scored, verdicts=tuple(verdicts)))
+
+    failed, timeout = VerdictStatus.FAILED, VerdictStatus.TIMEOUT
+    all_needed = make_intake(spec=job_spec(rollout={"group_size": 4}))
+    assert all_needed.arrived(group(0, failed, timeout)) is Fate.FAILED
+    assert all_needed.ledger.take_unwritten()[0].reason == "1 of 4 checks failed: broke"
+    assert all_needed.arrived(group(1, timeout, timeout)) is None, "the responses' own doing"
+    three_needed = make_intake(spec=job_spec(rollout={"group_size": 4, "min_group_size": 3}))
+    assert three_needed.arrived(group(0, failed, timeout)) is None
+    assert three_needed.arrived(group(1, failed, failed)) is Fate.FAILED
 
 
 def test_the_metric_says_what_must_differ_within_a_group() -> None:

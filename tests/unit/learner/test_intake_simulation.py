@@ -55,7 +55,7 @@ class JobSimulation(RuleBasedStateMachine):
         self, group_id: int, rewards: Sequence[float | None], oldest: int, failure: str | None = None
     ) -> None:
         del self.in_flight[group_id]
-        judged = judged_group(group_id, [] if failure else rewards, versions=(oldest,), failure=failure)
+        judged = judged_group(group_id, [] if failure else rewards, versions=(oldest,), failure=failure, permanent=True)
         self.unacked[group_id] = judged
         if self.undelivered:
             self.undelivered.append(judged)

@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.learner.ledger import Fate, Ledger
+from services.learner.ledger import Fate, Ledger, Settled
 
 FATES = st.sampled_from(list(Fate))
 
@@ -54,3 +54,26 @@ def test_replaying_the_journal_gives_the_ledger_that_wrote_it() -> None:
     copy.replay(ledger.issued, ledger.take_unwritten())
     assert copy.state() == ledger.state()
     assert copy.take_unwritten() == []
+
+
+def test_a_fate_that_no_record_has_yet_survives_a_checkpoint_and_is_in_the_next_record() -> None:
+    ledger = Ledger()
+    ledger.reissue(6, policy_version=0)
+    ledger.settle(4, Fate.DEGENERATE)
+    again = Ledger.restore(json.loads(json.dumps(ledger.state())))
+    again.settle(1, Fate.FAILED, "why")
+    assert again.take_unwritten() == [*ledger.take_unwritten(), Settled(1, Fate.FAILED, "why")]
+
+
+def test_replaying_a_record_that_a_checkpoint_has_already_changes_nothing_but_what_is_left_to_write() -> None:
+    ledger = Ledger()
+    ledger.reissue(6, policy_version=0)
+    ledger.settle(4, Fate.DEGENERATE)
+    saved = json.loads(json.dumps(ledger.state()))
+    written = ledger.take_unwritten()
+    ledger.settle(5, Fate.STALE)
+    again = Ledger.restore(saved)
+    again.settle(5, Fate.STALE)
+    again.replay(6, written)
+    assert again.summary() == ledger.summary()
+    assert again.take_unwritten() == [Settled(5, Fate.STALE)]

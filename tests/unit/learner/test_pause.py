@@ -40,7 +40,20 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def job(clock: Clock) -> JobContext:
     spec = job_spec(rollout={"group_timeout_s": TIMEOUT_S})
     parts: dict[str, Any] = dict.fromkeys(
-        ("model_dir", "settings", "redis", "store", "ranks", "tasks", "journal", "checkpoints", "publisher", "consumer")
+        (
+            "folder",
+            "identity",
+            "model_dir",
+            "settings",
+            "redis",
+            "store",
+            "ranks",
+            "tasks",
+            "journal",
+            "checkpoints",
+            "publisher",
+            "consumer",
+        )
     )
     made = JobContext(job_id="job", spec=spec, lineage=1, intake=Intake(spec, Ledger(), clock), **parts)
     made.flow.since = clock.now

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from services.common import workers
+from services.common import workers as heartbeats
 from services.common.jobs import JobState
 from services.common.lifecycle import Drain
 from services.common.workers import WorkerKind, WorkerStatus
@@ -49,26 +49,38 @@ class Watched:
         self._monkeypatch = monkeypatch
         self._store = Store()
         spec = job_spec()
-        names = ("model_dir", "settings", "redis", "ranks", "tasks", "journal", "checkpoints", "publisher", "consumer")
+        names = (
+            "folder",
+            "identity",
+            "model_dir",
+            "settings",
+            "redis",
+            "ranks",
+            "tasks",
+            "journal",
+            "checkpoints",
+            "publisher",
+            "consumer",
+        )
         parts: dict[str, Any] = dict.fromkeys(names)
         self.job = JobContext(
             job_id="job", spec=spec, lineage=1, intake=Intake(spec, Ledger()), store=cast("Any", self._store), **parts
         )
         self.job.waiting_for = "scored groups"
 
-    async def look(self, *present: WorkerStatus, still_s: float, looks: int = 3) -> list[tuple[str, str]]:
+    async def look(self, *workers: WorkerStatus, still_s: float, looks: int = 3) -> list[tuple[str, str]]:
         """The states and causes said in this round."""
         drain, left = Drain(), looks
 
         async def alive(_: object) -> list[WorkerStatus]:
-            return list(present)
+            return list(workers)
 
         async def wait(_: float) -> bool:
             nonlocal left
             left -= 1
             return left < 0
 
-        self._monkeypatch.setattr(workers, "alive", alive)
+        self._monkeypatch.setattr(heartbeats, "alive", alive)
         self._monkeypatch.setattr(drain, "wait", wait)
         self.job.progress_at = time.monotonic() - still_s
         said = len(self._store.said)

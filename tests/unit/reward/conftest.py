@@ -18,7 +18,7 @@ from services.reward.pool import Pool
 
 OFFERED = [
     "always_right", "sleep", "endless_regex", "raises", "fails_once", "dies", "exits", "not_a_score", "nan", "eats_memory",
-    "shows_environment", "leaves_a_child", "process",
+    "shows_environment", "leaves_a_child", "process", "takes_memory",
 ]  # fmt: skip
 
 PoolMaker = Callable[..., AbstractAsyncContextManager[Pool]]

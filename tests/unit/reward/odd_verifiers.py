@@ -63,6 +63,10 @@ def eats_memory(response: str, ground_truth: str, extra_info: dict[str, Any]) ->
     return Score(1.0, 1.0, str(len(bytearray(64 * 1024**3))))
 
 
+def takes_memory(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:
+    return Score(1.0, 1.0, str(len(bytearray(int(response) * 1024**2))))
+
+
 def shows_environment(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:
     return Score(1.0, 1.0, ",".join(sorted(name for name in os.environ if "MILLRACE" in name or "REDIS" in name)))
 

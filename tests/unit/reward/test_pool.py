@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -101,7 +102,6 @@ async def test_verdicts_come_in_the_order_of_the_checks(pool_of: PoolMaker, chec
         ("odd_exits", "its process died"),
         ("odd_not_a_score", "answered float, not a Score"),
         ("odd_nan", "VerifierError: reward must be finite, not nan"),
-        ("odd_eats_memory", "MemoryError"),
         ("odd_missing", "VerifierError: verifier 'odd_missing' cannot be loaded"),
         ("odd_broken", "VerifierError: verifier 'odd_broken' cannot be loaded: No module named 'no_such_package'"),
         ("nowhere", "VerifierError: there is no verifier 'nowhere' on this server"),
@@ -112,6 +112,46 @@ async def test_a_verifier_that_fails_gives_no_reward(pool: Pool, check: CheckMak
     assert summary(failed) == (VerdictStatus.FAILED, None)
     assert reason in failed.detail
     assert summary(good) == (VerdictStatus.SCORED, 1.0)
+
+
+async def test_a_check_that_needs_too_much_memory_is_over_its_limit_and_no_wrong_answer(
+    pool: Pool, check: CheckMaker
+) -> None:
+    hungry, good = await pool.judge([check("odd_eats_memory"), check("gsm8k", "#### 1")])
+    assert summary(hungry) == (VerdictStatus.TIMEOUT, None)
+    assert hungry.detail == "MemoryError: beyond the limit of this check"
+    assert summary(good) == (VerdictStatus.SCORED, 1.0)
+
+
+async def test_each_check_has_the_memory_that_its_job_allows(pool: Pool, check: CheckMaker) -> None:
+    takes = check("odd_takes_memory", "700")
+    small, large = await pool.judge([replace(takes, memory_mib=512), replace(takes, memory_mib=2048)])
+    assert (small.status, large.status) == (VerdictStatus.TIMEOUT, VerdictStatus.SCORED)
+
+
+async def test_a_job_says_how_much_of_a_response_is_judged(pool: Pool, check: CheckMaker) -> None:
+    [verdict] = await pool.judge([replace(check("odd_always_right", "x" * 5000), max_chars=1024)])
+    assert verdict.detail.startswith("1024 characters")
+
+
+async def test_a_stopped_worker_costs_nobody_a_verdict(pool_of: PoolMaker, check: CheckMaker) -> None:
+    async with pool_of(1) as pool:
+        [before] = await pool.judge([check("odd_process")])
+        os.kill(int(before.detail), signal.SIGSTOP)
+        [after] = await pool.judge([check("odd_process", timeout_s=0.5)])
+        assert summary(after) == (VerdictStatus.SCORED, 1.0)
+        assert after.detail != before.detail
+        await vanished([int(before.detail)])
+
+
+async def test_a_stopped_nursery_is_noticed_killed_and_replaced(pool_of: PoolMaker, check: CheckMaker) -> None:
+    async with pool_of(1) as pool:
+        [before] = await pool.judge([check("odd_process")])
+        nursery = psutil.Process(int(before.detail)).ppid()
+        os.kill(nursery, signal.SIGSTOP)
+        await vanished([nursery, int(before.detail)], within_s=10.0)
+        [after] = await pool.judge([check("odd_process")])
+        assert summary(after) == (VerdictStatus.SCORED, 1.0)
 
 
 async def test_a_verifier_that_fails_once_is_tried_again(pool: Pool, check: CheckMaker) -> None:
@@ -216,9 +256,9 @@ async def test_workers_end_with_a_service_that_is_killed(plugins: dict[str, str]
     await vanished([worker, nursery])
 
 
-async def vanished(pids: list[int]) -> None:
+async def vanished(pids: list[int], within_s: float = 5.0) -> None:
     """Waits until none of the processes runs any more (a zombie does not)."""
-    deadline = time.monotonic() + 5.0
+    deadline = time.monotonic() + within_s
     while alive := [
         pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     ]:

@@ -17,7 +17,7 @@ from services.common.spec import JobSpec
 from services.common.workers import alive
 from services.rollout.attachment import Wiring
 from services.rollout.engine import Engine
-from services.rollout.service import BLOCKED_S, STALL_S, RolloutService, run
+from services.rollout.service import BLOCKED_S, RolloutService, run
 from services.rollout.switch import EngineError
 
 SPEC = JobSpec.model_validate({"model": {"path": "tiny"}, "data": {"train": {"source": "reasoning_gym:chain_sum"}}})
@@ -29,16 +29,17 @@ async def service(redis: Redis, tmp_path: Path) -> tuple[RolloutService, Engine,
     return RolloutService(Wiring(redis, redis, engine, Settings(home=tmp_path), "r0", drain)), engine, drain
 
 
-async def test_requests_without_a_token_for_too_long_end_the_process(
-    service: tuple[RolloutService, Engine, Drain],
+async def test_an_engine_that_hangs_is_killed_and_the_process_ends(
+    service: tuple[RolloutService, Engine, Drain], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rollout, engine, _ = service
-    engine.progress_at = time.monotonic() - STALL_S - 1
-    assert rollout.healthy() is None, "an idle engine makes no tokens"
-    engine.requests = 3
-    assert "with 3 requests in flight" in (rollout.healthy() or "")
+    killed: list[bool] = []
+    monkeypatch.setattr(engine, "kill", lambda: killed.append(True))
+    monkeypatch.setattr(rollout._watch, "trouble", lambda: "the engine hangs: no token for 121 s")
     with pytest.raises(EngineError, match="no token for 121 s"):
         await rollout.watchdog()
+    assert killed == [True]
+    assert rollout.healthy() == "the engine hangs: no token for 121 s"
 
 
 async def test_a_process_that_no_longer_looks_is_unhealthy(service: tuple[RolloutService, Engine, Drain]) -> None:

@@ -194,7 +194,7 @@ async def test_a_new_lineage_aborts_what_is_sampled_for_the_old_one(bench: Bench
         (b"\x80", "not a valid Task"),
         (b"x" * (codec.MAX_ENTRY_BYTES + 1), "exceeds the limit"),
         (codec.encode(dataclasses.replace(TASK, job_id="other")), "belongs to job 'other'"),
-        (codec.encode(dataclasses.replace(TASK, group_id=5)), "its task 'train:5:1'"),
+        (codec.encode(dataclasses.replace(TASK, group_id=5)), "its task 'train:1:5:1'"),
     ],
     ids=["garbage", "no task", "oversized", "other job", "other member"],
 )
@@ -221,6 +221,10 @@ async def test_an_entry_that_was_delivered_too_often_is_put_aside(bench: Bench) 
     async with bench.running():
         await bench.reach(keys.dead(JOB, Stage.TASKS), 1)
     assert bench.engine.started == 0
+    (group,) = await bench.groups(1)
+    assert group.failure == "delivered 7 times without success", "its learner need not wait for a deadline"
+    assert group.permanent
+    assert await bench.redis.xlen(tasks_key()) == 0
 
 
 async def test_a_group_that_is_too_large_fails_instead(bench: Bench) -> None:
@@ -286,7 +290,8 @@ async def test_a_task_that_takes_too_long_fails_its_group(bench: Bench) -> None:
     await bench.ask(dataclasses.replace(TASK, timeout_s=0.2))
     async with bench.running():
         (group,) = await bench.groups(1)
-    assert group.failure == "not sampled within 0.2 s"
+    assert group.failure == "0 of 2 rollouts were sampled within 0.2 s; the group needs 2"
+    assert not group.permanent
     assert bench.engine.aborted == 1
     assert group.generate_s >= 0.2
 

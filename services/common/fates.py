@@ -1,0 +1,127 @@
+"""How groups end, and the list of it in a job's folder that people read: `<home>/jobs/<job>/fates.jsonl`, a line for each journal record.
+
+The learner writes it after the journal, which stays what counts: it can be made again from it at any time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+FATES_FILE = "fates.jsonl"
+
+
+class Fate(StrEnum):
+    """How a group ended."""
+
+    TRAINED = "trained"
+    DEGENERATE = "degenerate"
+    STALE = "stale"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class FateLine:
+    """The fates that one journal record tells.
+
+    Example line: {"step": 7, "lineage": 1, "issued": 64, "fates": [["trained", "", [40, 41]], ["failed", "a reward is not finite", [43]]]}
+    """
+
+    step: int
+    lineage: int
+    issued: int
+    """Groups issued by then."""
+    fates: tuple[tuple[Fate, str, tuple[int, ...]], ...]
+    """Fate, reason, group ids."""
+
+    def dump(self) -> str:
+        """The line, its end included."""
+        document = {"step": self.step, "lineage": self.lineage, "issued": self.issued, "fates": self.fates}
+        return json.dumps(document, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def parse(cls, text: str) -> FateLine:
+        """The line that `dump` made.
+
+        Raises:
+            ValueError, KeyError, TypeError: it is no such line.
+        """
+        document = json.loads(text)
+        fates = tuple((Fate(fate), str(reason), tuple(ids)) for fate, reason, ids in document["fates"])
+        return cls(int(document["step"]), int(document["lineage"]), int(document["issued"]), fates)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFate:
+    """How one group ended."""
+
+    group_id: int
+    fate: Fate
+    step: int
+    """The step that trained it, or the one in whose journal record its end is."""
+    lineage: int
+    reason: str
+
+
+@dataclass(slots=True)
+class FateList:
+    """Sums over a job's groups, and one page of them."""
+
+    step: int = 0
+    lineage: int = 0
+    issued: int = 0
+    fates: Counter[Fate] = field(default_factory=Counter)
+    failed_reasons: Counter[str] = field(default_factory=Counter)
+    page: list[GroupFate] = field(default_factory=list)
+
+    @property
+    def active(self) -> int:
+        """Groups issued and without a fate."""
+        return self.issued - self.fates.total()
+
+
+def read_lines(path: Path) -> Iterator[FateLine]:
+    """The lines of the file; a last one that is half written is left out.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError, KeyError, TypeError: another line is none.
+    """
+    with path.open(encoding="utf-8") as file:
+        for text in file:
+            if text.endswith("\n"):
+                yield FateLine.parse(text)
+
+
+def read_fates(path: Path, *, fate: Fate | None, offset: int, limit: int) -> FateList:
+    """Sums over all groups, and the page of those with this fate (None: any), in the order in which they ended.
+
+    Raises:
+        OSError, ValueError, KeyError, TypeError: the file cannot be read.
+    """
+    found = FateList()
+    end, position = offset + limit, 0
+    for line in read_lines(path):
+        found.step, found.lineage, found.issued = line.step, line.lineage, max(found.issued, line.issued)
+        for kind, reason, ids in line.fates:
+            found.fates[kind] += len(ids)
+            if kind is Fate.FAILED:
+                found.failed_reasons[reason] += len(ids)
+            if fate in {None, kind}:
+                wanted = ids[max(0, offset - position) : max(0, end - position)]
+                found.page += [GroupFate(group_id, kind, line.step, line.lineage, reason) for group_id in wanted]
+                position += len(ids)
+    return found
+
+
+def collect(fates: Iterable[tuple[int, Fate, str]]) -> tuple[tuple[Fate, str, tuple[int, ...]], ...]:
+    """Group ids by fate and reason, in the order of their first."""
+    found: dict[tuple[Fate, str], list[int]] = {}
+    for group_id, fate, reason in fates:
+        found.setdefault((fate, reason), []).append(group_id)
+    return tuple((fate, reason, tuple(ids)) for (fate, reason), ids in found.items())

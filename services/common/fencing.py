@@ -1,0 +1,76 @@
+"""Fencing: of all the processes that ever wrote for a job, only the newest may.
+
+Each start of a job's head takes the next incarnation of the job (`JobStore.begin`) and sends it with every write. The script refuses an
+older one, so that a head that was stopped and wakes up changes nothing. A record with a lower incarnation, or none, is one that Redis
+has lost and got back from elsewhere: the head restores it, and writes again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from services.common import keys
+from services.common.errors import Fenced, RecordGone
+
+FENCE = """#!lua
+-- ARGV: record and incarnation of a job's head (both empty for anybody else), …
+local function refused()
+  if ARGV[2] == '' then return false end
+  local now = tonumber(redis.call('HGET', ARGV[1], 'incarnation') or 0)
+  if now > tonumber(ARGV[2]) then return redis.error_reply('FENCED by incarnation ' .. now) end
+  if now < tonumber(ARGV[2]) then return redis.error_reply('GONE record') end
+  return false
+end
+local refusal = refused()
+if refusal then return refusal end
+"""
+"""The beginning of every script that a head may send. The record's key is no KEYS of theirs: others may only read it, or not even that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """A head's right to write for its job, until a newer head begins."""
+
+    job_id: str
+    incarnation: int
+    """From 1; rises with every start of a head."""
+    heal: Callable[[], Awaitable[None]]
+    """Restores what Redis has lost of the job; called when a write finds the record gone, which is then written again."""
+
+
+async def run(
+    redis: Redis, script: str, names: Sequence[str], args: Sequence[Any], *, fence: Fence | None = None
+) -> Any:  # noqa: ANN401  each script has an answer of its own
+    """Runs a script that begins with `FENCE`; its own ARGV begin at 3.
+
+    Raises:
+        Fenced: a newer head writes for the job.
+        RecordGone: the job's record is lost and could not be restored.
+    """
+    right = ["", ""] if fence is None else [keys.record(fence.job_id), str(fence.incarnation)]
+    for healed in (False, True):
+        try:
+            return await redis.register_script(script)(keys=names, args=[*right, *args])
+        except ResponseError as error:
+            if fence is None:
+                raise
+            raise_if_fenced(error, fence)
+            if "GONE record" not in str(error):
+                raise
+            if healed:
+                raise RecordGone(f"the record of job {fence.job_id} is gone from Redis, and stays gone") from error
+        await fence.heal()
+    raise AssertionError  # the second round returns or raises
+
+
+def raise_if_fenced(error: ResponseError, fence: Fence) -> None:
+    """Raises Fenced when that is what the answer says."""
+    if "FENCED by incarnation" in str(error):
+        raise Fenced(
+            f"job {fence.job_id}: this process is incarnation {fence.incarnation}, and a newer one writes: {error}"
+        ) from error

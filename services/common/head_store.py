@@ -1,0 +1,167 @@
+"""The records of one running job, as its head writes them: fenced, kept in the job's folder, and restored when Redis has lost them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Self
+
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from services.common import job_scripts, keys
+from services.common.errors import Fenced, RecordGone
+from services.common.fencing import Fence, raise_if_fenced
+from services.common.job_folder import JobFolder
+from services.common.jobs import ActiveJob, JobRecord, JobState, JobStore
+
+SAVE_TRIES = 3
+
+log = logging.getLogger(__name__)
+
+
+class HeadStore(JobStore):
+    """`JobStore` for the head of one job. Every write carries its incarnation; a newer head makes all of them raise `Fenced`."""
+
+    fence: Fence
+
+    def __init__(self, redis: Redis, jobs_dir: Path, job_id: str, incarnation: int) -> None:
+        """For `begin`."""
+        super().__init__(redis, jobs_dir)
+        self.job_id = job_id
+        self.fence = Fence(job_id, incarnation, self.heal)
+        self._plain = JobStore(redis, jobs_dir)
+        self.on_restored: Callable[[], None] = lambda: None
+        """Called when Redis had lost the job and its records are back: the work in its streams is still gone."""
+        self._folder = JobFolder(jobs_dir / job_id)
+        self._active: ActiveJob | None = None
+        self._healing = asyncio.Lock()
+        self._steps = 0
+        """Steps in the folder's history."""
+
+    @classmethod
+    async def begin(cls, redis: Redis, jobs_dir: Path, job_id: str) -> Self:
+        """Takes the job's next incarnation, durably: from now on no older head can write.
+
+        Raises:
+            RecordGone: neither Redis nor the job's folder knows the job.
+        """
+        plain = JobStore(redis, jobs_dir)
+        saved = await asyncio.to_thread(plain.saved, job_id)
+        floor = saved.incarnation if saved is not None else 0
+        taken = 0
+        for _ in range(2):
+            taken = int(await redis.register_script(job_scripts.BEGIN)(keys=[keys.record(job_id)], args=[floor]))
+            if taken or saved is None:
+                break
+            await plain.restore(saved)
+        if not taken:
+            raise RecordGone(f"neither Redis nor {jobs_dir / job_id} knows job {job_id}")
+        store = cls(redis, jobs_dir, job_id, taken)
+        await store.save(job_id)
+        await store._read_history()
+        await store.refill(job_id)
+        return store
+
+    async def heal(self) -> None:
+        """Puts the job's records back, and lets servers see it again; nothing to do when another call has done so.
+
+        Raises:
+            Fenced: a newer head has begun.
+            RecordGone: the job's folder does not have the record either.
+        """
+        async with self._healing:
+            saved = await asyncio.to_thread(self.saved, self.job_id)
+            if saved is None:
+                raise RecordGone(f"neither Redis nor {self._folder.path} knows job {self.job_id}")
+            mine = self.fence.incarnation
+            if saved.incarnation > mine:
+                raise Fenced(f"job {self.job_id}: this process is incarnation {mine}, and {saved.incarnation} writes")
+            try:
+                if not await self._plain.restore(saved, mine):
+                    return
+            except ResponseError as error:
+                raise_if_fenced(error, self.fence)
+                raise
+            if self._active is not None:
+                # Not with `self.fence`: it would heal, and wait for itself. A record that is lost again at once ends this head.
+                await self._activate(self._active, Fence(self.job_id, mine, _nothing))
+            self.on_restored()
+
+    async def find(self, job_id: str) -> JobRecord | None:
+        """The job's record, restored if Redis had lost it.
+
+        Raises:
+            Fenced: a newer head has begun.
+        """
+        record = await super().find(job_id)
+        if job_id != self.job_id or (record is not None and record.incarnation == self.fence.incarnation):
+            return record
+        if record is not None and record.incarnation > self.fence.incarnation:
+            raise Fenced(
+                f"job {job_id}: this process is incarnation {self.fence.incarnation}, and {record.incarnation} writes"
+            )
+        await self.heal()
+        return await super().find(job_id)
+
+    async def transition(
+        self, job_id: str, to: JobState, *, allowed: Iterable[JobState], cause: str = "", **values: str | float
+    ) -> None:
+        """Moves the job to another state; when this returns, the job's folder says so too, unless it cannot be written.
+
+        Redis may lose the move before the folder has it: then the record comes back as it was, and is moved again.
+        """
+        states = list(allowed)
+        for _ in range(SAVE_TRIES):
+            await super().transition(job_id, to, allowed=states, cause=cause, **values)
+            saved = await asyncio.to_thread(self.saved, job_id)
+            if saved is not None and saved.state is to:
+                return
+            states = [*states, to]
+        log.error("the folder of job %s does not say that it is %s", job_id, to)
+
+    async def activate(self, job: ActiveJob) -> None:
+        """Lets rollout and reward servers see the job, or its newer address and version."""
+        self._active = job
+        await self._activate(job, self.fence)
+
+    async def retire(self, job_id: str) -> None:
+        """Lets servers detach, and deletes the work still in its streams."""
+        self._active = None
+        await super().retire(job_id)
+
+    async def append_step(self, job_id: str, number: int, data: dict[str, Any]) -> None:
+        """Adds a step's record to the history, once, in Redis and in the folder, and tells so in the events."""
+        if not await self._append_step(job_id, number, data, complete=True):
+            await self.refill(job_id)  # Redis is behind: it was put back to an older state
+            await self._append_step(job_id, number, data, complete=False)
+        step = int(data["step"])
+        if step > self._steps:  # after Redis, which refuses a head that is fenced
+            await asyncio.to_thread(self._folder.append, "step", step, data)
+            self._steps = step
+
+    async def append_eval(self, job_id: str, data: dict[str, Any]) -> None:
+        """Adds an evaluation to the history, in Redis and in the folder, and tells so in the events."""
+        await super().append_eval(job_id, data)
+        await asyncio.to_thread(self._folder.append, "eval", int(data["step"]), data)
+
+    async def rewind(self, job_id: str, step: int) -> None:
+        """Drops the records of later steps: they are not of the course that the job goes on with."""
+        history = await asyncio.to_thread(self._folder.history)
+        if not any(record["step"] > step for record in [*history.steps, *history.evals]):
+            return
+        log.warning("the history goes back to step %d", step)
+        await self._run(job_scripts.CLEAR, [keys.steps(job_id), keys.evals(job_id)], [])
+        await asyncio.to_thread(self._folder.append, "rewind", step, {})
+        await self._read_history()
+        await self.refill(job_id)
+
+    async def _read_history(self) -> None:
+        history = await asyncio.to_thread(self._folder.history)
+        self._steps = history.steps[-1]["step"] if history.steps else 0
+
+
+async def _nothing() -> None:
+    """Heals nothing."""

@@ -1,0 +1,127 @@
+"""A job's own folder, `<home>/jobs/<job>/`: the source from which its record is rebuilt when Redis has lost it.
+
+spec.yaml       the resolved spec, every default written out
+job.json        the job's record: replaced whole, durably, on every move of its state
+history.jsonl   step and evaluation records, one JSON object a line: {"kind": "step" | "eval" | "rewind", "step": …, "data": …}
+journal/, checkpoints/, error.txt               the learner's
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+SPEC_FILE = "spec.yaml"
+JOB_FILE = "job.json"
+HISTORY_FILE = "history.jsonl"
+FORMAT = 1
+
+
+@dataclass(slots=True)
+class History:
+    """Step and evaluation records as the surviving course of the job has them, oldest first."""
+
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    evals: list[dict[str, Any]] = field(default_factory=list)
+
+    def take(self, kind: str, step: int, data: dict[str, Any]) -> None:
+        """Applies one line. A step or an evaluation takes the place of an older record of the same step; a rewind drops what came after."""
+        if kind == "step":
+            self._drop_steps(step)
+            self.steps.append(data)
+        elif kind == "eval":
+            self.evals = [record for record in self.evals if record["step"] != step]
+            self.evals.append(data)
+        elif kind == "rewind":
+            self._drop_steps(step + 1)
+            self.evals = [record for record in self.evals if record["step"] <= step]
+
+    def _drop_steps(self, first: int) -> None:
+        while self.steps and self.steps[-1]["step"] >= first:
+            self.steps.pop()
+
+
+class JobFolder:
+    """Reads and writes those files; synchronous, so call it from a thread where a loop must not wait for a disk."""
+
+    def __init__(self, path: Path) -> None:
+        """Nothing is made before the first write."""
+        self.path = path
+
+    def save(self, record: dict[str, Any], spec: str) -> None:
+        """Makes the record durable, and the spec if it is not there yet."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        if not (self.path / SPEC_FILE).exists():
+            write_durably(self.path / SPEC_FILE, spec)
+        write_durably(self.path / JOB_FILE, json.dumps({"format": FORMAT, **record}, indent=1))
+
+    def load(self) -> tuple[dict[str, Any], str] | None:
+        """The record and the spec's text, or None when this is no job's folder or cannot be read (the log says why)."""
+        try:
+            document = json.loads((self.path / JOB_FILE).read_text())
+            spec = (self.path / SPEC_FILE).read_text()
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            log.warning("%s cannot be read: %s", self.path / JOB_FILE, error)
+            return None
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
+            log.warning("%s: not a record of format %d", self.path / JOB_FILE, FORMAT)
+            return None
+        return document, spec
+
+    def append(self, kind: str, step: int, data: dict[str, Any]) -> None:
+        """Adds a line to the history, durably. A line that a crash left unfinished is closed first."""
+        path = self.path / HISTORY_FILE
+        line = json.dumps({"kind": kind, "step": step, "data": data})
+        with path.open("a+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size:
+                file.seek(size - 1)
+                line = line if file.read(1) == b"\n" else f"\n{line}"
+            file.write(f"{line}\n".encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def history(self) -> History:
+        """The history; a line that cannot be read is left out, and told in the log."""
+        found = History()
+        try:
+            lines = (self.path / HISTORY_FILE).read_text(errors="replace").splitlines()
+        except FileNotFoundError:
+            return found
+        for number, line in enumerate(lines, 1):
+            try:
+                item = json.loads(line)
+                found.take(item["kind"], int(item["step"]), dict(item["data"]))
+            except (ValueError, KeyError, TypeError):
+                log.warning("%s: line %d cannot be read", self.path / HISTORY_FILE, number)
+        return found
+
+
+def write_durably(path: Path, content: str) -> None:
+    """Replaces a file: after a crash it is the old one or the new one, whole."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

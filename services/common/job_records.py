@@ -1,0 +1,135 @@
+"""What is known of a job: its states, its record, and the forms that the record takes in Redis and in the job's folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from services.common.spec import JobSpec
+
+
+class JobState(StrEnum):
+    """Where a job is in its life."""
+
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    STALLED = "stalled"
+    PAUSED = "paused"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing will change it any more."""
+        return self in {JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}
+
+
+LIVE = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STALLED, JobState.PAUSED})
+"""States in which a learner may own the job; it does if the record names one."""
+PAUSED_CAUSE = "paused by request"
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """A job as people see it."""
+
+    id: str
+    name: str
+    state: JobState
+    cause: str
+    """Why it is stalled, paused, failed or cancelled; empty otherwise."""
+    created_at: float
+    """Unix seconds."""
+    started_at: float | None
+    finished_at: float | None
+    learner: str | None
+    lineage: int
+    step: int
+    steps: int
+    policy_version: int
+    cancel_requested: bool
+    pause_requested: bool
+    groups: dict[str, int]
+    """Groups issued, active, and by fate."""
+    export: str | None
+    """Directory of the newest weights in Hugging Face format."""
+    spec: JobSpec
+    order: int = 0
+    """Its place among all jobs, by submission."""
+    incarnation: int = 0
+    """How often a head has begun to run it; 0 in a record that no head has begun with since it was restored."""
+    idempotency: str = ""
+    """Name of the Redis key that stands for its Idempotency-Key, and the digest of the spec sent with it; empty without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveJob:
+    """What rollout and reward servers need to attach to a running job."""
+
+    job_id: str
+    lineage: int
+    weights_address: str
+    """host:port of the learner's gRPC."""
+    policy_version: int
+    model_path: str
+    """Directory of the model, the same on every machine."""
+    spec: dict[str, Any] = field(default_factory=dict)
+    """The job spec as JSON values."""
+
+
+def from_hash(job_id: str, raw: Mapping[str, str]) -> JobRecord:
+    """The record in a Redis hash."""
+
+    def number(name: str) -> float | None:
+        return float(raw[name]) if raw.get(name) else None
+
+    return JobRecord(
+        id=job_id,
+        name=raw["name"],
+        state=JobState(raw["state"]),
+        cause=raw.get("cause", ""),
+        created_at=float(raw["created_at"]),
+        started_at=number("started_at"),
+        finished_at=number("finished_at"),
+        learner=raw.get("learner"),
+        lineage=int(raw.get("lineage", 0)),
+        step=int(raw.get("step", 0)),
+        steps=int(raw["steps"]),
+        policy_version=int(raw.get("policy_version", 0)),
+        cancel_requested=raw.get("cancel_requested") == "1",
+        pause_requested=raw.get("pause_requested") == "1",
+        groups=json.loads(raw.get("groups", "{}")),
+        export=raw.get("export") or None,
+        spec=JobSpec.model_validate_json(raw["spec"]),
+        order=int(raw.get("order", 0)),
+        incarnation=int(raw.get("incarnation", 0)),
+        idempotency=raw.get("idempotency", ""),
+    )
+
+
+def to_hash(record: JobRecord) -> dict[str, str]:
+    """What `from_hash` reads, but for the id and the incarnation."""
+    values = {name: value for name, value in asdict(record).items() if name not in {"id", "incarnation", "spec"}}
+    flags = {name: "1" if value else "" for name, value in values.items() if isinstance(value, bool)}
+    plain = {name: str(value) for name, value in values.items() if value is not None and name not in flags}
+    return plain | flags | {"groups": json.dumps(record.groups), "spec": record.spec.model_dump_json()}
+
+
+def to_document(record: JobRecord) -> dict[str, Any]:
+    """The record as JSON values, without its spec: what `job.json` holds."""
+    return {name: getattr(record, name) for name in JobRecord.__slots__ if name != "spec"}
+
+
+def from_document(document: Mapping[str, Any], spec: JobSpec) -> JobRecord:
+    """The record that `to_document` described.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is no such document.
+    """
+    values = {name: document[name] for name in JobRecord.__slots__ if name != "spec"}
+    return JobRecord(**values | {"state": JobState(values["state"]), "spec": spec})

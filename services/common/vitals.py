@@ -1,0 +1,82 @@
+"""Whether processes stand still: stopped by a signal, or using no processor time at all.
+
+A process that does not answer may be busy (it loads a model, its machine is overloaded) or hang. Together with a missing heartbeat this
+tells the two apart soon; one that computes without ever answering needs a longer limit of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+import psutil
+
+STILL_S = 4.0
+"""Without processor time for so long, processes stand still. Clocks tick every 10 ms, and even an idle service ticks more often."""
+
+
+class Vitals:
+    """Follows a set of processes; look about once a second."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """They count as alive at first."""
+        self._clock = clock
+        self._used: dict[int, float] = {}
+        self._moved_at = clock()
+        self._stopped: set[int] = set()
+        self._stopped_at = self._looked_at = clock()
+
+    def look(self, processes: Iterable[psutil.Process]) -> bool:
+        """Takes note of what they have used until now; processes that are gone are left out.
+
+        Returns whether the looks are regular. If not, whoever looks has been held up itself: what it believes to be late may not be,
+        and everything counts as alive again.
+        """
+        now = self._clock()
+        regular = now - self._looked_at < STILL_S
+        self._looked_at = now
+        used, stopped, waits_for_a_core = {}, set(), False
+        for process in processes:
+            try:
+                with process.oneshot():
+                    times = process.cpu_times()
+                    used[process.pid] = times.user + times.system
+                    status = process.status()
+                    waits_for_a_core |= status == psutil.STATUS_RUNNING
+                    if status == psutil.STATUS_STOPPED:
+                        stopped.add(process.pid)
+            except psutil.Error:
+                continue
+        if used != self._used or waits_for_a_core or not regular:
+            self._used, self._moved_at = used, now
+        if not (stopped & self._stopped) or not regular:
+            self._stopped_at = now
+        self._stopped = stopped
+        return regular
+
+    def stopped_s(self) -> float:
+        """Seconds for which one of them has been stopped by a signal; 0 when none is."""
+        return self._clock() - self._stopped_at if self._stopped else 0.0
+
+    def still(self) -> str | None:
+        """How they stand still, for people; None while they do not."""
+        idle = bool(self._used) and self._clock() - self._moved_at >= STILL_S
+        if self._stopped and (idle or self.stopped_s() >= STILL_S):
+            return f"process {min(self._stopped)} is stopped"
+        return "it uses no processor time" if idle else None
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """A process and everything below it that has not ended; empty when it is gone."""
+    try:
+        process = psutil.Process(pid)
+        return [relative for relative in (process, *process.children(recursive=True)) if _runs(relative)]
+    except psutil.Error:
+        return []
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False

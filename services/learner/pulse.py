@@ -1,0 +1,94 @@
+"""The pulse of the ranks: each beats through a small file, from a thread; the agent of its machine kills the one that hangs.
+
+rank ── every BEAT_S ──► <folder>/<rank>: "<pid> <beats>" ──► agent ── no beat, and it stands still ──► SIGKILL ──► torchelastic restarts
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from services.common.vitals import Vitals, family
+
+log = logging.getLogger(__name__)
+
+FOLDER = "MILLRACE_BEATS"
+"""Environment variable that names the folder to the ranks."""
+BEAT_S = 1.0
+PERIOD_S = 5.0
+BUSY_S = 120.0
+"""Without a beat for so long a rank hangs, however much it computes: something holds the interpreter."""
+
+
+def beat_forever(folder: Path, rank: int, pid: int) -> None:
+    """Beats from a daemon thread, to the end of the process."""
+    file = os.open(folder / str(rank), os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+
+    def beat() -> None:
+        for count in itertools.count():
+            with contextlib.suppress(OSError):
+                os.pwrite(file, f"{pid:10d} {count:12d}".encode(), 0)  # in place: a full disk stops no heart
+            time.sleep(BEAT_S)
+
+    threading.Thread(target=beat, name="pulse", daemon=True).start()
+
+
+@dataclass(slots=True)
+class _Heard:
+    """The newest beat of one rank, and when this machine's agent heard it first: clocks of the ranks do not matter."""
+
+    text: str
+    at: float
+    vitals: Vitals = field(default_factory=Vitals)
+
+
+class RanksWatch:
+    """The ranks of this machine, and the process that starts them; call `look` once a second."""
+
+    def __init__(self, folder: Path) -> None:
+        """An empty folder, of a file system that never makes anybody wait."""
+        self._folder = folder
+        self._heard: dict[str, _Heard] = {}
+        self._launcher = Vitals()
+
+    def look(self, launcher: int) -> list[str]:
+        """Kills what hangs; returns what it was. `launcher`: process id of torchelastic, whose end is its ranks' end."""
+        relatives = {process.pid: process for process in family(launcher)}
+        self._launcher.look([relatives[launcher]] if launcher in relatives else [])
+        hung = [trouble for path in sorted(self._folder.iterdir()) if (trouble := self._rank(path, relatives))]
+        if self._launcher.stopped_s() > 2 * PERIOD_S - 2:
+            hung.append("torchelastic hangs: it is stopped")
+            _kill(relatives[launcher])
+        return hung
+
+    def _rank(self, path: Path, relatives: dict[int, psutil.Process]) -> str | None:
+        try:
+            text = path.read_text()
+            pid = int(text.split()[0])
+        except (OSError, ValueError, IndexError):
+            return None
+        heard, now = self._heard.get(path.name), time.monotonic()
+        if heard is None or heard.text.split()[0] != str(pid):
+            heard = self._heard[path.name] = _Heard(text, now)
+        if pid not in relatives:
+            return None  # it has ended: torchelastic knows
+        if not heard.vitals.look([relatives[pid]]) or heard.text != text:
+            heard.text, heard.at = text, now
+        silent_s, still = now - heard.at, heard.vitals.still()
+        if silent_s > BUSY_S or (silent_s > 2 * PERIOD_S - 2 and still is not None):
+            _kill(relatives[pid])
+            return f"rank {path.name} hangs: no heartbeat for {silent_s:.0f} s" + (f", and {still}" if still else "")
+        return None
+
+
+def _kill(process: psutil.Process) -> None:
+    with contextlib.suppress(psutil.Error):
+        process.kill()

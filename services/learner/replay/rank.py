@@ -1,0 +1,160 @@
+"""One rank of a replay: `python -m services.learner.replay.rank PASS_FILE`, started by torchelastic.
+
+journal ─► assemble ─► train ─► digest, and the state held against a checkpoint ─► results.jsonl (rank 0)
+
+There is no head and no network: every rank reads the same journal and does the same, in step with the others.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from services.common.codec import decode
+from services.common.errors import ConfigError
+from services.common.logs import configure_logging
+from services.common.parent import die_with_parent
+from services.common.settings import load_settings
+from services.common.spec import JobSpec
+from services.common.types import ScoredGroup
+from services.learner.folder import ERROR_FILE, JOURNAL_DIR
+from services.learner.journal import Journal
+from services.learner.replay.plan import RESULTS, Pass
+
+if TYPE_CHECKING:
+    import torch
+
+    from services.learner.megatron.trainer import MegatronTrainer, StepStats
+
+log = logging.getLogger(__name__)
+
+
+class Replayer:
+    """This rank's share of a pass."""
+
+    def __init__(self, task: Pass, trainer: MegatronTrainer, spec: JobSpec) -> None:
+        """Begins where the pass begins.
+
+        Raises:
+            ConfigError: the state is not of the version that the pass says.
+        """
+        self._task = task
+        self._trainer = trainer
+        self._spec = spec
+        self._work = Path(task.work)
+        self._leads = trainer.layout.rank == 0
+        if task.load is not None:
+            trainer.load(Path(task.load))
+        if trainer.step != task.start:
+            raise ConfigError(f"{task.load}: is of step {trainer.step}, not of step {task.start}")
+
+    def run(self) -> None:
+        """Every step of the pass."""
+        from services.learner.assemble import assemble
+        from services.learner.build import proximal_policy
+        from services.learner.intake import Judged
+
+        before = self._version(self._task.start, None)
+        self._keep_state(self._task.start)
+        after = before
+        for record in Journal(Path(self._task.folder) / JOURNAL_DIR).records(after_step=self._task.start):
+            if record.step > self._task.last:
+                break
+            if not record.groups:
+                continue
+            groups = [Judged(decode(ScoredGroup, payload), payload, None) for payload in record.groups]
+            stats = self._trainer.train(assemble(groups, self._spec), old_logprobs=proximal_policy(self._spec))
+            after = self._version(record.step, stats)
+            self._compare(record.step)
+            self._keep_state(record.step)
+        if self._leads and before is not None and after is not None:
+            self._finish(before, after)
+
+    def _version(self, step: int, stats: StepStats | None) -> dict[str, torch.Tensor] | None:
+        """Tells the digest of the weights as they are published; gives them, on rank 0."""
+        from services.learner.snapshots import make_snapshot
+
+        weights = self._trainer.export()
+        if weights is not None:
+            digest = make_snapshot(1, step, weights).digest.hex()
+            self._tell(kind="version", step=step, digest=digest, stats=stats.as_record() if stats else None)
+        return weights
+
+    def _compare(self, step: int) -> None:
+        """Holds every rank's whole state against the checkpoint of this step, if there is one."""
+        from services.learner.megatron.collectives import gather_json
+        from services.learner.replay.compare import differing
+
+        checkpoint = self._task.checkpoints.get(str(step))
+        if checkpoint is None:
+            return
+        ours = self._save(f"compare-{step}")
+        name = f"rank-{self._trainer.layout.rank:05d}.safetensors"
+        found = gather_json(differing(ours / name, Path(checkpoint) / name), self._trainer.device)
+        if self._leads:
+            tensors = sum(count for count, _ in found)
+            names = [f"rank {rank}: {wrong}" for rank, (_, names) in enumerate(found) for wrong in names]
+            self._tell(kind="checkpoint", step=step, path=checkpoint, tensors=tensors, different=names)
+            shutil.rmtree(ours)
+
+    def _keep_state(self, step: int) -> None:
+        if step == self._task.keep_state_at:
+            self._save("state")
+
+    def _save(self, name: str) -> Path:
+        """Every rank's state, in a directory of the pass's own; on return all of it is there."""
+        folder = self._work / name
+        self._trainer.save(folder)
+        for rank, report in enumerate(self._trainer.saved(wait=True) or []):
+            if report["error"]:
+                raise OSError(
+                    report["errno"], f"rank {rank}: {report['error']}: name another directory with TMPDIR", str(folder)
+                )
+        return folder
+
+    def _finish(self, before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> None:
+        from safetensors.torch import load_file, save_file
+
+        from services.learner.replay.compare import distances
+
+        if self._task.keep_weights:
+            save_file(after, self._work / "after.safetensors")
+        if self._task.compare_with is not None:
+            recorded = load_file(Path(self._task.compare_with) / "after.safetensors")
+            self._tell(kind="distance", **distances(before, recorded, after))
+
+    def _tell(self, **result: Any) -> None:  # noqa: ANN401  JSON values
+        with (self._work / RESULTS).open("a") as file:
+            file.write(json.dumps(result) + "\n")
+
+
+def main() -> None:
+    """Entry point of a rank; an error is left in the pass's directory."""
+    die_with_parent(signal.SIGKILL)
+    task, settings = Pass.read(Path(sys.argv[1])), load_settings()
+    configure_logging("replay", settings.log_level)
+    try:
+        spec = JobSpec.model_validate(task.spec)
+        from services.learner.megatron.platform import prepare
+
+        prepare(settings.platform)
+        import torch.distributed as dist
+
+        from services.learner.build import build_trainer
+
+        Replayer(task, build_trainer(spec, Path(task.model_dir), settings.platform), spec).run()
+        dist.destroy_process_group()
+    except Exception as error:
+        log.exception("the replay failed")
+        (Path(task.work) / ERROR_FILE).write_text(f"rank {os.environ['RANK']}: {type(error).__name__}: {error}")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

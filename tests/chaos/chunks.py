@@ -1,0 +1,130 @@
+"""Weight chunks flipped, dropped, reordered, repeated, cut short: nothing of a version is visible unless the whole of it is right.
+
+Runs the learner's gRPC server and a rollout server's receiver; between them the stream of chunks is tampered with.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from services.common.errors import WeightSyncError
+from services.common.pb import weight_sync_pb2 as pb
+from services.common.snapshot import Snapshot, UInt8Array
+from services.learner import shelf as shelf_module
+from services.learner.shelf import Shelf
+from services.learner.weight_server import WeightService, start_server
+from services.rollout import download
+from services.rollout.receiver import WeightReceiver
+from services.rollout.stage import Stage
+from services.rollout.tensor_file import map_tensors
+from tests.chaos.faults import Options
+from tests.chaos.result import Result
+
+CHUNK_BYTES = 16 * 1024
+TAMPERED = 0.15
+"""Share of the chunks."""
+TENSORS = {"model.embed_tokens.weight": (400, 128), "model.norm.weight": (128,), "lm_head.weight": (400, 128)}
+Replies = Iterator[pb.FetchReply]
+
+
+class TamperingService(WeightService):
+    """A server that sends a share of its chunks wrongly, each in one of the ways."""
+
+    def __init__(self, shelf: Shelf, seed: int) -> None:
+        super().__init__("job-1", shelf, lambda _report: None)
+        self._random = random.Random(seed)
+        self.tampered: dict[str, int] = {}
+
+    def Fetch(self, request: pb.FetchRequest, context: Any) -> Replies:  # noqa: N802
+        late: pb.FetchReply | None = None
+        for reply in super().Fetch(request, context):
+            if reply.WhichOneof("part") != "chunk" or self._random.random() >= TAMPERED:
+                yield reply
+                if late is not None:
+                    yield late
+                    late = None
+                continue
+            way = self._random.choice(("flip", "drop", "reorder", "repeat", "checksum", "shorten"))
+            self.tampered[way] = self.tampered.get(way, 0) + 1
+            if way == "reorder":
+                late = pb.FetchReply.FromString(reply.SerializeToString())
+            elif way == "repeat":
+                yield reply
+                yield reply
+            elif way != "drop":
+                yield self._spoiled(reply, way)
+
+    def _spoiled(self, reply: pb.FetchReply, way: str) -> pb.FetchReply:
+        data = bytearray(reply.chunk.data)
+        if way == "flip":
+            data[self._random.randrange(len(data))] ^= 1 << self._random.randrange(8)
+        elif way == "shorten":
+            del data[self._random.randrange(len(data)) :]
+        else:
+            reply.chunk.checksum ^= 1 << self._random.randrange(63)
+        reply.chunk.data = bytes(data)
+        return reply
+
+
+def chunks(options: Options) -> Result:
+    """Fetches version after version until `count` chunks were tampered with."""
+    started = time.monotonic()
+    result = Result("weight chunks flipped, dropped, reordered, repeated", 0, options.seed)
+    shelf_names, download_names = vars(shelf_module), vars(download)
+    before = shelf_names["CHUNK_BYTES"], download_names["_BACKOFF_S"]
+    shelf_names["CHUNK_BYTES"], download_names["_BACKOFF_S"] = CHUNK_BYTES, 0.001
+    shelf = Shelf(3)
+    service = TamperingService(shelf, options.seed)
+    server, port = start_server(service, "127.0.0.1", 0, None)
+    stage = Stage(options.home / "stage")
+    receiver = WeightReceiver(f"127.0.0.1:{port}", "job-1", "rollout-0", stage)
+    rng, staged, refused, version = np.random.default_rng(options.seed), 0, 0, 0
+    try:
+        while sum(service.tampered.values()) < options.count:
+            snapshot = _snapshot(version, rng)
+            shelf.put(snapshot)
+            try:
+                path = receiver.fetch(1, version).path
+            except WeightSyncError:
+                refused += 1
+            else:
+                staged += 1
+                result.violations += _differences(snapshot, map_tensors(path))
+            version += 1
+    finally:
+        receiver.close()
+        shelf.close()
+        server.stop(0.5).wait(5.0)
+        stage.close()
+        shelf_names["CHUNK_BYTES"], download_names["_BACKOFF_S"] = before
+    result.count = sum(service.tampered.values())
+    result.extra = {
+        "ways": dict(sorted(service.tampered.items())),
+        "versions_staged": staged,
+        "versions_refused": refused,
+    }
+    result.seconds = time.monotonic() - started
+    return result
+
+
+def _snapshot(version: int, rng: np.random.Generator) -> Snapshot:
+    """Random weights; every other version is sent as a delta of the one before where the receiver has it."""
+    tensors: dict[str, tuple[str, tuple[int, ...], UInt8Array]] = {}
+    for name, shape in TENSORS.items():
+        values = rng.standard_normal(shape).astype(np.float32)
+        tensors[name] = ("float32", shape, values.reshape(-1).view(np.uint8))
+    return Snapshot.build(1, version, tensors)
+
+
+def _differences(snapshot: Snapshot, got: dict[str, UInt8Array]) -> list[str]:
+    wrong = [
+        spec.name
+        for spec, data in zip(snapshot.tensors, snapshot.data, strict=True)
+        if not np.array_equal(got[spec.name], data)
+    ]
+    return [f"version {snapshot.n} was staged with wrong bytes in {', '.join(wrong)}"] if wrong else []

@@ -1,0 +1,15 @@
+"""Entry points of the services under chaos: the real `main`, after what stands in was put in place."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tests.chaos import clock, failpoints
+
+
+def tamper(service: str) -> None:
+    """Installs the service's fail points and its movable clock; both are idle until the harness arms them."""
+    folder = Path(os.environ["MILLRACE_HOME"]) / "chaos"
+    failpoints.install(service, folder)
+    clock.install(service, folder)

@@ -1,0 +1,12 @@
+"""The gateway, with fail points and a clock that can be moved."""
+
+from __future__ import annotations
+
+import sys
+
+from services.gateway.__main__ import main
+from tests.chaos.entry import tamper
+
+if __name__ == "__main__":
+    tamper("gateway")
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""`python -m tests.chaos.entry.up HOME [--servers N]`: `millrace up` with every service replaced by its entry of this folder.
+
+Told by the environment: MILLRACE_CHAOS_REDIS_URL, under which the services reach Redis (through a proxy, say); MILLRACE_CHAOS_PRELOAD, a
+library that is put before Redis's own calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from services.cli import supervisor, up
+from services.cli.stack import Stack, plan_stack
+from services.cli.supervisor import GaveUp, ProcessSpec
+from services.common.errors import ConfigError
+from services.common.parent import die_with_parent
+from tests.chaos.stack import PRELOAD, PROXIED_URL
+
+QUICK_S = 1.0
+"""Faults come closer to each other than the 20 s after which the supervisor counts a death as a new one."""
+
+
+def substitute(spec: ProcessSpec) -> ProcessSpec:
+    """The row of the table with the service's chaos entry."""
+    if spec.name == "redis":
+        library = os.environ.get(PRELOAD)
+        return replace(spec, env=spec.env | _chaos() | {"LD_PRELOAD": library}) if library else spec
+    argv = tuple(word.replace("services.", "tests.chaos.entry.") for word in spec.argv)
+    proxied = os.environ.get(PROXIED_URL)
+    return replace(spec, argv=argv, env=spec.env | ({"REDIS_URL": proxied} if proxied else {}))
+
+
+def say(text: str) -> None:
+    """What the supervisor tells, with the time."""
+    sys.stdout.write(f"{time.time():.2f} {text}\n")
+
+
+def _chaos() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("MILLRACE_CHAOS_")}
+
+
+def main() -> int:
+    """Runs until a signal, or the harness's end, ends it."""
+    die_with_parent(signal.SIGTERM)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("home", type=Path)
+    parser.add_argument("--servers", type=int, default=1)
+    arguments = parser.parse_args()
+    supervisor.QUICK_S = QUICK_S
+
+    def plan(*args: Any, **options: Any) -> Stack:
+        stack = plan_stack(*args, **options)
+        return replace(stack, table=tuple(substitute(spec) for spec in stack.table))
+
+    vars(up)["plan_stack"] = plan
+    try:
+        up.run_up(
+            arguments.home,
+            servers=arguments.servers,
+            gateway_port=0,
+            metrics_base=None,
+            say=say,
+        )
+    except (ConfigError, GaveUp) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""A full disk under the job's folder, or under Redis: the job says so, loses nothing, and goes on when there is room again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.chaos.campaign import campaign
+from tests.chaos.faults import Options
+from tests.chaos.result import Result
+
+SIZE_MIB = 96
+FULL_S = 20.0
+_BLOCK = bytes(64 * 1024)
+
+
+def full(options: Options) -> Result:
+    """A small file system below `jobs` (journal and checkpoints) or `redis` is filled for some seconds, `count` times."""
+    folder = options.home / "stack" / options.target
+    with (
+        mounted(folder),
+        campaign(options.home / "stack", f"disk full below {options.target}", options.seed) as running,
+    ):
+        said: set[str] = set()
+
+        def strike() -> None:
+            ballast = folder / "ballast"
+            fill(ballast)
+            deadline = time.monotonic() + FULL_S
+            while time.monotonic() < deadline:
+                record = running.stack.job(running.job_id)
+                if record is not None and record["cause"]:
+                    said.add(f"{record['state']}: {record['cause']}")
+                fill(ballast)
+                time.sleep(0.2)
+            ballast.unlink()
+
+        for _ in range(options.count):
+            running.trial(strike)
+        running.result.extra["said"] = sorted(said)[:5]
+        if not any("space" in line or "room" in line or "full" in line for line in said):
+            running.result.violations.append(f"the job never said that the disk is full; it said {sorted(said)[:3]}")
+        running.finish()
+    return running.result
+
+
+@contextlib.contextmanager
+def mounted(folder: Path) -> Iterator[None]:
+    """A file system of SIZE_MIB in memory.
+
+    Raises:
+        CalledProcessError: this process may not mount one (it takes root).
+    """
+    folder.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE_MIB}m", "tmpfs", str(folder)], check=True, timeout=10)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=10)
+
+
+def fill(path: Path) -> None:
+    """Appends until nothing more goes in."""
+    with path.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(_BLOCK) == len(_BLOCK):
+            pass
+    with path.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+        while os.write(file.fileno(), b"x" * 512) == 512:
+            pass

@@ -1,0 +1,141 @@
+"""Entries that cannot be used, mixed one to one with good ones on every work stream: all are put aside with a reason, and work goes on."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import psutil
+import redis as sync_redis
+
+from services.common import keys
+from services.common.codec import MAX_ENTRY_BYTES
+from services.common.keys import Stage
+from tests.chaos.campaign import campaign
+from tests.chaos.faults import Options
+from tests.chaos.result import Result
+
+MEASURE_S = 10.0
+SETTLE_S = 60.0
+MAX_GROWTH_BYTES = 64 * 1024**2
+"""Of each process's memory, over the whole run."""
+MIN_THROUGHPUT = 0.9
+BATCH_S = 0.1
+
+Mutation = Callable[[random.Random, bytes], bytes]
+
+
+def _flip(rng: random.Random, payload: bytes) -> bytes:
+    spoiled = bytearray(payload)
+    for _ in range(rng.randrange(1, 9)):
+        spoiled[rng.randrange(len(spoiled))] ^= 1 << rng.randrange(8)
+    return bytes(spoiled)
+
+
+MUTATIONS: dict[str, Mutation] = {
+    "flipped": _flip,
+    "cut": lambda rng, payload: payload[: rng.randrange(len(payload))],
+    "grown": lambda rng, payload: payload + rng.randbytes(rng.randrange(1, 64)),
+    "noise": lambda rng, _: rng.randbytes(rng.randrange(0, 2048)),
+    "empty": lambda _rng, _payload: b"",
+    "other type": lambda rng, _: rng.choice((b"\xc0", b"\x2a", b"\x93\x01\x02\x03", b"\xa3abc", b"\x80")),
+    "nested": lambda _rng, _payload: b"\x91" * 2000 + b"\xc0",
+    "claims 4 GiB": lambda _rng, _payload: b"\xc6\xff\xff\xff\xff" + b"x" * 32,
+    "renamed field": lambda _rng, payload: payload.replace(b"job_id", b"job_if"),
+    "foreign job": lambda _rng, payload: payload.replace(b"chaos-", b"chaoz-"),
+}
+OVERSIZED = "oversized"
+OVERSIZED_EVERY = 2000
+"""One entry in so many is larger than any may be; more would only measure the loopback interface."""
+
+
+def garbage(options: Options) -> Result:
+    """`count` bad entries, spread over the three streams; each stream gets as many as good ones come by."""
+    rng = random.Random(options.seed)
+    with campaign(options.home, "malformed entries", options.seed) as running:
+        stack, job_id = running.stack, running.job_id
+        client = sync_redis.Redis.from_url(stack.state.redis_url)
+        samples = _samples(client, job_id)
+        plain = _steps_per_s(stack.step, job_id)
+        memory = {process.pid: process.memory_info().rss for process in stack.processes()}
+        restarts = sum(state.restarts for state in stack.state.processes.values())
+        sent, seen, kinds = 0, _good(client, job_id), sorted(MUTATIONS)
+        began, first = time.monotonic(), stack.step(job_id) or 0
+        while sent < options.count:
+            time.sleep(BATCH_S)
+            good = _good(client, job_id)
+            with client.pipeline(transaction=False) as pipe:
+                for stage in Stage:
+                    for _ in range(min(good[stage] - seen[stage], options.count - sent)):
+                        kind = OVERSIZED if sent % OVERSIZED_EVERY == OVERSIZED_EVERY - 1 else rng.choice(kinds)
+                        payload = _spoiled(rng, kind, samples[stage])
+                        pipe.xadd(keys.stream(job_id, stage), {"member": f"garbage:{sent}", "d": payload})
+                        good[stage] += 1
+                        sent += 1
+                pipe.execute()
+            seen = good
+        mixed = ((stack.step(job_id) or 0) - first) / (time.monotonic() - began)
+        running.result.count = sent
+        stack.wait(lambda: _buried(client, job_id) >= sent, f"{sent} dead letters", SETTLE_S)
+        if (buried := _buried(client, job_id)) != sent:
+            running.result.violations.append(f"{sent} bad entries, {buried} dead letters")
+        running.result.violations += _grown(memory)
+        if sum(state.restarts for state in stack.state.processes.values()) != restarts:
+            running.result.violations.append("a process died of a bad entry")
+        if mixed < MIN_THROUGHPUT * plain:
+            running.result.violations.append(f"{mixed:.2f} steps/s beside bad entries, {plain:.2f} without")
+        running.result.extra |= {"steps_per_s": round(plain, 2), "steps_per_s_beside_garbage": round(mixed, 2)}
+        running.trial(lambda: None)
+        running.result.count = sent
+        running.finish()
+        client.close()
+    return running.result
+
+
+def _samples(client: sync_redis.Redis, job_id: str) -> dict[Stage, list[bytes]]:
+    """Some good entries of each stream."""
+    samples: dict[Stage, list[bytes]] = {stage: [] for stage in Stage}
+    deadline = time.monotonic() + 60.0
+    while any(len(found) < 20 for found in samples.values()) and time.monotonic() < deadline:
+        for stage, found in samples.items():
+            entries: Any = client.xrange(keys.stream(job_id, stage), count=5)
+            found += [bytes(fields[b"d"]) for _, fields in entries]
+    return samples
+
+
+def _spoiled(rng: random.Random, kind: str, samples: list[bytes]) -> bytes:
+    if kind == OVERSIZED:
+        return bytes(MAX_ENTRY_BYTES + 1)
+    return MUTATIONS[kind](rng, rng.choice(samples))
+
+
+def _good(client: sync_redis.Redis, job_id: str) -> dict[Stage, int]:
+    """Entries ever added to each stream."""
+    return {stage: int(client.xinfo_stream(keys.stream(job_id, stage))["entries-added"]) for stage in Stage}
+
+
+def _buried(client: sync_redis.Redis, job_id: str) -> int:
+    """Dead letters ever added."""
+    names = [keys.dead(job_id, stage) for stage in Stage]
+    return sum(int(client.xinfo_stream(name)["entries-added"]) for name in names if client.exists(name))
+
+
+def _steps_per_s(step: Callable[[str], int | None], job_id: str) -> float:
+    first, began = step(job_id) or 0, time.monotonic()
+    time.sleep(MEASURE_S)
+    return ((step(job_id) or 0) - first) / (time.monotonic() - began)
+
+
+def _grown(before: Mapping[int, int]) -> list[str]:
+    grown = []
+    for pid, rss in before.items():
+        try:
+            process = psutil.Process(pid)
+            growth = process.memory_info().rss - rss
+            if growth > MAX_GROWTH_BYTES:
+                grown.append(f"{' '.join(process.cmdline()[-3:])} grew by {growth >> 20} MiB")
+        except psutil.NoSuchProcess:
+            continue
+    return grown

@@ -1,0 +1,72 @@
+"""A bad network between the services and Redis, through the cutting proxy."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from services.cli.state import read_state
+from tests.chaos.campaign import Campaign, campaign
+from tests.chaos.faults import Options
+from tests.chaos.proxy import ProxyThread
+from tests.chaos.result import Result
+from tests.chaos.stack import PROXIED_URL
+
+
+def network(options: Options) -> Result:
+    """The services reach Redis through a proxy that loses replies (`cut`), adds 500 ms (`latency`), or stands still (`half-open`)."""
+
+    def where() -> tuple[str, int]:
+        host, _, port = stack_url(options.home).removeprefix("redis://").partition("/")[0].partition(":")
+        return host, int(port)
+
+    proxy = ProxyThread(where, seed=options.seed)
+    try:
+        environment = {PROXIED_URL: proxy.url}
+        with campaign(options.home, f"network: {options.target}", options.seed, environment=environment) as running:
+            _NETWORK[options.target](running, proxy, options)
+            proxy.faults.cut_reply, proxy.faults.latency_s, proxy.faults.frozen = 0.0, 0.0, False
+            running.result.extra["replies_cut"] = proxy.counts.replies_cut
+            running.finish()
+    finally:
+        proxy.stop()
+    return running.result
+
+
+def _cut(running: Campaign, proxy: ProxyThread, options: Options) -> None:
+    proxy.faults.cut_reply = 0.03
+    while proxy.counts.replies_cut < options.count:
+        running.trial(lambda: None)
+    running.result.count = proxy.counts.replies_cut
+
+
+def _latency(running: Campaign, proxy: ProxyThread, options: Options) -> None:
+    proxy.faults.latency_s = 0.25
+    for _ in range(options.count):
+        running.trial(lambda: None)
+
+
+def _half_open(running: Campaign, proxy: ProxyThread, options: Options) -> None:
+    def strike() -> None:
+        proxy.faults.frozen = True
+        time.sleep(options.hold_s or 30.0)
+        proxy.break_all()
+        proxy.faults.frozen = False
+
+    for _ in range(options.count):
+        running.trial(strike)
+
+
+_NETWORK = {"cut": _cut, "latency": _latency, "half-open": _half_open}
+
+
+def stack_url(home: Path) -> str:
+    """Where this home's Redis listens now.
+
+    Raises:
+        OSError: it is not up.
+    """
+    state = read_state(home)
+    if state is None:
+        raise ConnectionError("no stack")
+    return state.redis_url

@@ -1,0 +1,71 @@
+"""The table of docs/reliability.md: which faults, how many, and the command of each row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tests.chaos.stack import TARGETS
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row."""
+
+    what: str
+    holds: str
+    """What must hold."""
+    fault: str
+    target: str = ""
+    count: int = 1
+    ranks: int = 1
+    hold_s: float | None = None
+    """None leaves the default, 0 means for ever."""
+
+    @property
+    def arguments(self) -> list[str]:
+        """Of `python -m tests.chaos.run`."""
+        words = ["--fault", self.fault]
+        words += ["--target", self.target] if self.target else []
+        words += ["--count", str(self.count), "--seed", "1"]
+        words += ["--ranks", str(self.ranks)] if self.ranks > 1 else []
+        return words + (["--hold", f"{self.hold_s:g}"] if self.hold_s is not None else [])
+
+    @property
+    def command(self) -> str:
+        """As people type it."""
+        return f"python -m tests.chaos.run {' '.join(self.arguments)}"
+
+
+_ONCE = "each group one fate, none trained twice, versions only grow, every token of the version it names"
+
+ROWS = (
+    *(Row(f"kill -9 of {target}", f"{_ONCE}; goes on by itself", "kill", target, 100) for target in TARGETS),
+    Row("kill -9 of one of two learner ranks", f"{_ONCE}; goes on by itself", "kill", "rank", 100, ranks=2),
+    Row("kill -9 of everything at once, supervisor included, then `millrace up`", _ONCE, "power-cut", "", 20),
+    Row("every fail point between two side effects × kill", _ONCE, "points", "", 2),
+    Row("learner killed while a job ends", "the job has ended, servers let it go, the next one runs", "ends", "", 5),
+    Row("Redis: kill -9", _ONCE, "kill", "redis", 50),
+    Row("Redis: restarted", _ONCE, "redis-restart", "", 20),
+    Row("Redis: emptied", _ONCE, "redis-flush", "", 5),
+    Row("replies of Redis cut", _ONCE, "network", "cut", 10_000),
+    Row("500 ms between the services and Redis", _ONCE, "network", "latency", 10),
+    Row("half-open connections to Redis for 30 s", _ONCE, "network", "half-open", 10, hold_s=30),
+    Row(
+        "malformed, oversized and mutated entries beside good ones",
+        "no crash, each a dead letter, throughput ≥ 90 %, memory bounded", "garbage", "", 100_000,
+    ),
+    Row("learner killed while it saves a checkpoint", f"{_ONCE}; resumes from a verified one", "saves", "", 200),
+    Row("flipped bits in checkpoint and journal", "all noticed, the one before taken", "flips", "", 1000),
+    Row("cut ends of checkpoint and journal", "nothing believed that was not written", "cut-ends", "", 1000),
+    Row("weight chunks flipped, dropped, reordered, repeated, cut", "nothing wrong is ever staged", "chunks", "", 10_000),
+    Row("verifier bombs, 16 at once", "answered within limit + 0.5 s, good answers unaffected", "bombs", "", 1000),
+    *(
+        Row(f"SIGSTOP of {target} {how}", f"{_ONCE}; a zombie writes nothing", "freeze", target, 10, hold_s=hold_s)
+        for hold_s, how in ((30, "for 30 s"), (0, "for ever"))
+        for target in TARGETS
+    ),
+    Row("disk full below journal and checkpoints", "the job says so and goes on when there is room", "full", "jobs", 5),
+    Row("disk full below Redis", "the job says so and goes on when there is room", "full", "redis", 5),
+    Row("stop at step k, resume; real Megatron: alone, TP, PP, DP = 2", "bitwise equal weights", "resume", "", 20),
+    Row("wall clock of each service ± 1 h", _ONCE, "clock", "", 2),
+)  # fmt: skip

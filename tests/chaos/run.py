@@ -1,0 +1,78 @@
+"""`python -m tests.chaos.run --fault kill --target rollout --count 100 --seed 1`: one row of docs/reliability.md's table.
+
+Prints the result as one JSON line and one line for people; ends with 1 when something was violated, and then keeps the run's home.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.chaos import bombs, chunks, clock_fault, faults, files, full, garbage, network, resume
+from tests.chaos.faults import Fault, Options
+from tests.chaos.table import RECORDS
+
+FAULTS: dict[str, Fault] = {
+    "kill": faults.kill,
+    "power-cut": faults.power_cut,
+    "points": faults.points,
+    "ends": faults.ends,
+    "saves": faults.saves,
+    "redis-restart": faults.redis_restart,
+    "redis-flush": faults.redis_flush,
+    "freeze": faults.freeze,
+    "network": network.network,
+    "garbage": garbage.garbage,
+    "clock": clock_fault.clock,
+    "full": full.full,
+    "flips": files.flips,
+    "cut-ends": files.cut_ends,
+    "chunks": chunks.chunks,
+    "bombs": bombs.bombs,
+    "resume": resume.resume,
+}
+
+
+def main() -> int:
+    """Runs one fault."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fault", required=True, choices=FAULTS)
+    parser.add_argument(
+        "--target",
+        default="rollout",
+        help="gateway, rollout, reward, rank, learner, redis or any; of network: cut, latency, half-open",
+    )
+    parser.add_argument("--count", type=int, default=10, help="trials")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--ranks", type=int, default=1, help="learner ranks")
+    parser.add_argument("--hold", type=float, default=30.0, help="seconds that a fault lasts; 0: for ever")
+    parser.add_argument("--record", action="store_true", help="append the result to tests/chaos/records.jsonl")
+    parser.add_argument("--home", type=Path, default=None, help="an empty directory (default: a temporary one)")
+    arguments = parser.parse_args()
+    logging.disable()  # what the services say of the faults; their own processes have logs of their own
+    home = arguments.home or Path(tempfile.mkdtemp(prefix="millrace-chaos-"))
+    options = Options(home, arguments.target, arguments.count, arguments.seed, arguments.ranks, arguments.hold or None)
+    result = FAULTS[arguments.fault](options)
+    if arguments.record:
+        words = " ".join(word for word in sys.argv[1:] if word != "--record")
+        with RECORDS.open("a") as file:
+            file.write(
+                json.dumps({"command": f"python -m tests.chaos.run {words}", **json.loads(result.as_json())}) + "\n"
+            )
+    sys.stdout.write(f"{result.as_json()}\n{result.as_text()}\n")
+    if result.good:
+        shutil.rmtree(home)
+        return 0
+    sys.stderr.write(f"{len(result.violations)} violations; the run is kept in {home}\n")
+    for violation in result.violations[:5]:
+        sys.stderr.write(f"{violation}\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""The script: what stands in for a model. Weights are a hash chain over the batches, in order; tokens are a hash of the weights.
+
+batch 1, 2, … n ──► chain ──► state n ──► weights n ──► fingerprint ──► token(fingerprint, row, rollout, position)
+
+So weights prove which batches were trained, in which order, each once; and a token proves with which weights it was sampled.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+
+import numpy as np
+import xxhash
+
+from services.common.types import Float32Array, Message
+from services.learner.megatron.batch import Sequence as Sample
+
+DATA_SOURCE = "openai/gsm8k"
+GROUP_SIZE = 4
+TOKENS = 4
+"""Length of every response."""
+HIDDEN = 32
+VOCABULARY = 128
+EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
+SHAPE = (VOCABULARY, HIDDEN)
+GENESIS = bytes(16)
+"""The state before the first step."""
+
+
+def advance(state: bytes, batch: Iterable[Sample]) -> bytes:
+    """The state after one more step: 16 bytes that depend on every value of every batch so far, and on their order."""
+    digest = xxhash.xxh3_128(state)
+    for sample in batch:
+        digest.update(struct.pack("<qqq", sample.group_id, sample.prompt_len, len(sample.tokens)))
+        for array in (
+            sample.tokens.astype("<i4"),
+            sample.inference_logprobs.astype("<f4"),
+            sample.advantage.astype("<f4"),
+        ):
+            digest.update(array.tobytes())
+    return digest.digest()
+
+
+def weights(state: bytes) -> dict[str, Float32Array]:
+    """The tensors of a state, all finite."""
+    made: dict[str, Float32Array] = {}
+    for number, name in enumerate((EMBEDDING, LM_HEAD)):
+        key = np.frombuffer(state, np.uint64).copy()
+        key[0] ^= np.uint64(number)
+        raw = np.random.Philox(key=key).random_raw(VOCABULARY * HIDDEN)
+        made[name] = (raw >> np.uint64(40)).astype(np.float32).reshape(SHAPE)
+    return made
+
+
+def fingerprint(tensors: Mapping[str, Float32Array]) -> bytes:
+    """Names a set of weights: 16 bytes."""
+    digest = xxhash.xxh3_128()
+    for name in sorted(tensors):
+        digest.update(name.encode() + np.ascontiguousarray(tensors[name]).tobytes())
+    return digest.digest()
+
+
+@lru_cache(maxsize=4096)
+def fingerprint_of_state(state: bytes) -> bytes:
+    """The fingerprint of a state's weights."""
+    return fingerprint(weights(state))
+
+
+def token(mark: bytes, row: int, rollout: int, position: int) -> int:
+    """The token that these weights sample at this place: a digit's code."""
+    return ord("0") + xxhash.xxh3_64_intdigest(mark + struct.pack("<qqq", row, rollout, position)) % 10
+
+
+def logprob(token_id: int) -> float:
+    """Its log-prob; exact in float32."""
+    return -(token_id % 16) / 8 - 0.125
+
+
+def text(token_ids: Sequence[int]) -> str:
+    """The response in words; its last number is the answer: the parity of the last token."""
+    return f"{''.join(map(chr, token_ids))} #### {token_ids[-1] % 2}"
+
+
+def answer(row: int) -> str:
+    """The reference answer of a row."""
+    return str(row % 2)
+
+
+def is_right(row: int, token_ids: Sequence[int]) -> bool:
+    """What the verifier must say of a response."""
+    return str(int(token_ids[-1]) % 2) == answer(row)
+
+
+def prompt(row: int) -> str:
+    """The prompt of a row."""
+    return f"row {row}"
+
+
+def encode(messages: Iterable[Message]) -> list[int]:
+    """The prompt's token ids: its bytes."""
+    return list("".join(message.content for message in messages).encode())
+
+
+def row_of(prompt_token_ids: Sequence[int]) -> int:
+    """The row that a prompt asks."""
+    return int(bytes(int(token_id) for token_id in prompt_token_ids).split()[-1])

@@ -1,0 +1,88 @@
+"""Stands in for services/learner/megatron/trainer.py, the one module of the learner that computes. Everything around it is real."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+import xxhash
+
+from services.learner.checkpoint import WrittenFile
+from services.learner.megatron.background import BackgroundWriter
+from services.learner.megatron.batch import Sequence
+from services.learner.megatron.collectives import gather_json
+from services.learner.megatron.stats import StepStats
+from tests.chaos.scripted import script
+
+__all__ = ["MegatronTrainer", "OldLogprobs", "StepStats"]
+
+OldLogprobs = Literal["inference", "trainer"]
+
+
+def rank_file(rank: int) -> str:
+    """A rank's part of a checkpoint."""
+    return f"rank-{rank}.json"
+
+
+class MegatronTrainer:
+    """One rank. All ranks compute the same chain."""
+
+    def __init__(self, model_dir: Path, settings: Any, loss_fn: Any) -> None:
+        """Joins the other ranks."""
+        del model_dir, settings, loss_fn
+        dist.init_process_group("gloo")
+        self.device = torch.device("cpu")
+        self.step = 0
+        self._state = script.GENESIS
+        self._writer = BackgroundWriter()
+
+    def train(self, sequences: list[Sequence], *, old_logprobs: OldLogprobs = "inference") -> StepStats:
+        """One link of the chain."""
+        del old_logprobs
+        self.step += 1
+        self._state = script.advance(self._state, sequences)
+        return StepStats(
+            step=self.step, loss=0.0, grad_norm=1.0, lr=1e-3, tokens=sum(s.response_len for s in sequences),
+            sequences=len(sequences), micro_batches=1, padding=0.0,
+        )  # fmt: skip
+
+    def export(self) -> dict[str, torch.Tensor] | None:
+        """The weights, on rank 0."""
+        if dist.get_rank() != 0:
+            return None
+        return {name: torch.from_numpy(array) for name, array in script.weights(self._state).items()}
+
+    def save(self, folder: Path, *, export: bool = False) -> None:
+        """Begins to write this rank's file, beside the training."""
+        del export
+        document = {"step": self.step, "state": self._state.hex(), "ballast": os.urandom(2048).hex()}
+        path = folder / rank_file(dist.get_rank())
+        self._writer.start(lambda: [write_file(path, document)])
+
+    def saved(self, *, wait: bool = False) -> list[dict[str, Any]] | None:
+        """Every rank's report of the last `save`; None while one of them still writes."""
+        if wait:
+            self._writer.join()
+        reports = gather_json(self._writer.report, self.device)
+        return None if None in reports else reports
+
+    def load(self, folder: Path, *, optimizer: bool = True, rng: bool = True) -> None:
+        """Continues where `save` was called."""
+        del optimizer, rng
+        document = json.loads((folder / rank_file(dist.get_rank())).read_text())
+        self.step, self._state = int(document["step"]), bytes.fromhex(document["state"])
+        dist.barrier()
+
+
+def write_file(path: Path, document: dict[str, Any]) -> WrittenFile:
+    """A rank's file, durable."""
+    data = json.dumps(document).encode()
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return WrittenFile(path.name, len(data), xxhash.xxh3_128_hexdigest(data))

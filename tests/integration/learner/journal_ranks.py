@@ -1,0 +1,44 @@
+"""Ranks that train a job's journal from the first record to the last without a break, and save what they hold at each wanted step."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from services.common.codec import decode
+from services.common.job_folder import SPEC_FILE
+from services.common.settings import Platform
+from services.common.spec import parse_spec
+from services.common.types import ScoredGroup
+from services.learner.folder import JOURNAL_DIR
+from services.learner.megatron.platform import prepare
+
+prepare(Platform.CPU, threads=1)
+
+import torch.distributed as dist  # noqa: E402  Megatron comes after prepare
+
+from services.learner.assemble import assemble  # noqa: E402
+from services.learner.build import build_trainer, proximal_policy  # noqa: E402
+from services.learner.intake import Judged  # noqa: E402
+from services.learner.journal import Journal  # noqa: E402
+
+
+def main(folder: Path, model_dir: Path, out: Path, steps: set[int]) -> None:
+    """Every rank does the same."""
+    spec = parse_spec((folder / SPEC_FILE).read_text())
+    trainer = build_trainer(spec, model_dir, Platform.CPU)
+    for record in Journal(folder / JOURNAL_DIR).records():
+        if not record.groups:
+            continue
+        groups = [Judged(decode(ScoredGroup, payload), payload, None) for payload in record.groups]
+        trainer.train(assemble(groups, spec), old_logprobs=proximal_policy(spec))
+        if record.step in steps:
+            trainer.save(out / str(record.step))
+            while trainer.saved(wait=True) is None:
+                pass
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), {int(step) for step in sys.argv[4:]})

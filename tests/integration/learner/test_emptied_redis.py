@@ -1,0 +1,106 @@
+"""A real learner whose Redis is emptied under it: the job goes on, nothing is lost or trained twice, and a restart finds it again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from services.common import keys
+from services.common.jobs import JobRecord, JobState, JobStore
+from services.common.spec import JobSpec
+from tests.integration.learner.peers import Learner, until
+from tests.integration.learner.test_pause import peers_of, trained
+from tests.integration.rollout.conftest import write_model
+
+pytestmark = pytest.mark.slow
+
+STEPS = 12
+
+
+@pytest.fixture
+def learner(redis_url: str, tmp_path: Path) -> Iterator[Learner]:
+    write_model(tmp_path / "models" / "tiny")
+    made = Learner(redis_url, tmp_path)
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+def spec() -> JobSpec:
+    return JobSpec.model_validate(
+        {
+            "name": "emptied",
+            "model": {"path": "tiny"},
+            "data": {
+                "train": {"source": "reasoning_gym:chain_sum", "size": 100},
+                "eval": {"source": "reasoning_gym:chain_sum", "size": 20, "seed": 9},
+            },
+            "rollout": {"group_size": 2, "rollout_max_tokens": 8},
+            "algorithm": {"filter_groups_train_batch_size": 2},
+            "learner": {"steps": STEPS},
+            "checkpoint": {"interval_steps": 5},
+            "eval": {"enabled": True, "tasks": 4, "samples": 2},
+        }
+    )
+
+
+def reached(step: int, job: JobRecord) -> bool:
+    """Whether the job runs and has come so far."""
+    return job.state is JobState.RUNNING and job.step >= step
+
+
+async def check(redis: Redis, home: Path, ended: JobRecord) -> None:
+    """The job's accounts, in the journal, in its record and in its history."""
+    assert (ended.state, ended.step) == (JobState.SUCCEEDED, STEPS)
+    steps = trained(home, ended.id)
+    assert len(steps) == STEPS
+    assert max(Counter(group_id for groups in steps for group_id in groups).values()) == 1
+    fates = {name: count for name, count in ended.groups.items() if name not in {"issued", "active"}}
+    assert (sum(fates.values()), ended.groups["active"]) == (ended.groups["issued"], 0)
+    assert fates["trained"] == sum(map(len, steps))
+    assert fates["failed"] == fates["stale"] == 0
+    history = [json.loads(raw)["step"] for raw in await redis.lrange(keys.steps(ended.id), 0, -1)]
+    assert history == list(range(1, STEPS + 1))
+    assert [json.loads(raw)["step"] for raw in await redis.lrange(keys.evals(ended.id), 0, -1)] == [0, STEPS]
+
+
+async def test_a_redis_emptied_during_a_job_costs_no_group(
+    learner: Learner, redis: Redis, redis_url: str, spec: JobSpec, tmp_path: Path
+) -> None:
+    store = JobStore(redis, tmp_path / "jobs")
+    job_id = (await store.create(spec)).id
+    learner.start()
+    async with peers_of(redis, redis_url, job_id) as peers:
+        for step in (0, 2, 5, 9):
+            await until(store, job_id, partial(reached, step), learner)
+            peers.answering.clear()  # so that work is in every stream
+            await asyncio.sleep(0.2)
+            await redis.flushall()
+            peers.answering.set()
+        ended = await until(store, job_id, lambda job: job.state.ended, learner)
+    await check(redis, tmp_path, ended)
+    assert ended.incarnation == 1, "the head had to be started again"
+    assert "failed" not in learner.log.read_text()
+
+
+async def test_a_learner_that_comes_back_to_an_emptied_redis_takes_its_job_up(
+    learner: Learner, redis: Redis, redis_url: str, spec: JobSpec, tmp_path: Path
+) -> None:
+    store = JobStore(redis, tmp_path / "jobs")
+    job_id = (await store.create(spec)).id
+    learner.start()
+    async with peers_of(redis, redis_url, job_id):
+        await until(store, job_id, lambda job: job.step >= 7, learner)
+        learner.kill()
+        await redis.flushall()
+        learner.start()
+        ended = await until(store, job_id, lambda job: job.state.ended, learner)
+    await check(redis, tmp_path, ended)
+    assert ended.incarnation == 2

@@ -1,0 +1,134 @@
+"""A job whose learner is killed again and again ends, bit for bit, where ranks end that train the same journal without a break."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from redis.asyncio import Redis
+from safetensors import safe_open
+
+from services.common.codec import decode
+from services.common.jobs import JobRecord, JobState, JobStore
+from services.common.spec import JobSpec
+from services.common.types import ScoredGroup
+from services.learner.checkpoint import CheckpointStore, verify_files
+from services.learner.journal import Journal
+from tests.integration.learner.peers import ROOT, Learner, Peers, until
+from tests.integration.rollout.conftest import write_model
+
+STEPS = 30
+WAIT_S = 400.0
+"""Longest wait for ranks that start on a busy machine."""
+pytestmark = [
+    pytest.mark.timeout(1800),
+    pytest.mark.parametrize("redis_url", ["embedded"], indirect=True, scope="session"),
+]
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one": {},
+    "tp": {"tensor_parallel_size": 2},
+    "pp": {"pipeline_parallel_size": 2},
+    "dp": {"data_parallel_size": 2, "use_distributed_optimizer": True},
+}
+KILLS = {"one": (2, 5, 7, 9, 12, 14, 17, 20, 22, 26), "tp": (3, 11, 19), "pp": (5, 13, 22), "dp": (7, 8, 16, 24)}
+"""Steps after which the learner is killed: twenty in all."""
+
+
+@pytest.fixture
+def learner(redis_url: str, tmp_path: Path) -> Iterator[Learner]:
+    write_model(tmp_path / "models" / "tiny")
+    made = Learner(redis_url, tmp_path)
+    yield made
+    made.kill()
+
+
+@asynccontextmanager
+async def peers_of(redis: Redis, redis_url: str, job_id: str) -> AsyncIterator[Peers]:
+    peers = Peers(redis, redis_url, job_id, delay_s=0.05)
+    peers.answering.set()
+    task = asyncio.create_task(peers.run())
+    try:
+        yield peers
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError, KeyError):
+            await task
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+async def test_killed_and_resumed_is_bitwise_the_uninterrupted_run(
+    learner: Learner, redis: Redis, redis_url: str, tmp_path: Path, layout: str
+) -> None:
+    spec = JobSpec.model_validate(
+        {
+            "name": "resuming",
+            "model": {"path": "tiny", "dtype": "float32"},
+            "data": {"train": {"source": "reasoning_gym:chain_sum", "size": 500}},
+            "rollout": {"group_size": 2, "rollout_max_tokens": 8},
+            "algorithm": {"filter_groups_train_batch_size": 2},
+            "learner": {"steps": STEPS, "lr": 1e-3, **LAYOUTS[layout]},
+            "checkpoint": {"interval_steps": 4, "keep_last": 1000, "export": False},
+        }
+    )
+    store = JobStore(redis)
+    job_id = (await store.create(spec)).id
+    async with peers_of(redis, redis_url, job_id) as peers:
+        for kill_at in KILLS[layout]:
+            learner.start()
+            await until(store, job_id, partial(has_done, kill_at), learner, WAIT_S)
+            learner.kill()
+        learner.start()
+        record = await until(store, job_id, lambda job: job.state.ended, learner, WAIT_S)
+    assert (record.state, record.lineage) == (JobState.SUCCEEDED, 1)
+    assert len(peers.asked) == len(set(peers.asked)), "a group was generated twice"
+    folder = tmp_path / "jobs" / job_id
+    checkpoints = list(CheckpointStore(folder / "checkpoints", keep=1000).manifests())
+    assert checkpoints[0].step == STEPS
+    assert len(checkpoints) > 4
+    straight = await asyncio.to_thread(train_straight, folder, tmp_path, spec, [c.step for c in checkpoints])
+    for checkpoint in checkpoints:
+        verify_files(checkpoint)
+        for file in checkpoint.path.glob("rank-*.safetensors"):
+            assert same(file, straight / str(checkpoint.step) / file.name), (checkpoint.step, file.name)
+    trained = [group for record in Journal(folder / "journal").records() for group in record.groups]
+    ids = [decode(ScoredGroup, payload).group.task.group_id for payload in trained]
+    assert len(ids) == len(set(ids)) == record.groups["trained"]
+
+
+def has_done(steps: int, job: JobRecord) -> bool:
+    return job.step >= steps
+
+
+def train_straight(folder: Path, home: Path, spec: JobSpec, steps: list[int]) -> Path:
+    """Where ranks that were never interrupted left what they held at these steps."""
+    out = home / "straight"
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={spec.learner.world_size}"]
+    script = [str(Path(__file__).with_name("journal_ranks.py")), str(folder), str(home / "models" / "tiny"), str(out)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, *launch, *script, *map(str, steps)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=2 * WAIT_S, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    return out
+
+
+def same(one: Path, other: Path) -> bool:
+    """Whether two files hold the same, bit for bit: weights, moments, counters, random states; but Python's, from which I/O draws too."""
+    with safe_open(one, framework="pt") as a, safe_open(other, framework="pt") as b:
+        names = set(a.keys())
+        compared = [name for name in names if not name.startswith("rng.python")]
+        return (
+            names == set(b.keys())
+            and a.metadata() == b.metadata()
+            and all(torch.equal(a.get_tensor(name), b.get_tensor(name)) for name in compared)
+        )

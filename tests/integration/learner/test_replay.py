@@ -1,0 +1,215 @@
+"""Recorded steps rerun in ranks of their own give the same weights, bit for bit; and where they cannot, the replay says so."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from services.common.connection import connect
+from services.common.jobs import JobState, JobStore
+from services.common.spec import JobSpec
+from services.learner.journal import Journal
+from tests.integration.learner.peers import Learner, Peers, until
+from tests.integration.rollout.conftest import write_model
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.parametrize("redis_url", ["embedded"], indirect=True),
+    pytest.mark.timeout(600),
+]
+
+STEPS = 7
+"""Checkpoints are written about every third step and at the end, and two are kept."""
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one": {},
+    "dp": {"data_parallel_size": 2, "use_distributed_optimizer": True},
+    "tp": {"tensor_parallel_size": 2},
+}
+EVERY_LAYOUT = ["one", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dp", "tp"))]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A job that a real learner trained; its Redis is of no use any more."""
+
+    home: Path
+    id: str
+
+    @property
+    def folder(self) -> Path:
+        return self.home / "jobs" / self.id
+
+    @property
+    def checkpoints(self) -> list[int]:
+        return sorted(int(path.name.removeprefix("step-")) for path in (self.folder / "checkpoints").glob("step-*"))
+
+    def replay(self, *arguments: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("MILLRACE_")}
+        command = [sys.executable, "-m", "services.cli.main", "replay", self.id, "--home", str(self.home), "--json"]
+        done = subprocess.run(
+            [*command, *arguments],
+            env=environment | {"REDIS_URL": "redis://127.0.0.1:1/0"},
+            capture_output=True, text=True, check=False, timeout=300,
+        )  # fmt: skip
+        return done, json.loads(done.stdout) if done.stdout else {}
+
+    def contents(self) -> dict[str, str]:
+        files = [path for path in sorted(self.folder.rglob("*")) if path.is_file()]
+        return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def job(layout: dict[str, Any], dtype: str) -> JobSpec:
+    return JobSpec.model_validate(
+        {
+            "name": "recorded",
+            "model": {"path": "tiny", "dtype": dtype},
+            "data": {"train": {"source": "reasoning_gym:chain_sum", "size": 100}},
+            "rollout": {"group_size": 4, "rollout_max_tokens": 8},
+            "algorithm": {"filter_groups_train_batch_size": 2},
+            "learner": {"steps": STEPS, "lr": 1e-3, "lr_warmup_steps": 3, **layout},
+            "checkpoint": {"interval_steps": 3, "keep_last": 2, "export": False},
+            "eval": {"enabled": False},
+        }
+    )
+
+
+async def train(home: Path, redis_url: str, spec: JobSpec) -> str:
+    redis = connect(redis_url, block_s=2.0)
+    await redis.flushall()
+    learner, store = Learner(redis_url, home), JobStore(redis)
+    job_id = (await store.create(spec)).id
+    peers = Peers(redis, redis_url, job_id)
+    peers.answering.set()
+    answering = asyncio.create_task(peers.run())
+    try:
+        learner.start()
+        ended = await until(store, job_id, lambda record: record.state.ended, learner)
+        assert ended.state is JobState.SUCCEEDED
+    finally:
+        learner.kill()
+        answering.cancel()
+        with suppress(asyncio.CancelledError):
+            await answering
+        await redis.aclose()
+    return job_id
+
+
+@pytest.fixture(scope="session")
+def trained() -> dict[str, Recorded]:
+    """The jobs that were trained already, by layout: once each is enough."""
+    return {}
+
+
+@pytest.fixture
+def recorded(
+    request: pytest.FixtureRequest,
+    trained: dict[str, Recorded],
+    redis_url: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Recorded:
+    layout = request.param
+    if layout not in trained:
+        home = tmp_path_factory.mktemp(f"recorded-{layout}")
+        write_model(home / "models" / "tiny")
+        dtype = "bfloat16" if layout == "one" else "float32"  # once with master weights
+        trained[layout] = Recorded(home, asyncio.run(train(home, redis_url, job(LAYOUTS[layout], dtype))))
+    return trained[layout]
+
+
+@pytest.mark.parametrize("recorded", EVERY_LAYOUT, indirect=True)
+def test_every_step_from_the_initial_model_on_is_proved_bit_for_bit(recorded: Recorded) -> None:
+    before = recorded.contents()
+    done, report = recorded.replay("--from", "0")
+    assert done.returncode == 0, done.stderr[-3000:]
+    versions = report["versions"]
+    assert [version["step"] for version in versions] == list(range(STEPS + 1))
+    assert all(version["proved"] for version in versions), versions
+    assert (report["equal"], report["unproved"], report["begins_with"]) == (
+        True,
+        [],
+        "the model that the job began with",
+    )
+    assert len({version["digest"] for version in versions}) == STEPS + 1, "a step that changes nothing proves nothing"
+    held = {version["step"]: version["checkpoint_tensors"] for version in versions if version["checkpoint_tensors"]}
+    assert list(held) == recorded.checkpoints
+    assert len(held) == 2
+    assert all(count > 20 for count in held.values())
+    assert recorded.contents() == before
+
+
+@pytest.mark.parametrize("recorded", EVERY_LAYOUT[:2], indirect=True)
+def test_a_replay_goes_on_from_a_checkpoint_and_stops_where_it_is_told(recorded: Recorded) -> None:
+    first = recorded.checkpoints[0]
+    done, report = recorded.replay("--from", str(first))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert report["begins_with"] == f"the checkpoint of step {first}"
+    assert [version["step"] for version in report["versions"]] == list(range(first, STEPS + 1))
+    assert all(version["proved"] for version in report["versions"])
+    done, report = recorded.replay("--from", "1", "--to", "2")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert [version["step"] for version in report["versions"]] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("recorded", ["one"], indirect=True)
+class TestOfOneRank:
+    def test_what_was_not_trained_is_found_out(self, recorded: Recorded, tmp_path: Path) -> None:
+        home = tmp_path / "home"
+        shutil.copytree(recorded.home, home)
+        forged = Recorded(home, recorded.id)
+        records = list(Journal(forged.folder / "journal").records())
+        shutil.rmtree(forged.folder / "journal")
+        group = msgpack.unpackb(records[4].groups[0])
+        group["verdicts"][1]["reward"] = 0.125  # one reward of step 5
+        records[4] = replace(records[4], groups=(msgpack.packb(group), *records[4].groups[1:]))
+        journal = Journal(forged.folder / "journal")
+        for record in records:
+            journal.append(record)
+        done, report = forged.replay("--from", "0")
+        assert done.returncode == 1
+        assert report["equal"] is False
+        assert [version["proved"] for version in report["versions"]] == [True] * 5 + [False] * 3
+        assert report["versions"][STEPS]["different"], "the last checkpoint must disagree as well"
+
+    def test_a_what_if_shows_the_difference_and_changes_nothing_of_the_job(self, recorded: Recorded) -> None:
+        before = recorded.contents()
+        done, report = recorded.replay("--from", "2", "--to", "5", "--set", "algorithm.clip_ratio_high=0.01")
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert report["set"] == {"algorithm.clip_ratio_high": 0.01}
+        assert report["equal"] is True
+        assert [item["step"] for item in report["changed"]] == [3, 4, 5]
+        first = report["changed"][0]["stats"]
+        same = report["versions"][3]["stats"]
+        assert first["entropy"] == same["entropy"], "the first changed step begins with the recorded weights"
+        assert first["clip_fraction_high"] > same["clip_fraction_high"]
+        assert first["grad_norm"] != same["grad_norm"]
+        assert 0 < report["distance"]["apart"] < report["distance"]["weights"]
+        assert recorded.contents() == before
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (["--from", "7"], "must be a policy version from 0 to 6"),
+            (["--from", "0", "--to", "8"], "--to 8: the journal ends at step 7"),
+            (["--from", "0", "--set", "algorithm.clip_ratio_hgh=0.3"], "algorithm.clip_ratio_hgh"),
+            (["--from", "0", "--set", "rollout.group_size=2"], "decides what is sampled"),
+            (["--from", "0", "--set", "algorithm.clip_ratio_high=0.28"], "nothing to compare"),
+            (["--from", "6", "--set", "learner.tensor_parallel_size=2"], "saved "),
+        ],
+    )
+    def test_what_cannot_be_replayed_is_one_line(self, recorded: Recorded, arguments: list[str], said: str) -> None:
+        done, _ = recorded.replay(*arguments)
+        assert done.returncode == 1
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr

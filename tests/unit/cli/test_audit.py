@@ -1,0 +1,60 @@
+"""`millrace audit`: exit codes, and what people and programs read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from services.learner.ledger import Fate, Settled
+from tests.unit.cli.test_main import millrace
+from tests.unit.learner.journalled_job import JournalledJob
+
+
+@pytest.fixture
+def job() -> JournalledJob:
+    return JournalledJob()
+
+
+def test_a_sound_job_ends_with_0_and_its_sums(job: JournalledJob, tmp_path: Path) -> None:
+    job.write(tmp_path / "jobs" / "job")
+    done = millrace("audit", "job", "--home", str(tmp_path), "--ended")
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    for row in (
+        ["issued", "21"],
+        ["trained", "10"],
+        ["degenerate", "5"],
+        ["stale", "0"],
+        ["failed", "5"],
+        ["active", "0"],
+    ):
+        assert row in lines
+    assert "no violation" in done.stdout
+    assert "the gateway was not asked: nothing is up" in " ".join(done.stdout.split())
+
+
+def test_a_violation_ends_with_1_and_names_its_place(job: JournalledJob, tmp_path: Path) -> None:
+    job.change(4, settled=(*job.records[3].settled, Settled(2, Fate.FAILED, "again")))
+    job.write(tmp_path / "jobs" / "job")
+    done = millrace("audit", "job", "--home", str(tmp_path), "--json")
+    assert done.returncode == 1
+    report = json.loads(done.stdout)
+    assert report["ok"] is False
+    assert report["violations"] == [
+        {
+            "breach": "two_fates",
+            "where": "journal/segment-0000000001.wal, step 4",
+            "message": "group 2 is failed, and was degenerate by the record of step 1",
+        }
+    ]
+
+
+@pytest.mark.parametrize("name", ["nothing", "..", "a/b", "../jobs/job"])
+def test_a_job_that_is_not_there_is_one_line(job: JournalledJob, tmp_path: Path, name: str) -> None:
+    job.write(tmp_path / "jobs" / "job")
+    done = millrace("audit", name, "--home", str(tmp_path))
+    assert done.returncode == 1
+    assert f"there is no job {name!r}" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,92 @@
+"""A finished job's folder, written by the real ledger, journal and checkpoint store; a test may change what is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from services.common.codec import encode
+from services.common.job_folder import SPEC_FILE
+from services.common.spec import dump_spec
+from services.common.types import ScoredGroup
+from services.learner.checkpoint import CheckpointStore, WrittenFile, digest_of_file
+from services.learner.journal import BatchRecord, Journal
+from services.learner.ledger import Fate, Ledger
+from tests.unit.learner.scored_groups import make_spec, scored_group
+
+STEPS, BATCH, BOUND = 5, 2, 1
+CHECKPOINT = 3
+"""Step of the checkpoint that is written beside the last one."""
+
+
+def group_of(group_id: int, *versions: int, **changes: Any) -> ScoredGroup:
+    """An informative group of this job; `changes` are to its task."""
+    made = scored_group(group_id, (1.0, 0.0), versions=versions)
+    task = replace(made.group.task, **changes)
+    return replace(made, group=replace(made.group, task=task))
+
+
+def digest(version: int) -> str:
+    """Stands for the digest of a version's weights."""
+    return f"{version:032x}"
+
+
+class JournalledJob:
+    """Each step issues four groups: two are trained, one is degenerate, and one fails; the job's last group is cancelled."""
+
+    def __init__(self, job_id: str = "job") -> None:
+        """Decides everything; nothing is written yet."""
+        self.records: list[BatchRecord] = []
+        self.states: dict[int, dict[str, Any]] = {}
+        self.history: list[dict[str, Any]] = []
+        ledger = Ledger()
+        for step in range(1, STEPS + 1):
+            first = ledger.issue(step - 1).group_id
+            for _ in range(3):
+                ledger.issue(step - 1)
+            versions = ((first, max(0, step - 2)), (first + 1, step - 1))
+            groups = [group_of(group_id, version, job_id=job_id) for group_id, version in versions]
+            for fate, group_id in ((Fate.TRAINED, first), (Fate.TRAINED, first + 1), (Fate.DEGENERATE, first + 2)):
+                ledger.settle(group_id, fate)
+            self._write(step, ledger, groups)
+            ledger.settle(first + 3, Fate.FAILED, "only 1 of 2 rollouts could be judged")
+            self.states[step] = ledger.state()
+            age = min(step - 1, 1)
+            self.history.append(
+                {"step": step, "lineage": 1, "policy_version": step, "groups_trained": 2, "policy_age_max": age}
+                | {"weights_digest": digest(step)}
+            )
+        self.before_the_end = ledger.state()
+        ledger.settle(ledger.issue(STEPS).group_id, Fate.CANCELLED, "the job succeeded")
+        self._write(STEPS, ledger, [], digest(STEPS))
+        self.states[STEPS] = ledger.state()
+
+    def _write(self, step: int, ledger: Ledger, groups: Sequence[ScoredGroup], weights: str = "") -> None:
+        settled = tuple(ledger.take_unwritten())
+        payloads = tuple(map(encode, groups))
+        self.records.append(BatchRecord(step, 1, payloads, settled, ledger.issued, weights or digest(step - 1)))
+
+    def change(self, step: int, **changes: Any) -> None:
+        """Changes the record that trains this step."""
+        self.records[step - 1] = replace(self.records[step - 1], **changes)
+
+    def change_groups(self, step: int, change: Callable[[list[bytes]], list[bytes]]) -> None:
+        """Changes the batch of this step."""
+        self.change(step, groups=tuple(change(list(self.records[step - 1].groups))))
+
+    def write(self, folder: Path) -> Path:
+        """Writes the job's folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / SPEC_FILE).write_text(dump_spec(make_spec(BATCH, BOUND)))
+        journal = Journal(folder / "journal")
+        for record in self.records:
+            journal.append(record)
+        store = CheckpointStore(folder / "checkpoints", keep=2)
+        for step in (CHECKPOINT, STEPS):
+            weights = store.begin(step) / "weights"
+            weights.write_bytes(bytes([step]))
+            state = {"lineage": 1, "ledger": self.states[step], "start_step": 0}
+            store.commit(step, state, [WrittenFile("weights", 1, digest_of_file(weights))])
+        return folder
