@@ -37,7 +37,7 @@ class Site:
 
 
 _LEARNER, _STREAMS = "services.learner", "services.common.streams:Consumer"
-_STORE = "services.common.jobs:JobStore"
+_STORE = "services.common.head_store:HeadStore"
 
 SITES = (
     Site("rank", "streams.add", "services.common.streams:add"),

@@ -108,6 +108,7 @@ async def test_everything_can_be_done_by_keyboard_alone(console: Console, store:
     await tab_to(page, "Submit the job")
     await page.keyboard.press("Enter")
     await expect(page.get_by_role("heading", level=1)).to_contain_text("by-keyboard-")
+    await expect(page.get_by_role("button", name="Cancel")).to_be_visible()
     await tab_to(page, "Cancel")
     await page.keyboard.press("Enter")
     await expect(page.get_by_role("dialog")).to_be_visible()
