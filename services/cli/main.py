@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
@@ -30,11 +31,29 @@ COMMANDS = (
 
 app = typer.Typer(
     name="millrace",
-    help="Post-trains language models with asynchronous reinforcement learning.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from services.common.release import release
+
+        typer.echo(f"millrace {release()}")
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the release and exit.")
+    ] = False,
+) -> None:
+    """Post-trains language models with asynchronous reinforcement learning."""
+
+
 for command in COMMANDS:
     app.command()(command)
 app.add_typer(dead_letter_commands.app, name="dead-letters")

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 
 import psutil
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
+
+from services.common.release import release
 
 
 class ProcessMetrics(Collector):
@@ -26,7 +27,7 @@ class ProcessMetrics(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """One sample of each."""
         info = GaugeMetricFamily("millrace_build_info", "1, with the release that runs.", labels=["version"])
-        info.add_metric([_release()], 1)
+        info.add_metric([release()], 1)
         yield info
         processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
         yield GaugeMetricFamily(
@@ -45,10 +46,3 @@ def _memory_bytes(process: psutil.Process) -> int:
         except psutil.AccessDenied:
             return int(process.memory_info().rss)
     return 0
-
-
-def _release() -> str:
-    try:
-        return version("millrace")
-    except PackageNotFoundError:  # run from a source tree that is not installed
-        return "unknown"

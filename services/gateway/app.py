@@ -8,13 +8,12 @@ The order matters: nothing is looked up, and no body is read, for a request with
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
-
 from fastapi import Depends, FastAPI
 from fastapi.security import HTTPBearer
 from redis.asyncio import Redis
 
 from services.common.jobs import JobStore
+from services.common.release import release
 from services.common.restore import Restorer
 from services.common.settings import Settings
 from services.gateway import (
@@ -61,7 +60,7 @@ def create_app(
     app = FastAPI(
         title="Millrace gateway",
         summary="Submit, watch and cancel reinforcement-learning jobs.",
-        version=_version(),
+        version=release(),
         redoc_url=None,
         redirect_slashes=False,
         separate_input_output_schemas=False,
@@ -93,10 +92,3 @@ def create_app(
     app.add_middleware(OpenAIForm)
     app.add_middleware(Observer, metrics=metrics)
     return app
-
-
-def _version() -> str:
-    try:
-        return version("millrace")
-    except PackageNotFoundError:
-        return "0"

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,12 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
         "psutil",
     }
     assert not heavy & set(loaded)
+
+
+def test_version_is_the_installed_packages() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    done = millrace("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"millrace {project['version']}\n", "")
 
 
 def test_help_answers_within_a_second() -> None:
