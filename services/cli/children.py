@@ -106,6 +106,21 @@ def kill_tree(pid: int) -> None:
             process.kill()
 
 
+def reap_orphans(mine: Iterable[int]) -> list[int]:
+    """Reaps this process's ended children other than `mine`, so that none stays as a zombie (after `adopt_orphans`); never waits."""
+    known, reaped = set(mine), []
+    while hasattr(os, "waitid"):  # not on macOS before Python 3.13, where there are no adopted orphans either
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # it has no children
+            break
+        if ended is None or ended.si_pid in known:  # whoever started it asks for its end, and those behind it are next
+            break
+        os.waitpid(ended.si_pid, 0)
+        reaped.append(ended.si_pid)
+    return reaped
+
+
 def kill_orphans(mine: Iterable[int]) -> list[int]:
     """Kills and reaps this process's children other than `mine`: what dead children left behind (after `adopt_orphans`)."""
     known = set(mine)

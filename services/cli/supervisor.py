@@ -162,6 +162,10 @@ class Supervisor:
                 self._bury(child, _describe_exit(code), may_restart=code != CONFIG_ERROR_CODE)
             else:
                 self._probe(child)
+        children.reap_orphans(self._pids())
+
+    def _pids(self) -> list[int]:
+        return [child.process.pid for child in self._table if child.process is not None]
 
     def _probe(self, child: _Child) -> None:
         now = time.monotonic()
@@ -221,7 +225,7 @@ class Supervisor:
         children.kill_tree(child.process.pid)
         child.process.wait()
         child.process, child.ready = None, False
-        children.kill_orphans(other.process.pid for other in self._table if other.process is not None)
+        children.kill_orphans(self._pids())
 
     def _drain(self) -> None:
         asked = self._stops

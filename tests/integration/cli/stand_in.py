@@ -1,7 +1,8 @@
 """A stand-in for a service: answers /readyz and /healthz, notes when it is asked to stop, and has a child in a session of its own.
 
 Usage: stand_in.py NAME PORT NOTES DRAIN_S MODE, with MODE one of `good`, `quick` (dies at once), `wrong` (ends with code 2),
-`deaf` (ignores SIGTERM), `unready`. It dies at once too while the file NOTES.broken-NAME is there.
+`deaf` (ignores SIGTERM), `unready`, `orphans` (a process below it outlives its parent for a moment). It dies at once too while the file
+NOTES.broken-NAME is there.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, (lambda *_: note("deaf")) if mode == "deaf" else (lambda *_: stop.set()))
     helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     note(f"helper={helper.pid}")
+    if mode == "orphans":
+        made = subprocess.run(["sh", "-c", "sleep 1 >/dev/null & echo $!"], capture_output=True, text=True, check=True)
+        note(f"orphan={int(made.stdout)}")
     sick = Path(f"{notes}.sick-{name}")
     HealthServer(
         "127.0.0.1",

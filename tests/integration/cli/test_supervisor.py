@@ -126,6 +126,17 @@ def test_a_killed_process_is_restarted_and_its_orphans_are_ended(start: Callable
     assert not running(stack.started())
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives orphans to another process than init")
+def test_an_orphan_that_ends_leaves_no_zombie_while_its_service_goes_on(start: Callable[..., Stack]) -> None:
+    stack = start("rollout-0:0:orphans", "gateway:1:good")
+    stack.wait_until(lambda: any(note[0].startswith("orphan=") for note in stack.notes()))
+    orphan = next(int(note[0].partition("=")[2]) for note in stack.notes() if note[0].startswith("orphan="))
+    stack.wait_until(stack.is_ready)
+    stack.wait_until(lambda: not psutil.pid_exists(orphan), 10)
+    assert "starting it again" not in stack.said
+    assert stack.end() == 0
+
+
 def test_a_process_that_says_it_is_sick_is_restarted(start: Callable[..., Stack]) -> None:
     stack = start("reward-0:0:good")
     stack.wait_until(stack.is_ready)
