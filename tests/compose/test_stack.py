@@ -96,6 +96,17 @@ def test_a_job_trains_while_servers_come_and_go_and_a_container_dies(stack: Comp
     check_logs(stack)
 
 
+def test_a_container_whose_processes_are_stopped_is_started_again(stack: ComposeStack) -> None:
+    """Docker itself starts again only what ends: the health check ends it."""
+    before, began = restarts(stack, "reward"), time.monotonic()
+    stack.compose("exec", "-T", "reward", "sh", "-c", "kill -STOP -1")
+    stack.wait(
+        "reward was restarted", lambda: restarts(stack, "reward") == before + 1 and healthy(stack, "reward"), 120
+    )
+    say(f"reward was stopped by a signal, and is back after {time.monotonic() - began:.0f} s")
+    assert "was stopped by a signal: killed" in stack.compose("logs", "reward")
+
+
 def short_demo() -> dict[str, Any]:
     spec: dict[str, Any] = yaml.safe_load((ROOT / "deploy/config/jobs/demo.yaml").read_text())
     spec["learner"]["steps"] = STEPS

@@ -114,6 +114,7 @@ def test_services_on_one_network_listen_on_ports_of_their_own_and_prometheus_kno
     for service, port in ports.items():
         assert scraped[f"millrace-{service}"] == [f"machine:{port}"]
         assert f":{port}/" in COMMON[service]["healthcheck"]["test"][-1]
+        assert COMMON[service]["healthcheck"]["test"][:3] == ["CMD", "sh", "/opt/stopped.sh"]
     base = {job["job_name"] for job in load("deploy/prometheus/prometheus.yml")["scrape_configs"]}
     assert scraped.keys() == base, "dashboards and rules go by these names"
 

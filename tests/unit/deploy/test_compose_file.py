@@ -72,6 +72,12 @@ def test_every_service_is_watched_restarted_and_given_time_to_drain(name: str) -
     assert seconds(service["stop_grace_period"]) > 2 * drain + 10
 
 
+@pytest.mark.parametrize("name", sorted(OURS | {"redis"}))
+def test_what_a_signal_stops_in_a_container_is_ended_by_its_health_check(name: str) -> None:
+    assert LASTING[name]["healthcheck"]["test"][:3] == ["CMD", "sh", "/opt/stopped.sh"]
+    assert LASTING[name]["init"] is True, "only then does the container end with its service"
+
+
 def test_services_start_after_what_they_need() -> None:
     for name in OURS:
         assert LASTING[name]["depends_on"] == {"redis": {"condition": "service_healthy"}}
@@ -140,6 +146,7 @@ def test_the_committed_files_name_no_host_but_pytorchs() -> None:
         "deploy/docker/Dockerfile",
         "deploy/docker/healthy.py",
         "deploy/docker/models.sh",
+        "deploy/docker/stopped.sh",
         "deploy/secrets.sh",
     ]
     texts = [(ROOT / file).read_text() for file in files]
