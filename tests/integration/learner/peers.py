@@ -73,6 +73,8 @@ class Peers:
     asked: list[str] = field(default_factory=list)
     """Members of the tasks that were taken, in order."""
     answering: asyncio.Event = field(default_factory=asyncio.Event)
+    enough: int | None = None
+    """After so many tasks it stops answering, until `answering` is set again: the job cannot end before."""
 
     async def run(self) -> None:
         blocking = connect(self.redis_url, block_s=1.0)
@@ -83,6 +85,8 @@ class Peers:
                 for entry in await consumer.read(1, 0.2):
                     task = decode(Task, entry.payload)
                     self.asked.append(task.member)
+                    if len(self.asked) == self.enough:
+                        self.answering.clear()
                     await asyncio.sleep(self.delay_s)
                     await self.answering.wait()
                     while (active := (await store.active()).get(self.job_id)) is None:

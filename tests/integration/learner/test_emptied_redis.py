@@ -95,12 +95,16 @@ async def test_a_learner_that_comes_back_to_an_emptied_redis_takes_its_job_up(
 ) -> None:
     store = JobStore(redis, tmp_path / "jobs")
     job_id = (await store.create(spec)).id
-    learner.start()
-    async with peers_of(redis, redis_url, job_id):
+    async with peers_of(redis, redis_url, job_id) as peers:
+        peers.enough = (
+            28  # 4 of the evaluation and 24 to train on, of which every fifth is degenerate: they last until step 9
+        )
+        learner.start()
         await until(store, job_id, lambda job: job.step >= 7, learner)
         learner.kill()
         await redis.flushall()
         learner.start()
+        peers.answering.set()
         ended = await until(store, job_id, lambda job: job.state.ended, learner)
     await check(redis, tmp_path, ended)
     assert ended.incarnation == 2

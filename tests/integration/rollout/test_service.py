@@ -281,11 +281,13 @@ async def test_a_killed_service_leaves_no_process_and_loses_no_task(world: World
 async def test_an_engine_that_is_stopped_is_noticed_within_two_heartbeats_and_loses_no_task(
     world: World, start: Callable[[], Service], which: str
 ) -> None:
-    service, tasks = start(), 8
+    service, tasks = start(), 33
     world.publish(0)
     await JobStore(world.redis).activate(world.job)
-    await world.ask(*(a_task(world.job.job_id, i, max_tokens=200) for i in range(tasks)))
+    await world.ask(a_task(world.job.job_id, 0))
     done = await world.groups(1, timeout_s=240)
+    # Four times what it samples at once: it has work for as long as it takes to stop it.
+    await world.ask(*(a_task(world.job.job_id, i, max_tokens=200) for i in range(1, tasks)))
     await wait_until("sampling", lambda: service.metric("millrace_rollout_in_flight_requests") > 0, service)
     descendants = service.descendants()
     stopped = next(process for process in descendants if which in " ".join(process.cmdline()))
