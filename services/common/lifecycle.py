@@ -67,13 +67,15 @@ async def run_service(
         while pending and not drain.requested:
             await asyncio.wait({*pending, draining}, return_when=asyncio.FIRST_COMPLETED)
             for task in [task for task in pending if task.done()]:
-                first = first or _fault(task, drain)
+                fault = _fault(task, drain)
+                first = first or fault
                 drain.request()
                 pending.discard(task)
         if pending:
             done, pending = await asyncio.wait(pending, timeout=drain_timeout_s)
             for task in done:
-                first = first or _fault(task, drain)
+                fault = _fault(task, drain)  # each is logged, whichever is raised
+                first = first or fault
     finally:
         draining.cancel()
         for task in pending:
