@@ -76,9 +76,8 @@ class HeadStore(JobStore):
             saved = await asyncio.to_thread(self.saved, self.job_id)
             if saved is None:
                 raise RecordGone(f"neither Redis nor {self._folder.path} knows job {self.job_id}")
+            self._refuse_if_older(saved.incarnation)
             mine = self.fence.incarnation
-            if saved.incarnation > mine:
-                raise Fenced(f"job {self.job_id}: this process is incarnation {mine}, and {saved.incarnation} writes")
             try:
                 if not await self._plain.restore(saved, mine):
                     return
@@ -90,6 +89,21 @@ class HeadStore(JobStore):
                 await self._activate(self._active, Fence(self.job_id, mine, _nothing))
             self.on_restored()
 
+    def require_newest(self) -> None:
+        """To be asked before a file of the job is written: no script guards those. Asks the job's folder, where `begin` left word.
+
+        Raises:
+            Fenced: a newer head has begun.
+        """
+        found = self._folder.load()
+        if found is not None:
+            self._refuse_if_older(int(found[0].get("incarnation", 0)))
+
+    def _refuse_if_older(self, newest: int) -> None:
+        mine = self.fence.incarnation
+        if newest > mine:
+            raise Fenced(f"job {self.job_id}: this process is incarnation {mine}, and {newest} writes")
+
     async def find(self, job_id: str) -> JobRecord | None:
         """The job's record, restored if Redis had lost it.
 
@@ -99,10 +113,8 @@ class HeadStore(JobStore):
         record = await super().find(job_id)
         if job_id != self.job_id or (record is not None and record.incarnation == self.fence.incarnation):
             return record
-        if record is not None and record.incarnation > self.fence.incarnation:
-            raise Fenced(
-                f"job {job_id}: this process is incarnation {self.fence.incarnation}, and {record.incarnation} writes"
-            )
+        if record is not None:
+            self._refuse_if_older(record.incarnation)
         await self.heal()
         return await super().find(job_id)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,11 +73,12 @@ class Checkpoint:
 class CheckpointStore:
     """The checkpoints of one job, in one directory. Written by rank 0's head; the ranks write files into `begin`'s directory."""
 
-    def __init__(self, root: Path, *, keep: int) -> None:
-        """Opens (and makes) the directory."""
+    def __init__(self, root: Path, *, keep: int, guard: Callable[[], None] = lambda: None) -> None:
+        """Opens (and makes) the directory. `guard`: asked before each write; raises when this process may not write any more."""
         root.mkdir(parents=True, exist_ok=True)
         self._root = root
         self._keep = keep
+        self._guard = guard
 
     def begin(self, step: int) -> Path:
         """An empty directory that ranks write into; nothing of it counts before `commit`. What was never committed is removed.
@@ -85,6 +86,7 @@ class CheckpointStore:
         Raises:
             OSError: ENOSPC, when less is free than the last checkpoint's size times ROOM.
         """
+        self._guard()
         for unfinished in self._root.glob("step-*.tmp"):
             shutil.rmtree(unfinished, ignore_errors=True)
         last = next(self.manifests(), None)
@@ -96,6 +98,7 @@ class CheckpointStore:
 
     def discard(self, step: int) -> None:
         """Gives the room of a checkpoint back that will not be committed."""
+        self._guard()
         shutil.rmtree(self._unfinished(step), ignore_errors=True)
 
     def commit(self, step: int, state: dict[str, Any], files: Iterable[WrittenFile]) -> Path:
@@ -104,6 +107,7 @@ class CheckpointStore:
         Raises:
             CheckpointError: a file is not in the directory, or not as long as whoever wrote it says.
         """
+        self._guard()
         unfinished = self._unfinished(step)
         known = sorted(files, key=lambda file: file.name)
         for file in known:
@@ -113,6 +117,7 @@ class CheckpointStore:
         write_durably(unfinished / MANIFEST, _dump(document))
         for folder in {(unfinished / file.name).parent for file in known} | {unfinished}:
             fsync_directory(folder)
+        self._guard()
         final = self._root / f"step-{step:08d}"
         shutil.rmtree(
             final, ignore_errors=True

@@ -117,6 +117,7 @@ class Head:
             held_out = HeldOut(open_source(spec.data.eval, settings, field="data.eval"), train, spec.eval.tasks)
         journal = Journal(folder / JOURNAL_DIR)
         journal.on_append = FateLog(folder / FATES_FILE, journal.records).append
+        journal.guard = store.require_newest
         return JobContext(
             job_id=job_id,
             spec=spec,
@@ -131,7 +132,9 @@ class Head:
             intake=Intake(spec, Ledger()),
             tasks=TaskFactory(job_id, spec, lineage=FIRST.lineage, train=train, held_out=held_out),
             journal=journal,
-            checkpoints=CheckpointStore(folder / CHECKPOINTS_DIR, keep=spec.checkpoint.keep_last),
+            checkpoints=CheckpointStore(
+                folder / CHECKPOINTS_DIR, keep=spec.checkpoint.keep_last, guard=store.require_newest
+            ),
             publisher=publisher,
             consumer=Consumer(
                 redis, blocking, job_id, Stage.SCORED, group="learner", name="learner", fence=store.fence

@@ -71,6 +71,8 @@ class Journal:
         """Step of the newest record that `records` has read; None before the first."""
         self.on_append: Callable[[BatchRecord], None] = lambda _: None
         """Told each record once it is durable."""
+        self.guard: Callable[[], None] = lambda: None
+        """Asked before each write; raises when this process may not write any more."""
 
     def append(self, record: BatchRecord) -> int:
         """Writes a record durably; returns its size in bytes. When this returns, the batch may be trained and its entries acked.
@@ -78,6 +80,7 @@ class Journal:
         Raises:
             OSError: it could not be written, for want of space perhaps; nothing of it is left, and it may be tried again.
         """
+        self.guard()
         payload = zstandard.compress(_pack(record), 3)
         header = _HEADER.pack(_MAGIC, len(payload), xxhash.xxh3_64_intdigest(payload))
         data = header + _SEAL.pack(xxhash.xxh3_64_intdigest(header)) + payload
@@ -93,6 +96,7 @@ class Journal:
         except OSError:
             _cut(segment, size or 0)
             raise
+        self.guard()  # what follows may come much later than the write
         self.on_append(record)
         return len(data)
 
@@ -125,6 +129,7 @@ class Journal:
 
     def cut(self, damage: JournalError) -> Path:
         """Puts the damaged record and everything after it aside; gives the directory, where nothing is ever deleted."""
+        self.guard()
         segments = self._segments()
         aside = next(path for n in range(1, 1_000_000) if not (path := self._root / f"damaged-{n}").exists())
         aside.mkdir()

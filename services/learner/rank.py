@@ -63,6 +63,7 @@ def _start_head(job_id: str, spec: JobSpec, model_dir: Path, settings: Settings)
 def main() -> None:
     """Entry point of a rank; an error is left in the job's folder, where the agent finds it."""
     die_with_parent(signal.SIGKILL)
+    launcher = os.getppid()
     settings, job_id, rank = load_settings(), os.environ["MILLRACE_JOB"], int(os.environ["RANK"])
     configure_logging("learner", settings.log_level)
     if FOLDER in os.environ:
@@ -76,7 +77,8 @@ def main() -> None:
             # Not to be started again: whoever runs the job now is not below this launcher.
             log.error("%s", error)  # noqa: TRY400  the line says it all
             (settings.job_dir(job_id) / FENCED_FILE).write_text(str(error))
-            os.kill(os.getppid(), signal.SIGTERM)
+            if os.getppid() == launcher:
+                os.kill(launcher, signal.SIGTERM)
             sys.exit(1)
         except Exception as error:
             log.exception("rank %d failed", rank)

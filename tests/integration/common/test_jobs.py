@@ -66,6 +66,7 @@ WRITES: dict[str, Write] = {
     "rewind": lambda head, job: head.rewind(job, 0),
     "task": lambda head, job: add(head._redis, job, Stage.TASKS, "train:9:1", b"zombie", fence=head.fence),
     "read": lambda head, job: head.get(job),
+    "a file of the job": lambda head, _job: asyncio.to_thread(head.require_newest),
 }
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
+from services.common.errors import Fenced
 from services.learner.checkpoint import (
     LATEST,
     MANIFEST,
@@ -149,3 +150,24 @@ def test_nothing_is_begun_without_room_and_what_was_never_committed_gives_its_ro
     assert list(tmp_path.glob("*.tmp")) == []
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(int(size * 1.2)))
     assert store.begin(3).is_dir()
+
+
+def test_one_that_was_replaced_changes_nothing(tmp_path: Path) -> None:
+    allowed = True
+
+    def guard() -> None:
+        if not allowed:
+            raise Fenced("a newer head writes")
+
+    store = CheckpointStore(tmp_path, keep=2, guard=guard)
+    save(store, 1)
+    (store.begin(2) / "model.bin").write_bytes(b"half")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    allowed = False
+    with pytest.raises(Fenced):
+        store.begin(3)
+    with pytest.raises(Fenced):
+        store.commit(2, {}, [])
+    with pytest.raises(Fenced):
+        store.discard(2)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from services.common.errors import Fenced
 from services.learner import journal as module
 from services.learner.journal import BatchRecord, Journal, JournalError
 from services.learner.ledger import Fate, Settled
@@ -210,3 +211,35 @@ def test_a_record_keeps_the_digest_of_the_weights_that_it_starts_from(tmp_path: 
     journal = Journal(tmp_path)
     journal.append(replace(record(1), weights_digest="ab" * 16))
     assert [r.weights_digest for r in Journal(tmp_path).records()] == ["ab" * 16]
+
+
+def replaced() -> None:
+    raise Fenced("a newer head writes")
+
+
+def test_one_that_was_replaced_writes_nothing(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.append(record(1))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    journal.guard = replaced
+    with pytest.raises(Fenced):
+        journal.append(record(2))
+    with pytest.raises(Fenced):
+        journal.cut(JournalError(next(tmp_path.glob("*.wal")), 0, "is damaged"))
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_one_that_is_replaced_while_it_writes_tells_nobody_of_the_record(tmp_path: Path) -> None:
+    journal, told = Journal(tmp_path), []
+    journal.on_append = told.append
+    answers = iter([None, Fenced("a newer head writes")])
+
+    def guard() -> None:
+        if (answer := next(answers)) is not None:
+            raise answer
+
+    journal.guard = guard
+    with pytest.raises(Fenced):
+        journal.append(record(1))
+    assert [r.step for r in Journal(tmp_path).records()] == [1]
+    assert not told
