@@ -70,12 +70,19 @@ class Campaign:
         record = self.stack.wait_for_end(self.job_id, patience_s)
         finding = examine(self.folder, ended=True)
         self.result.violations += finding.violations + self._versions.stop()
-        self.result.violations += list(disagreements(record, finding))
+        self.result.violations += list(disagreements(record, self._history(), finding))
         audit = finding.audit
         fates = {fate.value: count for fate, count in audit.fates.items() if count}
         self.result.groups = {"issued": audit.issued, **fates}
         self.result.extra |= {"steps": audit.steps, "lineages": audit.lineages, "tokens_checked": finding.tokens}
         return self.result
+
+    def _history(self) -> list[int]:
+        """The steps that people are told of, as they stand there."""
+        told: list[int] = []
+        while page := self.stack.client.steps(self.job_id, len(told) + 1):
+            told += [int(item["step"]) for item in page]
+        return told
 
 
 @contextlib.contextmanager
@@ -94,7 +101,7 @@ def campaign(
             running.result.seconds = time.monotonic() - started
 
 
-def disagreements(record: dict[str, Any], finding: Finding) -> Iterator[str]:
+def disagreements(record: dict[str, Any], history: list[int], finding: Finding) -> Iterator[str]:
     """Where what people are told differs from what the journal says."""
     audit = finding.audit
     counted = {fate.value: audit.fates[fate] for fate in Fate} | {"issued": audit.issued, "active": audit.active}
@@ -102,6 +109,9 @@ def disagreements(record: dict[str, Any], finding: Finding) -> Iterator[str]:
         yield f"the record counts {record['groups']}, the journal {counted}"
     if record["step"] != audit.steps:
         yield f"the record says step {record['step']}, the journal {audit.steps}"
+    if history != list(range(1, audit.steps + 1)):
+        odd = [step for step in range(1, audit.steps + 1) if history.count(step) != 1]
+        yield f"the history has {len(history)} steps of {audit.steps}; not once: {odd[:5]}"
 
 
 class VersionWatch:

@@ -13,6 +13,11 @@ def offset_file(folder: Path, service: str) -> Path:
     return folder / f"clock-{service}"
 
 
+def seen_file(folder: Path, service: str) -> Path:
+    """Holds the offset that the service's clock has now, as the service itself says."""
+    return folder / f"clock-{service}.seen"
+
+
 def install(service: str, folder: Path) -> None:
     """Replaces `time.time` in this process."""
     path, real = offset_file(folder, service), time.time
@@ -24,9 +29,12 @@ def install(service: str, folder: Path) -> None:
         if now - looked_at > _LOOK_S:
             looked_at = now
             try:
-                offset = float(path.read_text())
+                wanted = float(path.read_text())
             except (FileNotFoundError, ValueError):
-                offset = 0.0
+                wanted = 0.0
+            if wanted != offset:
+                seen_file(folder, service).write_text(str(wanted))
+            offset = wanted
         return real() + offset
 
     time.time = shifted

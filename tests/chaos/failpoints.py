@@ -1,4 +1,4 @@
-"""Named points between two side effects, at which a process can be told to die: `kill -9`, as a power cut would.
+"""Named points between two side effects, at which a process can be told to die: `kill -9`, as a power cut would; or to stand still.
 
 A point is a function of the real service and a side of it: `rank.journal.append:after`. The harness arms it with a file,
 `<folder>/fail/<point>`, that says how many times it is passed over; the process that comes by then takes the file away and kills
@@ -81,10 +81,10 @@ def armed_file(folder: Path, point: str) -> Path:
     return folder / "fail" / point
 
 
-def arm(folder: Path, point: str, passes: int = 0, delay_s: float = 0.0) -> Path:
+def arm(folder: Path, point: str, passes: int = 0, delay_s: float = 0.0, *, stop: bool = False) -> Path:
     """Lets the process that comes by the point after so many passes kill itself there; the file is gone when one is about to.
 
-    With a delay it goes on meanwhile, and dies wherever it is then.
+    With a delay it goes on meanwhile, and dies wherever it is then. With `stop` it stands still instead (SIGSTOP).
 
     Raises:
         ValueError: there is no such point.
@@ -94,7 +94,8 @@ def arm(folder: Path, point: str, passes: int = 0, delay_s: float = 0.0) -> Path
     path = armed_file(folder, point)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}")
-    temporary.write_text(f"{passes} {delay_s}")
+    number = signal.SIGSTOP if stop else signal.SIGKILL
+    temporary.write_text(f"{passes} {delay_s} {int(number)}")
     temporary.rename(path)
     return path
 
@@ -164,7 +165,7 @@ class _Point:
     def passed(self) -> None:
         """Dies here, if told to."""
         try:
-            passes, delay_s = self._path.read_text().split()
+            passes, delay_s, number = self._path.read_text().split()
         except FileNotFoundError:
             self._passes = 0
             return
@@ -173,6 +174,6 @@ class _Point:
             return
         self._path.unlink(missing_ok=True)
         if float(delay_s):
-            threading.Timer(float(delay_s), os.kill, (os.getpid(), signal.SIGKILL)).start()
+            threading.Timer(float(delay_s), os.kill, (os.getpid(), int(number))).start()
         else:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), int(number))

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from services.cli.state import read_state
+from tests.chaos import waits
 from tests.chaos.campaign import Campaign, campaign
 from tests.chaos.faults import Options
 from tests.chaos.proxy import ProxyThread
@@ -27,10 +28,23 @@ def network(options: Options) -> Result:
             _NETWORK[options.target](running, proxy, options)
             proxy.faults.cut_reply, proxy.faults.latency_s, proxy.faults.frozen = 0.0, 0.0, False
             running.result.extra["replies_cut"] = proxy.counts.replies_cut
+            _judge_waits(running)
             running.finish()
     finally:
         proxy.stop()
     return running.result
+
+
+def _judge_waits(running: Campaign) -> None:
+    """No service waited for longer than twice the wait's own deadline."""
+    wait = waits.longest(running.stack.folder)
+    if wait is None:
+        running.result.violations.append("no service has noted how long it waits")
+        return
+    said = f"{wait.what} {wait.seconds:.1f} s, deadline {wait.deadline_s:g} s"
+    running.result.extra["longest wait"] = said
+    if wait.share > waits.MOST:
+        running.result.violations.append(f"a wait beyond {waits.MOST:g} times its deadline: {said}")
 
 
 def _cut(running: Campaign, proxy: ProxyThread, options: Options) -> None:

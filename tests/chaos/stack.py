@@ -23,6 +23,7 @@ from tests.chaos.job import furnish
 ROOT = Path(__file__).parents[2]
 PROXIED_URL = "MILLRACE_CHAOS_REDIS_URL"
 PRELOAD = "MILLRACE_CHAOS_PRELOAD"
+BLIND = "MILLRACE_CHAOS_BLIND"
 START_S = 180.0
 LOOK_S = 0.05
 TARGETS = ("gateway", "rollout", "reward", "rank", "learner", "redis")
@@ -126,7 +127,7 @@ class Stack:
         """The present process of a target, or None while there is none. The process of a rank is below its agent."""
         try:
             if target != "rank":
-                return psutil.Process(self.state.processes[_NAMES.get(target, target)].pid)
+                return _living(psutil.Process(self.state.processes[_NAMES.get(target, target)].pid))
             agent = psutil.Process(self.state.processes["learner-0"].pid)
             return next((child for child in agent.children(recursive=True) if _is_rank(child, rank)), None)
         except (psutil.Error, KeyError):
@@ -181,10 +182,18 @@ class Stack:
         self.wait(lambda: (self.job(job_id) or {}).get("state") in ENDED, f"the end of job {job_id}", timeout_s)
         return self.client.job(job_id)
 
+    def said(self, name: str, words: str) -> int:
+        """How often a process has logged these words."""
+        return (self.home / "logs" / f"{name}.log").read_text(errors="replace").count(words)
+
     def tail(self, name: str = "*", size: int = 2500) -> str:
         """The ends of the logs."""
         files = sorted((self.home / "logs").glob(f"{name}.log"))
         return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-size:]}" for path in files)
+
+
+def _living(process: psutil.Process) -> psutil.Process | None:
+    return None if process.status() == psutil.STATUS_ZOMBIE else process
 
 
 def _is_rank(process: psutil.Process, rank: int) -> bool:

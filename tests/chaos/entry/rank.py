@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from services.learner import rank
 from services.learner.megatron import platform
 from tests.chaos.entry import tamper
 from tests.chaos.scripted import trainer
+from tests.chaos.stack import BLIND
 
 if __name__ == "__main__":
     sys.modules["services.learner.megatron.trainer"] = trainer
     platform.prepare = lambda *_, **__: None  # it adapts Megatron, which is not there
+    if BLIND in os.environ:
+        vars(rank)["die_with_parent"] = lambda *_: None
     tamper("rank")
     rank.main()

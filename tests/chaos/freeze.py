@@ -1,0 +1,129 @@
+"""Processes that stand still: noticed within two heartbeats and killed; and one that nobody noticed, which wakes up when it is replaced."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import psutil
+
+from services.cli import pulse as supervisors
+from services.learner import pulse as agents
+from tests.chaos import failpoints
+from tests.chaos.campaign import ENDLESS, Campaign, campaign
+from tests.chaos.faults import Options, victim
+from tests.chaos.job import job_spec
+from tests.chaos.result import Result, summary
+from tests.chaos.stack import BLIND, ChaosError
+
+NOTICED_S = 2 * max(supervisors.PERIOD_S, agents.PERIOD_S) + 1.0
+"""Two heartbeats, and a second to look and to kill."""
+UNNOTICED_S = 60.0
+"""When nobody has noticed by then, nobody will."""
+LEAVE_S = 15.0
+"""Within this, one that woke up and was replaced meanwhile has ended."""
+
+
+def freeze(options: Options) -> Result:
+    """SIGSTOP of a target: for `hold_s`, then SIGCONT; or for ever. Whatever lasts longer than NOTICED_S must not last: it is killed."""
+    how = "for ever" if options.hold_s is None else f"for {options.hold_s:g} s"
+    with campaign(options.home, f"SIGSTOP {options.target} {how}", options.seed) as running:
+        noticed: list[float] = []
+
+        def strike() -> None:
+            seconds = _stand_still(running, options.target, options.hold_s)
+            if seconds is not None:
+                noticed.append(seconds)
+            if (seconds is None and (options.hold_s or 0.0) > NOTICED_S) or (seconds or 0.0) > NOTICED_S:
+                after = (
+                    f"was noticed after {seconds:.1f} s" if seconds else f"was not noticed within {options.hold_s} s"
+                )
+                running.result.violations.append(f"{options.target} stood still and {after}")
+
+        while running.result.count < options.count:
+            try:
+                running.trial(strike)
+            except psutil.NoSuchProcess:  # it ended before it could be stopped
+                continue
+        running.result.extra["killed after s"] = summary(noticed)
+        running.finish()
+    return running.result
+
+
+def _stand_still(running: Campaign, target: str, hold_s: float | None) -> float | None:
+    """Stops a process; the seconds until somebody killed it, or None when it was woken before.
+
+    Raises:
+        ChaosError: nobody did, and it was stopped for ever.
+    """
+    process, struck = victim(running.stack, target), time.monotonic()
+    process.suspend()
+    while hold_s is None or time.monotonic() - struck < hold_s:
+        if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+            return time.monotonic() - struck
+        if time.monotonic() - struck > UNNOTICED_S:
+            raise ChaosError(f"nobody noticed within {UNNOTICED_S:.0f} s that {target} stands still")
+        time.sleep(0.05)
+    process.resume()
+    return None
+
+
+RANK_POINTS = tuple(
+    point for point in failpoints.POINTS if point.startswith("rank.") and point not in failpoints.AT_THE_END
+)
+
+
+def wake(options: Options, chosen: Sequence[str] = RANK_POINTS) -> Result:
+    """Rank 0 stands still at a fail point, unnoticed; another takes the job over and trains; then the first one wakes up and goes on.
+
+    As on a machine that was cut off or suspended. What keeps that from happening on one machine is put out of action: no watch, no death
+    signal, no orphan is killed. Each point `count` times.
+    """
+    spec = job_spec(steps=ENDLESS, interval_steps=5)
+    with campaign(options.home, "woken and replaced", options.seed, spec=spec, environment={BLIND: "1"}) as running:
+        left: list[float] = []
+        for point in list(chosen) * options.count:
+            sleeper = _sleep_at(running, point)
+            running.trial(lambda sleeper=sleeper: _replace(sleeper), pause_s=0.0)  # type: ignore[misc]
+            left.append(_wake(running, sleeper, point))
+        running.result.extra["ended after s"] = summary(left)
+        running.finish()
+    return running.result
+
+
+def _sleep_at(running: Campaign, point: str) -> psutil.Process:
+    """Rank 0, standing still at the point.
+
+    Raises:
+        ChaosError: it never came by.
+    """
+    process = victim(running.stack, "rank")
+    failpoints.arm(running.stack.folder, point, running.random.randrange(3), stop=True)
+    running.stack.wait(lambda: process.status() == psutil.STATUS_STOPPED, f"the rank to stand still at {point}", 60.0)
+    return process
+
+
+def _replace(sleeper: psutil.Process) -> None:
+    """Ends the sleeper's launcher, so that the agent starts another one with a rank of its own."""
+    parent = sleeper.parent()
+    if parent is None:
+        raise ChaosError("the rank has no parent")
+    parent.kill()
+
+
+def _wake(running: Campaign, sleeper: psutil.Process, point: str) -> float:
+    """Wakes it up; the seconds until it has ended."""
+    sleeper.resume()
+    woken = time.monotonic()
+    try:
+        running.stack.wait(
+            lambda: not sleeper.is_running() or sleeper.status() == psutil.STATUS_ZOMBIE,
+            "the woken rank to end",
+            LEAVE_S,
+        )
+    except psutil.NoSuchProcess:
+        pass
+    except ChaosError:
+        running.result.violations.append(f"woken at {point}, it still runs {LEAVE_S:.0f} s later")
+        sleeper.kill()
+    return time.monotonic() - woken

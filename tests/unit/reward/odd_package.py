@@ -1,0 +1,30 @@
+"""Puts the odd verifiers into a package of their own, which only the processes find that get its environment."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+OFFERED = [
+    "always_right", "sleep", "endless_regex", "raises", "fails_once", "dies", "exits", "not_a_score", "nan", "eats_memory",
+    "shows_environment", "leaves_a_child", "process", "takes_memory",
+]  # fmt: skip
+
+
+def install(folder: Path) -> dict[str, str]:
+    """The environment of a process that has the odd verifiers installed, under `odd_<name>`."""
+    site = folder / "site"
+    metadata = site / "odd_verifiers-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    shutil.copy(Path(__file__).with_name("odd_verifiers.py"), site)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: odd-verifiers\nVersion: 1.0\n")
+    lines = [f"odd_{name} = odd_verifiers:{name}" for name in OFFERED]
+    lines += [
+        "gsm8k = odd_verifiers:gsm8k",
+        "odd_missing = odd_verifiers:nowhere",
+        "odd_broken = no_such_package:verify",
+    ]
+    (metadata / "entry_points.txt").write_text("[millrace.verifiers]\n" + "\n".join(lines) + "\n")
+    path = os.pathsep.join(part for part in (str(site), os.environ.get("PYTHONPATH")) if part)
+    return {**os.environ, "PYTHONPATH": path, "ODD_VERIFIERS_MARK": str(folder / "mark")}
