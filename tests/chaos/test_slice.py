@@ -10,8 +10,6 @@ from tests.chaos import bombs, chunks, faults, files, points
 from tests.chaos.faults import Options
 from tests.chaos.result import Result
 
-pytestmark = pytest.mark.slow
-
 TYPICAL_POINTS = (
     "rank.journal.append:before", "rank.journal.append:after", "rank.consumer.ack:before", "rank.ranks.train:after",
     "rank.store.activate:before", "rank.checkpoint.commit:before", "rollout.consumer.hop:after", "reward.consumer.hop:before",
