@@ -2,7 +2,7 @@
 
 redis-py 8 cuts a blocking read at its default socket timeout of 5 s and tries every command up to 11 times. Both are kept in hand here:
 a blocking client's socket timeout is its block time plus a margin, and only what may be repeated is ever sent: reads, plain writes that a
-repeat does not change, and scripts that know a repeat (`scripts.py`, `streams.py`).
+repeat does not change, and scripts that know a repeat (`job_scripts.py`, `stream_scripts.py`).
 
 An outage is borne for `OUTAGE_S`. A server that answers but refuses writes (its disk or its memory is full) is waited for much longer:
 a person has to act, and nothing is lost meanwhile. The log names the cause.

@@ -1,13 +1,12 @@
 """Dead letters: entries that could not be used, kept with the reason until a person has looked at them.
 
-    work stream ── bury (streams.py) ──► dead letters of the stage ── requeue ──► the same work stream, as if it were new
+    work stream ── bury (consumer.py) ──► dead letters of the stage ── requeue ──► the same work stream, as if it were new
 
 The group behind a dead letter does not wait for it: the learner asks again after the group's deadline, and fails it in the end.
 """
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from redis.asyncio import Redis
 from services.common import job_scripts, keys
 from services.common.connection import text
 from services.common.errors import LetterRefused
-from services.common.jobs import JobState
+from services.common.job_records import JobState
 from services.common.keys import Stage
 from services.common.streams import MAX_STREAM_LENGTH
 
@@ -99,7 +98,7 @@ async def requeue(redis: Redis, job_id: str, stage: Stage, letter_id: str, *, bo
     """
     names = [
         keys.dead(job_id, stage), keys.stream(job_id, stage), keys.seen(job_id, stage), keys.dead_bytes(job_id), keys.record(job_id),
-        keys.once(job_id, secrets.token_hex(8)),
+        keys.once(job_id, job_scripts.new_token()),
     ]  # fmt: skip
     said = text(
         await redis.register_script(_REQUEUE)(keys=names, args=[letter_id, stage, bound, ",".join(sorted(ENDED))])

@@ -15,7 +15,8 @@ from services.common import job_scripts, keys
 from services.common.errors import Fenced, RecordGone
 from services.common.fencing import Fence, raise_if_fenced
 from services.common.job_folder import JobFolder
-from services.common.jobs import ActiveJob, JobRecord, JobState, JobStore
+from services.common.job_records import ActiveJob, JobRecord, JobState
+from services.common.jobs import JobStore
 
 SAVE_TRIES = 3
 

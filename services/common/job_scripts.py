@@ -6,11 +6,19 @@ the sender gives a token, which the script leaves in the record or in a key of i
 
 from __future__ import annotations
 
+import secrets
+
 from services.common.fencing import FENCE
 
 MAX_EVENTS = 10_000
 ONCE_KEPT_S = 600
 """A token is remembered this long: longer than any client repeats a command."""
+
+
+def new_token() -> str:
+    """Names one command, so that a repeat of it is known."""
+    return secrets.token_hex(8)
+
 
 _IN = """
 local function is_in(state, states) return string.find(',' .. states .. ',', ',' .. state .. ',', 1, true) end

@@ -10,7 +10,8 @@ from redis.asyncio import Redis
 
 from services.common import keys
 from services.common.connection import text
-from services.common.jobs import JobRecord, JobStore
+from services.common.job_records import JobRecord
+from services.common.jobs import JobStore
 
 
 class Restorer:

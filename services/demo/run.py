@@ -24,7 +24,7 @@ from services.cli.follow import show_steps
 from services.cli.tokens import find_token
 from services.cli.up import detach, run_down
 from services.common.errors import MillraceError, ModelError
-from services.common.jobs import JobState
+from services.common.job_records import JobState
 from services.common.spec import parse_spec
 from services.demo.curve import draw_curve
 from services.demo.report import write_table

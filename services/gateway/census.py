@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 
 from services.common import keys
 from services.common.connection import text
-from services.common.jobs import JobState
+from services.common.job_records import JobState
 
 
 class JobCensus:

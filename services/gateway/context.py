@@ -9,7 +9,8 @@ from fastapi import Depends, Path, Request
 from redis.asyncio import Redis
 from starlette.exceptions import HTTPException
 
-from services.common.jobs import JobRecord, JobStore
+from services.common.job_records import JobRecord
+from services.common.jobs import JobStore
 from services.common.restore import Restorer
 from services.common.settings import Settings
 from services.gateway.admission import Admission

@@ -18,7 +18,7 @@ from sse_starlette import ServerSentEvent
 
 from services.common import keys
 from services.common.connection import text
-from services.common.jobs import JobRecord
+from services.common.job_records import JobRecord
 from services.gateway.context import Context
 
 log = logging.getLogger(__name__)

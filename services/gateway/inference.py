@@ -24,7 +24,8 @@ from services.common.inference_channel import (
     PROBLEM_HEADER,
     Problem,
 )
-from services.common.jobs import JobRecord, JobState, JobStore
+from services.common.job_records import JobRecord, JobState
+from services.common.jobs import JobStore
 from services.common.pb import inference_pb2 as pb
 from services.common.pb import inference_pb2_grpc as pb_grpc
 from services.common.weight_channel import token_metadata

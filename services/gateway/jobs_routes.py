@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 
 from services.common import keys
 from services.common.errors import KeyReused
-from services.common.jobs import JobRecord
+from services.common.job_records import JobRecord
 from services.common.spec import JobSpec
 from services.gateway.context import Context, ContextDep, RecordDep
 from services.gateway.errors import SpecRefused, documented

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query
 from pydantic import Field
 
 from services.common.fates import FATES_FILE, Fate, FateList, read_fates
-from services.common.jobs import JobRecord
+from services.common.job_records import JobRecord
 from services.gateway.context import ContextDep, RecordDep
 from services.gateway.errors import documented
 from services.gateway.schemas import Answer

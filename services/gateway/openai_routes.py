@@ -18,7 +18,7 @@ from fastapi import APIRouter, Path, Request, Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.responses import JSONResponse
 
-from services.common.jobs import JobRecord
+from services.common.job_records import JobRecord
 from services.common.pb import inference_pb2 as pb
 from services.gateway.context import ContextDep
 from services.gateway.inference import CALL_LIMIT_S, Replies

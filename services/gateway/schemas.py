@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from services.common.dead_letters import DeadLetter
-from services.common.jobs import JobRecord, JobState
+from services.common.job_records import JobRecord, JobState
 from services.common.keys import Stage
 from services.common.spec import JobSpec
 from services.common.workers import WorkerKind

@@ -10,7 +10,8 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
 from services.common import keys
-from services.common.jobs import ActiveJob, JobStore
+from services.common.job_records import ActiveJob
+from services.common.jobs import JobStore
 from services.common.keys import Stage
 from services.common.workers import WorkerKind, WorkerStatus, alive
 from services.gateway.census import JobCensus

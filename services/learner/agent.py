@@ -20,7 +20,8 @@ from redis.asyncio import Redis
 from services.common import workers
 from services.common.data import open_source
 from services.common.errors import ConfigError, JobConflict, MillraceError
-from services.common.jobs import LIVE, JobRecord, JobState, JobStore
+from services.common.job_records import LIVE, JobRecord, JobState
+from services.common.jobs import JobStore
 from services.common.lifecycle import Drain, every
 from services.common.logs import log_context
 from services.common.models import check_parallel_sizes, inspect_model, resolve_model

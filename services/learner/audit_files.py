@@ -10,7 +10,7 @@ from typing import Any
 
 from services.common.errors import ConfigError, MillraceError
 from services.common.job_folder import SPEC_FILE
-from services.common.jobs import JobState
+from services.common.job_records import JobState
 from services.common.spec import JobSpec, parse_spec
 from services.learner.audit import Audit
 from services.learner.audit_report import AuditReport, Breach

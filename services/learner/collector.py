@@ -6,9 +6,9 @@ import time
 
 from services.common.codec import decode
 from services.common.connection import BLOCK_S
+from services.common.consumer import Entry
 from services.common.errors import EntryError
 from services.common.lifecycle import Drain
-from services.common.streams import Entry
 from services.common.types import Purpose, ScoredGroup
 from services.learner import metrics
 from services.learner.context import JobContext

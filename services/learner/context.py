@@ -9,11 +9,11 @@ from pathlib import Path
 
 from redis.asyncio import Redis
 
+from services.common.consumer import Consumer
 from services.common.head_store import HeadStore
 from services.common.lifecycle import Drain
 from services.common.settings import Settings
 from services.common.spec import JobSpec
-from services.common.streams import Consumer
 from services.common.types import ScoredGroup
 from services.learner.checkpoint import CheckpointStore
 from services.learner.evaluation import EvalRound

@@ -18,6 +18,7 @@ from pathlib import Path
 from redis.asyncio import Redis
 
 from services.common.connection import BLOCK_S, connect
+from services.common.consumer import Consumer
 from services.common.data import open_source
 from services.common.fates import FATES_FILE
 from services.common.head_store import HeadStore
@@ -26,7 +27,6 @@ from services.common.lifecycle import Drain, run_service
 from services.common.logs import log_context
 from services.common.settings import Settings
 from services.common.spec import JobSpec
-from services.common.streams import Consumer
 from services.learner.checkpoint import CheckpointStore
 from services.learner.collector import collect_loop
 from services.learner.context import JobContext

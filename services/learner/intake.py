@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from services.common.consumer import Entry
 from services.common.spec import JobSpec
-from services.common.streams import Entry
 from services.common.types import ScoredGroup, VerdictStatus
 from services.learner.algorithms.dynamic_sampling import filter_values, is_degenerate
 from services.learner.gate import AcceptRate, ReadyGroup, issue_budget, select_batch

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from services.common.jobs import LIVE, JobState
+from services.common.job_records import LIVE, JobState
 from services.common.lifecycle import Drain
 from services.learner.context import JobContext, Stopped
 from services.learner.durable import is_full

@@ -13,7 +13,7 @@ import json
 import time
 
 from services.common.errors import ConfigError
-from services.common.jobs import LIVE, PAUSED_CAUSE, ActiveJob, JobState
+from services.common.job_records import LIVE, PAUSED_CAUSE, ActiveJob, JobState
 from services.common.lifecycle import Drain
 from services.learner import metrics
 from services.learner.assemble import assemble

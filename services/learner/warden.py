@@ -7,7 +7,7 @@ import time
 
 from services.common import workers
 from services.common.errors import JobConflict
-from services.common.jobs import LIVE, JobState
+from services.common.job_records import LIVE, JobState
 from services.common.lifecycle import Drain
 from services.common.workers import WorkerKind
 from services.learner import metrics

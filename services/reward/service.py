@@ -18,7 +18,8 @@ from redis.asyncio import Redis
 from services.common.connection import BLOCK_S, connect, redis_is_away
 from services.common.errors import MillraceError
 from services.common.health import HealthServer
-from services.common.jobs import ActiveJob, JobStore
+from services.common.job_records import ActiveJob
+from services.common.jobs import JobStore
 from services.common.lifecycle import Drain, every, run_service
 from services.common.preflight import require_redis
 from services.common.settings import Settings

@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from services.common import streams
 from services.common.errors import ModelError
-from services.common.jobs import ActiveJob
+from services.common.job_records import ActiveJob
 from services.common.lifecycle import Drain
 from services.common.logs import log_context
 from services.common.settings import Settings

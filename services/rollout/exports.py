@@ -21,7 +21,7 @@ import xxhash
 from safetensors import safe_open
 
 from services.common.errors import ModelError, WeightSyncError
-from services.common.jobs import JobRecord
+from services.common.job_records import JobRecord
 from services.common.models import resolve_model
 from services.common.settings import Settings
 from services.common.snapshot import TensorSpec, UInt8Array, digest_of

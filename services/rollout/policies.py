@@ -13,7 +13,8 @@ from pathlib import Path
 
 from services.common.errors import MillraceError, ModelError
 from services.common.inference_channel import LOAD_LIMIT_S, Problem
-from services.common.jobs import JobRecord, JobStore
+from services.common.job_records import JobRecord
+from services.common.jobs import JobStore
 from services.rollout.chat import ChatRefused
 from services.rollout.engine import Engine
 from services.rollout.lane import PACE_S, ChatLane

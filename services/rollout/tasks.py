@@ -13,11 +13,12 @@ from redis.asyncio import Redis
 
 from services.common import codec
 from services.common.connection import BLOCK_S
+from services.common.consumer import Consumer, Entry
 from services.common.errors import EntryError, StreamFull
 from services.common.keys import Stage
 from services.common.lifecycle import Drain
 from services.common.logs import log_context
-from services.common.streams import MAX_STREAM_LENGTH, Consumer, Entry, add
+from services.common.streams import MAX_STREAM_LENGTH, add
 from services.common.types import RolloutGroup, Task
 from services.rollout import metrics
 from services.rollout.label import Version, VersionLabel

@@ -36,13 +36,13 @@ class Site:
         return f"{self.service}.{self.name}:{BEFORE}", f"{self.service}.{self.name}:{AFTER}"
 
 
-_LEARNER, _STREAMS = "services.learner", "services.common.streams:Consumer"
+_LEARNER, _CONSUMER = "services.learner", "services.common.consumer:Consumer"
 _STORE = "services.common.head_store:HeadStore"
 
 SITES = (
     Site("rank", "streams.add", "services.common.streams:add"),
-    Site("rank", "consumer.read", f"{_STREAMS}.read"),
-    Site("rank", "consumer.ack", f"{_STREAMS}.ack"),
+    Site("rank", "consumer.read", f"{_CONSUMER}.read"),
+    Site("rank", "consumer.ack", f"{_CONSUMER}.ack"),
     Site("rank", "journal.append", f"{_LEARNER}.journal:Journal.append"),
     Site("rank", "journal.fsync", f"{_LEARNER}.journal:os.fsync"),
     Site("rank", "ranks.train", f"{_LEARNER}.ranks:Ranks.train"),
@@ -61,14 +61,14 @@ SITES = (
     Site("rank", "checkpoint.fsync_directory", f"{_LEARNER}.checkpoint:fsync_directory"),
     Site("rank", "checkpoint.write_durably", f"{_LEARNER}.checkpoint:write_durably"),
     Site("rank", "checkpoint.prune", f"{_LEARNER}.checkpoint:CheckpointStore._prune"),
-    Site("rollout", "consumer.read", f"{_STREAMS}.read"),
-    Site("rollout", "consumer.hop", f"{_STREAMS}.hop"),
+    Site("rollout", "consumer.read", f"{_CONSUMER}.read"),
+    Site("rollout", "consumer.hop", f"{_CONSUMER}.hop"),
     Site("rollout", "weights.fetch", "services.rollout.receiver:WeightReceiver.fetch"),
     Site("rollout", "weights.apply", "services.rollout.switch:WeightSwitch._apply"),
     Site("rollout", "weights.label", "services.rollout.label:VersionLabel.change"),
     Site("rollout", "weights.report", "services.rollout.receiver:WeightReceiver.report"),
-    Site("reward", "consumer.read", f"{_STREAMS}.read"),
-    Site("reward", "consumer.hop", f"{_STREAMS}.hop"),
+    Site("reward", "consumer.read", f"{_CONSUMER}.read"),
+    Site("reward", "consumer.hop", f"{_CONSUMER}.hop"),
 )
 
 POINTS = tuple(point for site in SITES for point in site.points)

@@ -20,10 +20,12 @@ from redis.asyncio import Redis
 
 from services.cli.children import created_at
 from services.cli.state import UpState, write_state
+from services.common.consumer import Consumer
 from services.common.fates import FATES_FILE, FateLine, collect
-from services.common.jobs import LIVE, PAUSED_CAUSE, JobState, JobStore
+from services.common.job_records import LIVE, PAUSED_CAUSE, JobState
+from services.common.jobs import JobStore
 from services.common.keys import Stage
-from services.common.streams import Consumer, add
+from services.common.streams import add
 from tests.integration.gateway.conftest import Process, running, write_model
 from tests.unit.learner.journalled_job import JournalledJob
 

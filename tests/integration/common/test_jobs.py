@@ -12,14 +12,16 @@ import pytest
 import redis.asyncio
 
 from services.common import keys
+from services.common.consumer import Consumer
 from services.common.errors import Fenced, JobConflict, RecordGone
 from services.common.head_store import HeadStore
 from services.common.job_folder import JobFolder
-from services.common.jobs import LIVE, ActiveJob, JobRecord, JobState, JobStore
+from services.common.job_records import LIVE, ActiveJob, JobRecord, JobState
+from services.common.jobs import JobStore
 from services.common.keys import Stage
 from services.common.restore import Restorer
 from services.common.spec import JobSpec, parse_spec
-from services.common.streams import Consumer, add
+from services.common.streams import add
 
 Redis = redis.asyncio.Redis
 SPEC = "name: demo\nmodel: {path: tiny}\ndata: {train: {source: 'reasoning_gym:chain_sum'}}\n"

@@ -19,11 +19,13 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from services.cli.embedded_redis import EmbeddedRedis
 from services.common import connection, dead_letters, keys, streams
 from services.common.connection import Patience, connect, redis_is_away
+from services.common.consumer import Consumer
 from services.common.head_store import HeadStore
-from services.common.jobs import LIVE, ActiveJob, JobState, JobStore
+from services.common.job_records import LIVE, ActiveJob, JobState
+from services.common.jobs import JobStore
 from services.common.keys import Stage
 from services.common.spec import parse_spec
-from services.common.streams import Consumer, add
+from services.common.streams import add
 from services.common.workers import WorkerKind, WorkerStatus, alive, beat, leave
 from services.reward.samples import keep_sample
 from tests.chaos.proxy import CutProxy

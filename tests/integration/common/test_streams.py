@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from services.common import keys, streams
+from services.common import consumer as consumer_module
+from services.common import keys
 from services.common.codec import MAX_ENTRY_BYTES
 from services.common.connection import connect, text
+from services.common.consumer import DEAD_PAYLOAD_BYTES, Consumer
 from services.common.errors import StreamFull
 from services.common.keys import Stage
-from services.common.streams import DEAD_PAYLOAD_BYTES, Consumer, add, depths, forget
+from services.common.streams import add, depths, forget
 
 JOB = "job-1"
 Redis = redis.asyncio.Redis
@@ -255,7 +257,7 @@ async def test_dead_letters_keep_so_much_payload_and_then_its_beginning(
     redis: Redis, blocking: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = 2 * DEAD_PAYLOAD_BYTES
-    monkeypatch.setattr(streams, "DEAD_BUDGET_BYTES", 2 * size)
+    monkeypatch.setattr(consumer_module, "DEAD_BUDGET_BYTES", 2 * size)
     for number in range(3):
         await add(redis, JOB, Stage.ROLLOUTS, f"train:{number}:1", b"x" * size)
     await redis.xadd(keys.stream(JOB, Stage.ROLLOUTS), {"member": "big", "d": b"y" * (MAX_ENTRY_BYTES + 1)})

@@ -8,7 +8,8 @@ from typing import Any
 from redis.asyncio import Redis
 
 from services.common import keys
-from services.common.jobs import JobState, JobStore
+from services.common.job_records import JobState
+from services.common.jobs import JobStore
 from services.common.spec import JobSpec
 from services.common.workers import WorkerKind, WorkerStatus, beat
 

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from playwright.async_api import Page, expect
 
-from services.common.jobs import JobState, JobStore
+from services.common.job_records import JobState
+from services.common.jobs import JobStore
 from services.common.spec import JobSpec
 from tests.integration.console.conftest import Console
 from tests.integration.console.scene import make_step, started

@@ -12,13 +12,15 @@ from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
 from services.common import dead_letters, keys
+from services.common.consumer import Consumer
 from services.common.head_store import HeadStore
 from services.common.job_folder import JobFolder
-from services.common.jobs import ActiveJob, JobState, JobStore
+from services.common.job_records import ActiveJob, JobState
+from services.common.jobs import JobStore
 from services.common.keys import Stage
 from services.common.restore import Restorer
 from services.common.spec import JobSpec, parse_spec
-from services.common.streams import Consumer, add, depths
+from services.common.streams import add, depths
 from services.common.types import ScoredGroup
 from services.common.workers import WorkerKind, WorkerStatus, alive, beat, leave
 from services.gateway.metrics import GatewayMetrics

@@ -11,11 +11,14 @@ import msgpack
 import pytest
 import redis.asyncio
 
-from services.common import keys, streams
-from services.common.jobs import JobState, JobStore
+from services.common import consumer as consumer_module
+from services.common import keys
+from services.common.consumer import DEAD_PAYLOAD_BYTES, Consumer, Entry
+from services.common.job_records import JobState
+from services.common.jobs import JobStore
 from services.common.keys import Stage
 from services.common.spec import JobSpec
-from services.common.streams import DEAD_PAYLOAD_BYTES, Consumer, Entry, add
+from services.common.streams import add
 
 Redis = redis.asyncio.Redis
 
@@ -108,7 +111,7 @@ async def test_a_requeued_entry_is_delivered_as_if_it_were_new_and_its_letter_is
 async def test_a_cut_letter_and_one_of_an_ended_job_cannot_be_put_back(
     client: httpx.AsyncClient, redis: Redis, store: JobStore, job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "DEAD_BUDGET_BYTES", 10)
+    monkeypatch.setattr(consumer_module, "DEAD_BUDGET_BYTES", 10)
     await bury(redis, job, b"small", b"x" * (2 * DEAD_PAYLOAD_BYTES))
     cut, small = await letters(client, job)
     assert (cut["whole"], cut["size_bytes"]) == (False, 2 * DEAD_PAYLOAD_BYTES)

@@ -10,7 +10,8 @@ import pytest
 import redis.asyncio
 
 from services.common import keys
-from services.common.jobs import JobState, JobStore
+from services.common.job_records import JobState
+from services.common.jobs import JobStore
 from services.common.spec import JobSpec
 
 Event = dict[str, str]

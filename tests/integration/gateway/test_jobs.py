@@ -9,7 +9,8 @@ import redis.asyncio
 import yaml
 
 from services.common import keys
-from services.common.jobs import JobState, JobStore
+from services.common.job_records import JobState
+from services.common.jobs import JobStore
 from services.common.spec import JobSpec
 
 JobJson = dict[str, Any]

@@ -18,7 +18,8 @@ from fastapi import FastAPI
 from openai.types.chat import ChatCompletionUserMessageParam
 
 from services.common.inference_channel import PARAM_HEADER, PROBLEM_HEADER, Problem
-from services.common.jobs import JobRecord, JobState, JobStore
+from services.common.job_records import JobRecord, JobState
+from services.common.jobs import JobStore
 from services.common.pb import inference_pb2 as pb
 from services.common.pb import inference_pb2_grpc as pb_grpc
 from services.common.spec import JobSpec

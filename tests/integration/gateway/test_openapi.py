@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from services.common.jobs import JobState, JobStore
+from services.common.job_records import JobState
+from services.common.jobs import JobStore
 from services.common.spec import JobSpec
 from services.gateway.schemas import EXAMPLE_JOB_ID
 

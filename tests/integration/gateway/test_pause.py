@@ -9,7 +9,8 @@ import pytest
 import redis.asyncio
 
 from services.common import keys
-from services.common.jobs import LIVE, PAUSED_CAUSE, JobState, JobStore
+from services.common.job_records import LIVE, PAUSED_CAUSE, JobState
+from services.common.jobs import JobStore
 
 JobJson = dict[str, Any]
 

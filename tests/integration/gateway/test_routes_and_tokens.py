@@ -8,7 +8,8 @@ import pytest
 import redis.asyncio
 from fastapi import FastAPI
 
-from services.common.jobs import JobState, JobStore
+from services.common.job_records import JobState
+from services.common.jobs import JobStore
 from services.common.settings import Settings
 from services.common.spec import JobSpec
 from services.gateway.app import create_app

@@ -9,10 +9,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from redis.asyncio import Redis
 
 from services.common import keys, streams
-from services.common.jobs import ActiveJob, JobState, JobStore
+from services.common.consumer import Consumer
+from services.common.job_records import ActiveJob, JobState
+from services.common.jobs import JobStore
 from services.common.keys import Stage
 from services.common.spec import JobSpec
-from services.common.streams import Consumer
 from services.common.workers import WorkerKind, WorkerStatus, beat, leave
 from services.gateway.census import JobCensus
 

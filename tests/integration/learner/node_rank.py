@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from services.common import keys
-from services.common.jobs import JobState
+from services.common.job_records import JobState
 
 
 def main() -> None:

@@ -16,9 +16,10 @@ from redis.asyncio import Redis
 
 from services.common.codec import decode, encode
 from services.common.connection import connect
-from services.common.jobs import JobRecord, JobStore
+from services.common.consumer import Consumer
+from services.common.job_records import JobRecord
+from services.common.jobs import JobStore
 from services.common.keys import Stage
-from services.common.streams import Consumer
 from services.common.types import (
     FinishReason,
     Rollout,

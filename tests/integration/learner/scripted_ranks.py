@@ -14,7 +14,8 @@ import xxhash
 from redis.asyncio import Redis
 
 from services.common.job_folder import SPEC_FILE
-from services.common.jobs import JobRecord, JobState, JobStore
+from services.common.job_records import JobRecord, JobState
+from services.common.jobs import JobStore
 from services.common.settings import Settings
 from services.common.spec import JobSpec, dump_spec
 from services.learner.checkpoint import WrittenFile, digest_of_file

@@ -13,7 +13,8 @@ import pytest
 from redis.asyncio import Redis
 
 from services.common import keys
-from services.common.jobs import JobRecord, JobState, JobStore
+from services.common.job_records import JobRecord, JobState
+from services.common.jobs import JobStore
 from services.common.spec import JobSpec
 from tests.integration.learner.peers import Learner, until
 from tests.integration.learner.test_pause import peers_of, trained

@@ -18,7 +18,8 @@ from redis.asyncio import Redis
 from safetensors import safe_open
 
 from services.common.codec import decode
-from services.common.jobs import JobRecord, JobState, JobStore
+from services.common.job_records import JobRecord, JobState
+from services.common.jobs import JobStore
 from services.common.spec import JobSpec
 from services.common.types import ScoredGroup
 from services.learner.checkpoint import CheckpointStore, verify_files

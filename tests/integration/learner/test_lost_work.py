@@ -14,7 +14,8 @@ from redis.asyncio import Redis
 
 from services.common import keys
 from services.common.errors import Fenced
-from services.common.jobs import JobRecord, JobState, JobStore
+from services.common.job_records import JobRecord, JobState
+from services.common.jobs import JobStore
 from services.common.restore import Restorer
 from services.common.settings import Settings
 from services.common.spec import JobSpec

@@ -10,7 +10,8 @@ import pytest
 from redis.asyncio import Redis
 
 from services.cli.children import free_port
-from services.common.jobs import JobState, JobStore
+from services.common.job_records import JobState
+from services.common.jobs import JobStore
 from services.common.lifecycle import Drain
 from services.common.settings import Settings
 from services.common.spec import JobSpec

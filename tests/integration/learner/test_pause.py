@@ -13,7 +13,8 @@ from redis.asyncio import Redis
 
 from services.common import keys
 from services.common.codec import decode
-from services.common.jobs import PAUSED_CAUSE, JobState, JobStore
+from services.common.job_records import PAUSED_CAUSE, JobState
+from services.common.jobs import JobStore
 from services.common.spec import JobSpec
 from services.common.types import ScoredGroup
 from services.common.workers import alive

@@ -18,7 +18,7 @@ from redis.asyncio import Redis
 
 from services.common import keys
 from services.common.codec import decode
-from services.common.jobs import JobState
+from services.common.job_records import JobState
 from services.common.spec import JobSpec
 from services.common.types import ScoredGroup
 from services.learner.assemble import assemble

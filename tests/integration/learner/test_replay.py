@@ -18,7 +18,8 @@ import msgpack
 import pytest
 
 from services.common.connection import connect
-from services.common.jobs import JobState, JobStore
+from services.common.job_records import JobState
+from services.common.jobs import JobStore
 from services.common.spec import JobSpec
 from services.learner.journal import Journal
 from tests.integration.learner.peers import Learner, Peers, until

@@ -21,7 +21,8 @@ from redis.asyncio import Redis
 from services.common import keys
 from services.common.codec import decode, encode
 from services.common.connection import connect
-from services.common.jobs import ActiveJob, JobStore
+from services.common.job_records import ActiveJob
+from services.common.jobs import JobStore
 from services.common.keys import Stage
 from services.common.lifecycle import Drain
 from services.common.streams import MAX_STREAM_LENGTH, add, depths

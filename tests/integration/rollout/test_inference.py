@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 
 from services.common.connection import connect
 from services.common.inference_channel import PARAM_HEADER, PROBLEM_HEADER, Problem
-from services.common.jobs import JobState, JobStore
+from services.common.job_records import JobState
+from services.common.jobs import JobStore
 from services.common.pb import inference_pb2 as pb
 from services.common.pb import inference_pb2_grpc as pb_grpc
 from services.common.settings import Platform, Settings

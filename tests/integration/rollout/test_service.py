@@ -20,10 +20,11 @@ from redis.asyncio import Redis
 from services.cli.children import free_port
 from services.common import codec, keys, streams
 from services.common.connection import connect
-from services.common.jobs import ActiveJob, JobStore
+from services.common.consumer import Consumer
+from services.common.job_records import ActiveJob
+from services.common.jobs import JobStore
 from services.common.keys import Stage
 from services.common.spec import JobSpec
-from services.common.streams import Consumer
 from services.common.types import Message, Purpose, RolloutGroup, Task
 from services.common.workers import WorkerStatus, alive
 from services.learner.publisher import Publisher

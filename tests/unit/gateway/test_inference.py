@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.common.jobs import JobRecord, JobState
+from services.common.job_records import JobRecord, JobState
 from services.common.spec import JobSpec
 from services.common.workers import WorkerKind, WorkerStatus
 from services.gateway.inference import candidates

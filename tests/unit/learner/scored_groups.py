@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from services.common.consumer import Entry
 from services.common.spec import JobSpec
-from services.common.streams import Entry
 from services.common.types import (
     FinishReason,
     Message,

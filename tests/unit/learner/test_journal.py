@@ -230,7 +230,8 @@ def test_one_that_was_replaced_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_one_that_is_replaced_while_it_writes_tells_nobody_of_the_record(tmp_path: Path) -> None:
-    journal, told = Journal(tmp_path), []
+    journal = Journal(tmp_path)
+    told: list[BatchRecord] = []
     journal.on_append = told.append
     answers = iter([None, Fenced("a newer head writes")])
 

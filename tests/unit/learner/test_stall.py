@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from services.common import workers as heartbeats
-from services.common.jobs import JobState
+from services.common.job_records import JobState
 from services.common.lifecycle import Drain
 from services.common.workers import WorkerKind, WorkerStatus
 from services.learner import warden

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.common.jobs import ActiveJob
+from services.common.job_records import ActiveJob
 from services.common.workers import WorkerKind, WorkerStatus
 from services.rollout.attachment import choose
 

@@ -10,7 +10,8 @@ import pytest
 
 from services.common.errors import ModelError
 from services.common.inference_channel import Problem
-from services.common.jobs import JobRecord, JobState, JobStore
+from services.common.job_records import JobRecord, JobState
+from services.common.jobs import JobStore
 from services.common.spec import JobSpec
 from services.rollout.chat import ChatRefused
 from services.rollout.engine import Engine

@@ -10,7 +10,8 @@ import pytest
 from redis.asyncio import Redis
 
 from services.common.errors import MillraceError
-from services.common.jobs import ActiveJob, JobStore
+from services.common.job_records import ActiveJob
+from services.common.jobs import JobStore
 from services.common.lifecycle import Drain
 from services.common.settings import Platform, Settings
 from services.common.spec import JobSpec

@@ -13,9 +13,9 @@ from redis.asyncio import Redis
 
 from services.common import codec, keys, streams
 from services.common.connection import connect
+from services.common.consumer import Consumer
 from services.common.keys import Stage
 from services.common.lifecycle import Drain
-from services.common.streams import Consumer
 from services.common.types import Message, Purpose, RolloutGroup, Task
 from services.rollout import sampler as sampler_module
 from services.rollout.label import Version, VersionLabel
