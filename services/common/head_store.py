@@ -40,7 +40,9 @@ class HeadStore(JobStore):
         self._active: ActiveJob | None = None
         self._healing = asyncio.Lock()
         self._steps = 0
-        """Steps in the folder's history."""
+        """Steps in the folder's history, and in what waits for it."""
+        self._unwritten: list[tuple[str, int, dict[str, Any]]] = []
+        self._writing = asyncio.Lock()
 
     @classmethod
     async def begin(cls, redis: Redis, jobs_dir: Path, job_id: str) -> Self:
@@ -152,16 +154,32 @@ class HeadStore(JobStore):
             await self._append_step(job_id, number, data, complete=False)
         step = int(data["step"])
         if step > self._steps:  # after Redis, which refuses a head that is fenced
-            await asyncio.to_thread(self._folder.append, "step", step, data)
             self._steps = step
+            await self._keep("step", step, data)
 
     async def append_eval(self, job_id: str, data: dict[str, Any]) -> None:
         """Adds an evaluation to the history, in Redis and in the folder, and tells so in the events."""
         await super().append_eval(job_id, data)
-        await asyncio.to_thread(self._folder.append, "eval", int(data["step"]), data)
+        await self._keep("eval", int(data["step"]), data)
+
+    async def write_history(self) -> None:
+        """Writes the lines of the history that the folder could not take when they came.
+
+        Raises:
+            OSError: it still cannot take them; they are kept.
+        """
+        async with self._writing:
+            while self._unwritten:
+                await asyncio.to_thread(self._folder.append, *self._unwritten[0])
+                self._unwritten.pop(0)
 
     async def rewind(self, job_id: str, step: int) -> None:
-        """Drops the records of later steps: they are not of the course that the job goes on with."""
+        """Drops the records of later steps: they are not of the course that the job goes on with.
+
+        Raises:
+            OSError: the folder could not take it, for want of space perhaps; it may be tried again.
+        """
+        await self.write_history()
         history = await asyncio.to_thread(self._folder.history)
         if not any(record["step"] > step for record in [*history.steps, *history.evals]):
             return
@@ -174,6 +192,14 @@ class HeadStore(JobStore):
     async def _read_history(self) -> None:
         history = await asyncio.to_thread(self._folder.history)
         self._steps = history.steps[-1]["step"] if history.steps else 0
+
+    async def _keep(self, kind: str, step: int, data: dict[str, Any]) -> None:
+        """Adds a line to the folder's history. One that cannot be written waits for `write_history`, which says so to whoever can wait."""
+        self._unwritten.append((kind, step, data))
+        try:
+            await self.write_history()
+        except OSError as error:
+            log.warning("%s cannot be written: %s", self._folder.path, error)
 
 
 async def _nothing() -> None:

@@ -78,17 +78,26 @@ class JobFolder:
         return document, spec
 
     def append(self, kind: str, step: int, data: dict[str, Any]) -> None:
-        """Adds a line to the history, durably. A line that a crash left unfinished is closed first."""
+        """Adds a line to the history, durably. A line that a crash left unfinished is closed first.
+
+        Raises:
+            OSError: it could not be written, for want of space perhaps; nothing of it is left.
+        """
         path = self.path / HISTORY_FILE
         line = json.dumps({"kind": kind, "step": step, "data": data})
-        with path.open("a+b") as file:
+        with path.open("a+b", buffering=0) as file:
             size = file.seek(0, os.SEEK_END)
             if size:
                 file.seek(size - 1)
                 line = line if file.read(1) == b"\n" else f"\n{line}"
-            file.write(f"{line}\n".encode())
-            file.flush()
-            os.fsync(file.fileno())
+            try:
+                rest = memoryview(f"{line}\n".encode())
+                while rest:  # on a disk that fills up, a part goes in first
+                    rest = rest[file.write(rest) :]
+                os.fsync(file.fileno())
+            except OSError:
+                os.ftruncate(file.fileno(), size)
+                raise
 
     def history(self) -> History:
         """The history; a line that cannot be read is left out, and told in the log."""

@@ -178,6 +178,11 @@ class RolloutGroup:
     permanent: bool = False
     """Of a failure: to issue the task again would not help."""
 
+    def __post_init__(self) -> None:
+        """Checks that the prompt is whole token ids."""
+        if len(self.prompt_token_ids) % 4:
+            raise ValueError(f"prompt_token_ids has {len(self.prompt_token_ids)} bytes: no whole number of token ids")
+
     @property
     def prompt_tokens(self) -> Int32Array:
         """Prompt tokens, int32 [P]."""

@@ -30,6 +30,7 @@ from services.common.settings import Settings
 from services.common.workers import WorkerKind, WorkerStatus
 from services.learner.books import close_books
 from services.learner.folder import ERROR_FILE, FENCED_FILE
+from services.learner.folder_lock import FolderLock
 from services.learner.launch import rank_command, rank_environment
 from services.learner.nodes import Nodes
 from services.learner.pulse import FOLDER, RanksWatch
@@ -203,10 +204,14 @@ class Agent:
             log.warning("%s", error)
 
     async def _close_books(self, record: JobRecord, reason: str) -> None:
-        """Gives what is left of a job without a head its fate; a damaged journal or a full disk must not keep it from ending."""
+        """Gives what is left of a job without a head its fate; nothing here may keep it from ending.
+
+        Neither a damaged journal, nor a full disk, nor a head that is left over and still writes.
+        """
         folder, issued = self._settings.job_dir(record.id), record.groups.get("issued", 0)
         try:
-            groups = await asyncio.to_thread(close_books, folder, issued, reason)
+            with await asyncio.to_thread(FolderLock.take, folder):
+                groups = await asyncio.to_thread(close_books, folder, issued, reason)
         except (MillraceError, OSError) as error:
             log.warning("the ledger could not be closed: %s", error)
         else:

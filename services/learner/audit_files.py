@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.errors import ConfigError, MillraceError
-from services.common.job_folder import SPEC_FILE
+from services.common.job_folder import HISTORY_FILE, JOB_FILE, SPEC_FILE, JobFolder
 from services.common.job_records import JobState
 from services.common.spec import JobSpec, parse_spec
 from services.learner.audit import Audit
@@ -96,24 +96,10 @@ def _rises(folder: Path, audit: Audit) -> list[Rise]:
 
 
 def _history(folder: Path) -> list[dict[str, Any]] | None:
-    """The step records in the folder, less those that a rollback took back; None without a file. A torn line is left out."""
-    path = folder / "history.jsonl"
-    if not path.is_file():
-        return None
-    steps: dict[int, dict[str, Any]] = {}
-    for line in path.read_text(errors="replace").splitlines():
-        try:
-            entry = json.loads(line)
-            kind, step, data = entry["kind"], int(entry["step"]), dict(entry["data"])
-        except (ValueError, KeyError, TypeError):
-            continue
-        if kind in {"step", "rewind"}:
-            steps = {number: record for number, record in steps.items() if number < step + (kind == "rewind")}
-        if kind == "step":
-            steps[step] = data
-    return list(steps.values())
+    """The step records in the folder, less those that a rollback took back; None without a file."""
+    return JobFolder(folder).history().steps if (folder / HISTORY_FILE).is_file() else None
 
 
 def _state(folder: Path) -> str | None:
-    path = folder / "job.json"
+    path = folder / JOB_FILE
     return str(json.loads(path.read_text())["state"]) if path.is_file() else None

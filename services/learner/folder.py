@@ -9,6 +9,9 @@ FENCED_FILE = "fenced.txt"
 METRICS_DIR = "metrics"
 """Rank 0's metrics, which the agent serves."""
 
+LOCK_FILE = "lock"
+"""Held by the process that writes the folder."""
+
 LINEAGE_FILE = "lineage.json"
 """Where each lineage of the job began."""
 

@@ -25,13 +25,16 @@ from services.common.head_store import HeadStore
 from services.common.keys import Stage
 from services.common.lifecycle import Drain, run_service
 from services.common.logs import log_context
+from services.common.models import inspect_model
 from services.common.settings import Settings
 from services.common.spec import JobSpec
 from services.learner.checkpoint import CheckpointStore
 from services.learner.collector import collect_loop
 from services.learner.context import JobContext
 from services.learner.fate_log import FateLog
+from services.learner.fitness import Limits
 from services.learner.folder import CHECKPOINTS_DIR, JOURNAL_DIR
+from services.learner.folder_lock import FolderLock
 from services.learner.held_out import HeldOut
 from services.learner.identity import identity_of
 from services.learner.intake import Intake
@@ -63,6 +66,7 @@ class Head:
         self.ranks = ranks
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drain: Drain | None = None
+        self._lock: FolderLock | None = None
         self._thread = threading.Thread(target=self._main, name="head", daemon=True)
 
     def start(self) -> None:
@@ -78,6 +82,11 @@ class Head:
         """Waits for the thread's end."""
         self._thread.join(timeout_s)
 
+    def release(self) -> None:
+        """Lets another head write the job's folder. One that died keeps it to the end of its process: its ranks may still be writing."""
+        if self._lock is not None:
+            self._lock.release()
+
     def _main(self) -> None:
         try:
             with log_context(job_id=self._job_id):
@@ -85,6 +94,8 @@ class Head:
         except BaseException as error:
             log.exception("the head died")
             self.ranks.fail(error)
+        else:
+            self.release()
 
     async def _run(self) -> None:
         self._loop, self._drain = asyncio.get_running_loop(), Drain()
@@ -98,6 +109,7 @@ class Head:
         try:
             store = await HeadStore.begin(redis, settings.home / "jobs", self._job_id)
             log.info("incarnation %d of this job's head", store.fence.incarnation)
+            self._lock = await asyncio.to_thread(FolderLock.take, settings.job_dir(self._job_id))
             job = self._context(redis, blocking, publisher, store)
             store.on_restored = job.work_lost
             loops = {"step": step_loop, "issue": issue_loop, "collect": collect_loop, "watch": watch_loop}
@@ -129,7 +141,7 @@ class Head:
             redis=redis,
             store=store,
             ranks=self.ranks,
-            intake=Intake(spec, Ledger()),
+            intake=Intake(spec, Limits.of(inspect_model(self._model_dir), spec), Ledger()),
             tasks=TaskFactory(job_id, spec, lineage=FIRST.lineage, train=train, held_out=held_out),
             journal=journal,
             checkpoints=CheckpointStore(

@@ -8,17 +8,15 @@ issue_budget ──► issued ──► in flight ──► arrived ──► re
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import numpy as np
 
 from services.common.consumer import Entry
 from services.common.spec import JobSpec
 from services.common.types import ScoredGroup, VerdictStatus
 from services.learner.algorithms.dynamic_sampling import filter_values, is_degenerate
+from services.learner.fitness import Limits, unfit
 from services.learner.gate import AcceptRate, ReadyGroup, issue_budget, select_batch
 from services.learner.ledger import ActiveGroup, Fate, Ledger
 
@@ -51,7 +49,9 @@ class Judged:
 class Intake:
     """Groups between issue and fate."""
 
-    def __init__(self, spec: JobSpec, ledger: Ledger, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, spec: JobSpec, limits: Limits, ledger: Ledger, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Starts from a ledger that may hold active groups of an earlier run."""
         self.ledger = ledger
         self.accept_rate = AcceptRate()
@@ -61,6 +61,7 @@ class Intake:
         self.closed = False
         """The job ends: nothing is issued or taken in any more."""
         self._spec = spec
+        self._limits = limits
         self._clock = clock
         self._ready: dict[int, Judged] = {}
         self._failed: dict[int, list[Judged]] = {}
@@ -190,7 +191,7 @@ class Intake:
         return self.judged_since_step >= algorithm.filter_groups_max_batches * algorithm.groups_per_step
 
     def _judge(self, judged: Judged) -> tuple[Fate | None, str]:
-        unusable = self._unusable(judged)
+        unusable = unfit(judged.scored, self._spec, self._limits)
         if unusable:
             return Fate.FAILED, unusable
         algorithm = self._spec.algorithm
@@ -198,20 +199,3 @@ class Intake:
         if algorithm.filter_groups_enable and is_degenerate(values):
             return Fate.DEGENERATE, ""
         return None, ""
-
-    def _unusable(self, judged: Judged) -> str:
-        """Why nothing can be learned from the group, or empty."""
-        group = judged.scored.group
-        if group.failure is not None:
-            return group.failure
-        broken = [verdict for verdict in judged.scored.verdicts if verdict.status is VerdictStatus.FAILED]
-        needed = min(self._spec.rollout.fewest_rollouts, len(group.rollouts))
-        if broken and len(group.rollouts) - len(broken) < needed:
-            return f"{len(broken)} of {len(group.rollouts)} checks failed: {broken[0].detail}"
-        if len(judged.rewards) < 2:
-            return f"only {len(judged.rewards)} of {len(group.rollouts)} rollouts could be judged"
-        if not all(math.isfinite(reward) for reward in judged.rewards):
-            return "a reward is not finite"
-        if not all(np.isfinite(rollout.logprobs).all() for rollout in group.rollouts):
-            return "a log-prob of the engine's is not finite"
-        return ""

@@ -66,6 +66,7 @@ async def recover(job: JobContext, drain: Drain) -> None:
             log.warning("put aside in %s: %s", job.journal.cut(damage), damage)
 
     await with_room(job, drain, settle)
+    await with_room(job, drain, lambda: job.store.rewind(job.job_id, job.step))
     await _enter(job, lineage, reason)
 
 
@@ -132,12 +133,11 @@ async def _replay(job: JobContext, record: BatchRecord) -> None:
 
 
 async def _enter(job: JobContext, lineage: int, reason: str) -> None:
-    """Takes the lineage on; what people were told of steps that are lost is taken back."""
+    """Takes the lineage on, and tells why where it is a new one."""
     job.lineage = job.tasks.lineage = lineage
     oldest = max(0, job.step - job.spec.off_policy.max_off_policy_steps)
     for group in job.intake.ledger.active.values():
         group.issue_version = oldest
-    await job.store.rewind(job.job_id, job.step)
     if reason:
         log.warning("lineage %d begins after step %d: %s", lineage, job.step, reason)
         told = {"lineage": lineage, "step": job.step, "message": reason}

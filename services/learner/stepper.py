@@ -137,6 +137,7 @@ async def _step(job: JobContext, drain: Drain) -> None:
         job.job_id, step=job.step, policy_version=job.step, groups=json.dumps(job.intake.ledger.summary())
     )  # fmt: skip
     await job.store.append_step(job.job_id, job.step - job.start_step, record)
+    await with_room(job, drain, job.store.write_history)
     metrics.observe_step(record, ages)
     notice_skip(job, stats)
     require_finite(job)
@@ -213,6 +214,7 @@ async def _evaluate(job: JobContext, drain: Drain) -> None:
         await hold(job, drain)
         await wait_event(job.step_now, LOOK_AGAIN_S)
     job.waiting_for = ""
+    await with_room(job, drain, job.store.write_history)
 
 
 async def _end(job: JobContext, drain: Drain, state: JobState, cause: str) -> None:

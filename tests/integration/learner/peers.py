@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import psutil
 from redis.asyncio import Redis
 
 from services.common.codec import decode, encode
@@ -30,6 +32,7 @@ from services.common.types import (
     VerdictStatus,
     VersionSpan,
 )
+from services.learner.launch import RANK_MODULE
 
 VOCABULARY = 128
 ROOT = Path(__file__).parents[3]
@@ -56,6 +59,14 @@ class Learner:
                 [sys.executable, "-m", "services.learner"], env=self._environment, stdout=log, stderr=log
             )
 
+    def kill_ranks(self) -> None:
+        """kill -9 of all at once; their launcher starts new ones."""
+        assert self._process is not None
+        for child in psutil.Process(self._process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if child.cmdline()[-1:] == [RANK_MODULE] and "services.learner.launch" not in child.cmdline():
+                    child.kill()
+
     def kill(self) -> None:
         """Its ranks die with it."""
         if self._process is not None:
@@ -76,6 +87,8 @@ class Peers:
     answering: asyncio.Event = field(default_factory=asyncio.Event)
     enough: int | None = None
     """After so many tasks it stops answering, until `answering` is set again: the job cannot end before."""
+    last_version: int | None = None
+    """Nothing is answered that asks for this version of the policy, or a newer one; None for no bound."""
 
     async def run(self) -> None:
         blocking = connect(self.redis_url, block_s=1.0)
@@ -90,6 +103,8 @@ class Peers:
                         self.answering.clear()
                     await asyncio.sleep(self.delay_s)
                     await self.answering.wait()
+                    while self.last_version is not None and task.min_policy_version >= self.last_version:
+                        await asyncio.sleep(0.01)
                     while (active := (await store.active()).get(self.job_id)) is None:
                         await asyncio.sleep(0.05)  # a Redis that was emptied
                     version = active.policy_version

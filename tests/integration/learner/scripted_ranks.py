@@ -122,6 +122,7 @@ class ScriptedLearner:
         if head is not None:
             head.drain()
             await asyncio.to_thread(head.join, 30.0)
+            head.release()  # as the end of its process would
 
     async def until(self, job_id: str, condition: Any, timeout_s: float = 60.0) -> JobRecord:
         """The record as soon as it is as wanted."""

@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from redis.asyncio import Redis
-from safetensors import safe_open
 
 from services.common.codec import decode
 from services.common.job_records import JobRecord, JobState
@@ -25,6 +23,7 @@ from services.common.types import ScoredGroup
 from services.learner.checkpoint import CheckpointStore, verify_files
 from services.learner.journal import Journal
 from tests.integration.learner.peers import ROOT, Learner, Peers, until
+from tests.integration.learner.rank_files import same
 from tests.integration.rollout.conftest import write_model
 
 STEPS = 30
@@ -121,15 +120,3 @@ def train_straight(folder: Path, home: Path, spec: JobSpec, steps: list[int]) ->
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=2 * WAIT_S, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     return out
-
-
-def same(one: Path, other: Path) -> bool:
-    """Whether two files hold the same, bit for bit: weights, moments, counters, random states; but Python's, from which I/O draws too."""
-    with safe_open(one, framework="pt") as a, safe_open(other, framework="pt") as b:
-        names = set(a.keys())
-        compared = [name for name in names if not name.startswith("rng.python")]
-        return (
-            names == set(b.keys())
-            and a.metadata() == b.metadata()
-            and all(torch.equal(a.get_tensor(name), b.get_tensor(name)) for name in compared)
-        )

@@ -171,6 +171,9 @@ async def test_a_head_whose_job_a_newer_one_took_ends_and_writes_nothing_more(
         assert isinstance(old_ranks.fault, Fenced)
         assert old_ranks.steps == 0
         peers.answering.set()
+        await asyncio.sleep(1)
+        assert ranks.steps == 0, "the old one's process still holds the folder"
+        old.release()
         ended = await until_ended(redis, tmp_path, job_id, ranks)
     await asyncio.to_thread(new.join, 10.0)
     await check(redis, tmp_path, ended)

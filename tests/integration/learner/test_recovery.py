@@ -12,12 +12,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
 from services.common import keys
 from services.common.codec import decode
+from services.common.job_folder import JobFolder
 from services.common.job_records import JobState
 from services.common.spec import JobSpec
 from services.common.types import ScoredGroup
@@ -535,6 +537,39 @@ async def test_a_full_disk_pauses_the_job_with_the_reason_and_it_goes_on_by_itse
     audit(folder, record.groups)
     assert weights_by_journal(folder, spec) == learner.ranks.state
     assert len(peers.asked) == len(set(peers.asked))
+
+
+@pytest.mark.parametrize("kind", ["step", "eval"])
+async def test_a_disk_that_is_full_under_the_history_pauses_the_job_and_the_history_lacks_nothing(
+    small_disk: Path, learner: ScriptedLearner, redis: Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    append = JobFolder.append
+    ballast: list[Path] = []
+
+    def full_at_step_4(folder: JobFolder, line: str, step: int, data: dict[str, Any]) -> None:
+        if line == kind and step == 4 and not ballast:
+            ballast.append(fill(small_disk, 0))
+        append(folder, line, step, data)
+
+    monkeypatch.setattr(JobFolder, "append", full_at_step_4)
+    source = {"source": "reasoning_gym:chain_sum", "size": 500}
+    evaluated = {
+        "data": {"train": source, "eval": source | {"size": 2, "seed": 7}},
+        "eval": {"enabled": kind == "eval", "interval_steps": 4, "samples": 2},
+    }
+    spec = JobSpec.model_validate(job_spec().model_dump() | evaluated)
+    job_id = await learner.submit(spec)
+    async with peers_of(redis, redis_url, job_id):
+        await learner.start(job_id)
+        paused = await learner.until(job_id, lambda record: record.state is JobState.PAUSED)
+        assert paused.cause.startswith(f"no space left on {learner.folder(job_id)}: ")
+        ballast[0].unlink()
+        record = await learner.ended(job_id)
+    kept = JobFolder(learner.folder(job_id)).history()
+    assert [step["step"] for step in kept.steps] == list(range(1, STEPS + 1))
+    assert kept.steps == await history(redis, job_id)
+    assert [item["step"] for item in kept.evals] == ([0, 4, 8, 12] if kind == "eval" else [])
+    audit(learner.folder(job_id), record.groups)
 
 
 async def test_a_job_can_be_cancelled_and_a_learner_drained_while_the_disk_is_full(

@@ -21,9 +21,11 @@ from services.common.types import (
     VerdictStatus,
     VersionSpan,
 )
+from services.learner.fitness import Limits
 from services.learner.intake import Judged
 
 PROMPT = np.array([7, 8, 9], "<i4")
+LIMITS = Limits(vocab_size=4096, positions=1024)
 INFORMATIVE, DEGENERATE = (1.0, 0.0), (1.0, 1.0)
 
 

@@ -12,11 +12,11 @@ from services.common.spec import JobSpec
 from services.common.types import Verdict, VerdictStatus
 from services.learner.intake import Intake, Judged
 from services.learner.ledger import ActiveGroup, Fate, Ledger, Settled
-from tests.unit.learner.scored_groups import DEGENERATE, INFORMATIVE, job_spec, judged_group, make_spec
+from tests.unit.learner.scored_groups import DEGENERATE, INFORMATIVE, LIMITS, job_spec, judged_group, make_spec
 
 
 def make_intake(issued: int = 4, spec: JobSpec | None = None) -> Intake:
-    intake = Intake(spec or make_spec(), Ledger())
+    intake = Intake(spec or make_spec(), LIMITS, Ledger())
     intake.ledger.reissue(issued, policy_version=0)
     return intake
 
@@ -192,7 +192,7 @@ def test_each_step_has_refills_of_its_own() -> None:
 def test_only_groups_in_flight_can_be_overdue() -> None:
     now = 0.0
     spec = job_spec(rollout={"group_timeout_s": 5.0})
-    intake = Intake(spec, Ledger(), clock=lambda: now)
+    intake = Intake(spec, LIMITS, Ledger(), clock=lambda: now)
     for group_id in range(3):
         intake.ledger.active[group_id] = ActiveGroup(group_id, 0, issued_at=float(group_id))
     intake.ledger.issued = 3
@@ -218,7 +218,7 @@ def test_groups_a_crash_made_unknown_are_not_believed_younger_than_they_are() ->
 @pytest.mark.parametrize(("share", "bsize", "k"), [(1.0, 4, 0), (1.0, 4, 3), (0.5, 8, 2), (0.2, 8, 3)])
 def test_near_the_end_little_is_issued_that_no_step_will_train(share: float, bsize: int, k: int, seed: int) -> None:
     steps, source = 20, random.Random(seed)
-    intake, version, in_flight = Intake(make_spec(bsize, k, max_batches=1000), Ledger()), 0, []
+    intake, version, in_flight = Intake(make_spec(bsize, k, max_batches=1000), LIMITS, Ledger()), 0, []
     while version < steps:
         in_flight += [intake.ledger.issue(version).group_id for _ in range(intake.budget(steps - version))]
         if in_flight:

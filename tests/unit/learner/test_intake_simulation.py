@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from services.learner.intake import Intake, Judged
 from services.learner.ledger import Fate, Ledger, Settled
-from tests.unit.learner.scored_groups import DEGENERATE, INFORMATIVE, judged_group, make_spec
+from tests.unit.learner.scored_groups import DEGENERATE, INFORMATIVE, LIMITS, judged_group, make_spec
 
 
 class JobSimulation(RuleBasedStateMachine):
@@ -27,7 +27,7 @@ class JobSimulation(RuleBasedStateMachine):
     def begin(self, bsize: int, k: int, steps: int, max_batches: int) -> None:
         self.bsize, self.k, self.steps, self.max_batches = bsize, k, steps, max_batches
         self.spec = make_spec(bsize, k, max_batches)
-        self.intake = Intake(self.spec, Ledger())
+        self.intake = Intake(self.spec, LIMITS, Ledger())
         self.version = 0
         self.crashes = 0
         self.known: set[int] = set()
@@ -186,7 +186,7 @@ class CrashingJobSimulation(JobSimulation):
         self.version = len(self.journal)
         for group in ledger.active.values():
             group.issue_version = max(0, self.version - self.k)
-        self.intake = Intake(self.spec, ledger)
+        self.intake = Intake(self.spec, LIMITS, ledger)
         self.undelivered = list(self.unacked.values())
 
 

@@ -14,7 +14,7 @@ from services.learner.context import JobContext
 from services.learner.evaluation import EvalRound
 from services.learner.intake import Intake
 from services.learner.ledger import Ledger
-from tests.unit.learner.scored_groups import job_spec
+from tests.unit.learner.scored_groups import LIMITS, job_spec
 
 TIMEOUT_S = 10.0
 
@@ -55,7 +55,7 @@ def job(clock: Clock) -> JobContext:
             "consumer",
         )
     )
-    made = JobContext(job_id="job", spec=spec, lineage=1, intake=Intake(spec, Ledger(), clock), **parts)
+    made = JobContext(job_id="job", spec=spec, lineage=1, intake=Intake(spec, LIMITS, Ledger(), clock), **parts)
     made.flow.since = clock.now
     return made
 

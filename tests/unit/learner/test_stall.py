@@ -15,7 +15,7 @@ from services.learner import warden
 from services.learner.context import JobContext
 from services.learner.intake import Intake
 from services.learner.ledger import Ledger
-from tests.unit.learner.scored_groups import job_spec
+from tests.unit.learner.scored_groups import LIMITS, job_spec
 
 
 class Record:
@@ -64,7 +64,12 @@ class Watched:
         )
         parts: dict[str, Any] = dict.fromkeys(names)
         self.job = JobContext(
-            job_id="job", spec=spec, lineage=1, intake=Intake(spec, Ledger()), store=cast("Any", self._store), **parts
+            job_id="job",
+            spec=spec,
+            lineage=1,
+            intake=Intake(spec, LIMITS, Ledger()),
+            store=cast("Any", self._store),
+            **parts,
         )
         self.job.waiting_for = "scored groups"
 

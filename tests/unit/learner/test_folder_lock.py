@@ -1,0 +1,77 @@
+"""Two processes never write one job's folder at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from services.learner.folder import LOCK_FILE
+from services.learner.folder_lock import FolderLock, FolderTaken
+
+HOLDER = """
+import subprocess, sys, time, os
+from pathlib import Path
+from services.learner.folder_lock import FolderLock
+lock = FolderLock.take(Path(sys.argv[1]))
+if sys.argv[2] == "exec":
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], close_fds=False).pid
+elif sys.argv[2] == "fork":
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+else:
+    child = 0
+print(child, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_second_lock_is_refused_in_time_and_names_who_has_the_first(tmp_path: Path) -> None:
+    with FolderLock.take(tmp_path):
+        started = time.monotonic()
+        with pytest.raises(FolderTaken, match=rf"{tmp_path} is still written by process {os.getpid()} on "):
+            FolderLock.take(tmp_path, wait_s=0.3)
+        assert 0.3 <= time.monotonic() - started < 5
+    (FolderLock.take(tmp_path, wait_s=0)).release()
+
+
+def test_a_lock_that_was_released_twice_takes_nothing_from_the_next_one(tmp_path: Path) -> None:
+    first = FolderLock.take(tmp_path)
+    first.release()
+    with FolderLock.take(tmp_path, wait_s=0):
+        first.release()
+        with pytest.raises(FolderTaken):
+            FolderLock.take(tmp_path, wait_s=0)
+
+
+def hold_elsewhere(folder: Path, child: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", HOLDER, str(folder), child], stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("child", ["none", "exec", "fork"])
+def test_the_lock_dies_with_its_process_whatever_children_it_leaves(tmp_path: Path, child: str) -> None:
+    holder = hold_elsewhere(tmp_path, child)
+    left = 0
+    try:
+        assert holder.stdout is not None
+        left = int(holder.stdout.readline())
+        with pytest.raises(FolderTaken, match=f"process {holder.pid} on"):
+            FolderLock.take(tmp_path, wait_s=0.3)
+        holder.kill()
+        holder.wait()
+        if left:
+            os.kill(left, 0)  # it is there
+        with FolderLock.take(tmp_path, wait_s=5):
+            assert f"process {os.getpid()} on" in (tmp_path / LOCK_FILE).read_text()
+    finally:
+        holder.kill()
+        holder.wait()
+        if left:
+            os.kill(left, signal.SIGKILL)
