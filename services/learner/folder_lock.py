@@ -1,14 +1,18 @@
 """One head at a time writes the files of a job: a lock on `<job folder>/lock`, which dies with the process that holds it.
 
 Redis refuses what an older head sends (`services.common.fencing`); this keeps it from journal and checkpoints, too. A head takes it
-after its incarnation: the older one then hears at its next write to Redis that its time is over, ends, and lets go.
+after its incarnation: the older one then hears at its next write to Redis that its time is over, ends, and lets go. One that stands
+still hears nothing, and is killed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
+import re
+import signal
 import socket
 import time
 from pathlib import Path
@@ -38,8 +42,13 @@ class FolderLock:
         _held.add(self)
 
     @classmethod
-    def take(cls, folder: Path, wait_s: float = WAIT_S) -> Self:
+    def take(cls, folder: Path, wait_s: float = WAIT_S, *, kill_after_s: float | None = None) -> Self:
         """Waits for the lock, takes it, and writes into its file who has it: call it from a thread where a loop must not wait.
+
+        Args:
+            folder: the job's.
+            wait_s: for so long.
+            kill_after_s: a process of this machine that has it still is then killed. For a caller who knows that it has been replaced.
 
         Raises:
             FolderTaken: another process still had it after `wait_s` seconds.
@@ -51,7 +60,7 @@ class FolderLock:
             path, os.O_RDWR | os.O_CREAT, 0o644
         )  # not inherited by what is executed; see `_forget` for forks
         try:
-            _lock(handle, path, wait_s)
+            _lock(handle, path, wait_s, kill_after_s)
         except BaseException:
             os.close(handle)
             raise
@@ -77,26 +86,41 @@ class FolderLock:
 _held: set[FolderLock] = set()
 
 
-def _lock(handle: int, path: Path, wait_s: float) -> None:
-    deadline, told = time.monotonic() + wait_s, False
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = path.read_text() or "a process that did not say its name"
-            if time.monotonic() > deadline:
-                raise FolderTaken(f"{path.parent} is still written by {holder}, after {wait_s:.0f} s") from None
-            if not told:
-                log.warning("waiting until %s lets go of %s", holder, path.parent)
-                told = True
-            time.sleep(LOOK_AGAIN_S)
-        else:
-            break
+def _lock(handle: int, path: Path, wait_s: float, kill_after_s: float | None) -> None:
+    began, told = time.monotonic(), False
+    while not _locked(handle):
+        holder, waited_s = path.read_text() or "a process that did not say its name", time.monotonic() - began
+        if waited_s > wait_s:
+            raise FolderTaken(f"{path.parent} is still written by {holder}, after {wait_s:.0f} s")
+        if not told:
+            log.warning("waiting until %s lets go of %s", holder, path.parent)
+            told = True
+        if kill_after_s is not None and waited_s > kill_after_s:
+            _kill(holder)
+        time.sleep(LOOK_AGAIN_S)
     os.ftruncate(handle, 0)
     try:
         os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
     except OSError as error:  # on a full disk the lock holds all the same
         log.warning("%s cannot be written: %s", path, error)
+
+
+def _locked(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _kill(holder: str) -> None:
+    """Ends it, when it is another process of this machine."""
+    named = re.fullmatch(r"process (\d+) on (.+)", holder)
+    if named is None or named[2] != socket.gethostname() or int(named[1]) == os.getpid():
+        return
+    log.warning("%s was replaced and does not end: it is killed", holder)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(int(named[1]), signal.SIGKILL)
 
 
 def _forget() -> None:

@@ -50,6 +50,8 @@ from services.learner.warden import watch_loop
 
 log = logging.getLogger(__name__)
 
+REPLACED_S = 5.0
+"""How long an older head of the job has to let its folder go."""
 BLOCKED_S = 900.0
 """The head's event loop may hash and write large files itself."""
 
@@ -109,7 +111,8 @@ class Head:
         try:
             store = await HeadStore.begin(redis, settings.home / "jobs", self._job_id)
             log.info("incarnation %d of this job's head", store.fence.incarnation)
-            self._lock = await asyncio.to_thread(FolderLock.take, settings.job_dir(self._job_id))
+            folder = settings.job_dir(self._job_id)
+            self._lock = await asyncio.to_thread(FolderLock.take, folder, kill_after_s=REPLACED_S)
             job = self._context(redis, blocking, publisher, store)
             store.on_restored = job.work_lost
             loops = {"step": step_loop, "issue": issue_loop, "collect": collect_loop, "watch": watch_loop}

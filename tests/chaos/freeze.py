@@ -77,7 +77,7 @@ def wake(options: Options, chosen: Sequence[str] = RANK_POINTS) -> Result:
     """Rank 0 stands still at a fail point, unnoticed; another takes the job over and trains; then the first one wakes up and goes on.
 
     As on a machine that was cut off or suspended. What keeps that from happening on one machine is put out of action: no watch, no death
-    signal, no orphan is killed. Each point `count` times.
+    signal, no lock on the job's folder, no orphan is killed. Each point `count` times.
     """
     spec = job_spec(steps=ENDLESS, interval_steps=5)
     with campaign(options.home, "woken and replaced", options.seed, spec=spec, environment={BLIND: "1"}) as running:

@@ -75,3 +75,23 @@ def test_the_lock_dies_with_its_process_whatever_children_it_leaves(tmp_path: Pa
         holder.wait()
         if left:
             os.kill(left, signal.SIGKILL)
+
+
+def test_a_holder_that_was_replaced_and_stands_still_is_killed(tmp_path: Path) -> None:
+    holder = hold_elsewhere(tmp_path, "none")
+    try:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        holder.send_signal(signal.SIGSTOP)
+        with pytest.raises(FolderTaken):
+            FolderLock.take(tmp_path, wait_s=0.5)
+        with FolderLock.take(tmp_path, wait_s=10, kill_after_s=0.2):
+            assert holder.wait(5) == -signal.SIGKILL
+    finally:
+        holder.kill()
+        holder.wait()
+
+
+def test_a_lock_of_this_process_is_waited_for_but_never_costs_its_life(tmp_path: Path) -> None:
+    with FolderLock.take(tmp_path), pytest.raises(FolderTaken):
+        FolderLock.take(tmp_path, wait_s=0.5, kill_after_s=0.1)
