@@ -96,7 +96,7 @@ async def run(home: Path, url: str, sizes: dict[str, Any], stops: list[int]) -> 
         async with answering(redis, url, job_id) as peers:
             peers.last_version = stops[0] if stops else None
             learner.start()
-            for k, following in zip(stops, [*stops[1:], None], strict=True):
+            for k, following in zip(stops, [*stops, None][1:], strict=True):
                 await until(store, job_id, lambda job, k=k: job.step == k, learner, WAIT_S)  # type: ignore[misc]
                 learner.kill_ranks()
                 killed, peers.last_version = time.monotonic(), following

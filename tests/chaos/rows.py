@@ -93,6 +93,9 @@ ROWS = (
     ),
     Row("disk full below journal and checkpoints", _SAYS, "full", "jobs", 5),
     Row("disk full below Redis", _SAYS, "full", "redis", 5),
-    Row("stop at step k, resume; real Megatron: alone, TP, PP, DP = 2", "bitwise equal weights", "resume", "", 20),
+    Row(
+        "stop at step k, resume; real Megatron: alone, TP, PP, DP = 2",
+        "the same groups at each step, bitwise equal weights", "resume", "", 20,
+    ),
     Row("wall clock of each service ± 1 h", _ONCE, "clock", "", 2),
 )  # fmt: skip
