@@ -32,6 +32,10 @@ if refusal then return refusal end
 """The beginning of every script that a head may send. The record's key is no KEYS of theirs: others may only read it, or not even that."""
 
 
+HEALS = 3
+"""Times that one write restores the record: a Redis may be emptied again while it is put right."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fence:
     """A head's right to write for its job, until a newer head begins."""
@@ -53,7 +57,7 @@ async def run(
         RecordGone: the job's record is lost and could not be restored.
     """
     right = ["", ""] if fence is None else [keys.record(fence.job_id), str(fence.incarnation)]
-    for healed in (False, True):
+    for heals_left in reversed(range(HEALS + 1)):
         try:
             return await redis.register_script(script)(keys=names, args=[*right, *args])
         except ResponseError as error:
@@ -62,10 +66,10 @@ async def run(
             raise_if_fenced(error, fence)
             if "GONE record" not in str(error):
                 raise
-            if healed:
+            if not heals_left:
                 raise RecordGone(f"the record of job {fence.job_id} is gone from Redis, and stays gone") from error
         await fence.heal()
-    raise AssertionError  # the second round returns or raises
+    raise AssertionError  # the last round returns or raises
 
 
 def raise_if_fenced(error: ResponseError, fence: Fence) -> None:

@@ -96,7 +96,7 @@ def _lock(handle: int, path: Path, wait_s: float, kill_after_s: float | None) ->
             log.warning("waiting until %s lets go of %s", holder, path.parent)
             told = True
         if kill_after_s is not None and waited_s > kill_after_s:
-            _kill(holder)
+            _kill(holder, path)
         time.sleep(LOOK_AGAIN_S)
     os.ftruncate(handle, 0)
     try:
@@ -113,14 +113,23 @@ def _locked(handle: int) -> bool:
     return True
 
 
-def _kill(holder: str) -> None:
-    """Ends it, when it is another process of this machine."""
+def _kill(holder: str, path: Path) -> None:
+    """Ends it, when it is another process of this machine: one that really has the file open, for numbers of processes come again."""
     named = re.fullmatch(r"process (\d+) on (.+)", holder)
     if named is None or named[2] != socket.gethostname() or int(named[1]) == os.getpid():
+        return
+    if not _has_open(int(named[1]), path):
         return
     log.warning("%s was replaced and does not end: it is killed", holder)
     with contextlib.suppress(ProcessLookupError):
         os.kill(int(named[1]), signal.SIGKILL)
+
+
+def _has_open(pid: int, path: Path) -> bool:
+    try:
+        return any(handle.samefile(path) for handle in Path(f"/proc/{pid}/fd").iterdir() if handle.exists())
+    except OSError:  # it has ended, or is somebody else's
+        return False
 
 
 def _forget() -> None:

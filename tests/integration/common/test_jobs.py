@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import redis.asyncio
 from services.common import keys
 from services.common.consumer import Consumer
 from services.common.errors import Fenced, JobConflict, RecordGone
+from services.common.fencing import HEALS
 from services.common.head_store import HeadStore
 from services.common.job_folder import JobFolder
 from services.common.job_records import LIVE, ActiveJob, JobRecord, JobState
@@ -149,6 +151,30 @@ async def test_a_running_job_whose_redis_is_emptied_is_back_at_its_next_write(
     assert job_id in await store.active(), "servers may attach again"
     assert await store.held_by("learner") == before
     assert await redis.zrange(keys.QUEUE, 0, -1) == []
+
+
+@pytest.mark.parametrize(("times", "back"), [(HEALS, True), (HEALS + 1, False)])
+async def test_a_write_outlives_a_redis_that_is_emptied_again_while_it_is_put_right(
+    redis: Redis, store: JobStore, tmp_path: Path, times: int, back: bool
+) -> None:
+    job_id, head = await running(store, redis, tmp_path)
+    left = times
+
+    async def heal_and_lose() -> None:
+        nonlocal left
+        left -= 1
+        await head.heal()
+        if left > 0:
+            await redis.flushall()
+
+    head.fence = replace(head.fence, heal=heal_and_lose)
+    await redis.flushall()
+    if back:
+        await head.event(job_id, "checkpoint", {"step": 3})
+        assert job_id in await store.active()
+    else:
+        with pytest.raises(RecordGone, match="stays gone"):
+            await head.event(job_id, "checkpoint", {"step": 3})
 
 
 async def test_a_head_that_only_looks_notices_that_redis_was_emptied(

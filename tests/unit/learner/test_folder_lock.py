@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -95,3 +96,16 @@ def test_a_holder_that_was_replaced_and_stands_still_is_killed(tmp_path: Path) -
 def test_a_lock_of_this_process_is_waited_for_but_never_costs_its_life(tmp_path: Path) -> None:
     with FolderLock.take(tmp_path), pytest.raises(FolderTaken):
         FolderLock.take(tmp_path, wait_s=0.5, kill_after_s=0.1)
+
+
+def test_a_process_that_the_file_names_wrongly_is_left_alone(tmp_path: Path) -> None:
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        with FolderLock.take(tmp_path):
+            (tmp_path / LOCK_FILE).write_text(f"process {bystander.pid} on {socket.gethostname()}")
+            with pytest.raises(FolderTaken):
+                FolderLock.take(tmp_path, wait_s=0.5, kill_after_s=0.1)
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
