@@ -9,11 +9,13 @@ import random
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from redis.asyncio import Redis
 
@@ -22,13 +24,15 @@ from services.common.codec import decode
 from services.common.job_folder import JobFolder
 from services.common.job_records import JobState
 from services.common.spec import JobSpec
-from services.common.types import ScoredGroup
+from services.common.types import RolloutGroup, ScoredGroup, Task
 from services.learner.assemble import assemble
+from services.learner.audit_files import audit_job
 from services.learner.books import close_books, ledger_on_disk
 from services.learner.intake import Judged
 from services.learner.journal import Journal
 from services.learner.ledger import Fate
 from services.learner.lineage import read_rises
+from tests.integration.learner import peers
 from tests.integration.learner.peers import Peers
 from tests.integration.learner.scripted_ranks import ScriptedLearner, chain
 from tests.integration.rollout.conftest import write_model
@@ -483,6 +487,45 @@ class TestBeginningElsewhere:
         record = await learner.ended(job_id, JobState.FAILED)
         assert record.cause.startswith("checkpoint.load: ")
         assert said in record.cause
+
+
+SPOILED: dict[int, Callable[[RolloutGroup], RolloutGroup]] = {
+    1: lambda group: replace(group, prompt_token_ids=b""),
+    4: lambda group: replace(group, prompt_token_ids=np.array([10**6], "<i4").tobytes()),
+    7: lambda group: replace(
+        group, rollouts=tuple(replace(r, token_ids=b"", inference_logprobs=b"") for r in group.rollouts)
+    ),
+    8: lambda group: replace(
+        group, rollouts=tuple(replace(r, token_ids=b"\xff" * len(r.token_ids)) for r in group.rollouts)
+    ),
+}
+"""Groups that a rank would break on, by group_id."""
+
+
+async def test_groups_that_a_rank_would_break_on_fail_with_the_reason_and_none_is_journalled(
+    learner: ScriptedLearner, redis: Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = peers.answer
+
+    def spoil(task: Task, version: int) -> ScoredGroup:
+        scored, change = answer(task, version), SPOILED.get(task.group_id)
+        return scored if change is None else replace(scored, group=change(scored.group))
+
+    monkeypatch.setattr(peers, "answer", spoil)
+    job_id = await learner.submit(job_spec())
+    async with peers_of(redis, redis_url, job_id):
+        await learner.start(job_id)
+        record = await learner.ended(job_id)
+    fates = audit(learner.folder(job_id), record.groups)
+    assert {group_id for group_id, fate in fates.items() if fate == Fate.FAILED} == SPOILED.keys()
+    report = audit_job(learner.folder(job_id))
+    assert not report.violations
+    assert sorted(report.failed_reasons) == [
+        "a response has token -1, and the model knows 0 to 127",
+        "no rollout that was judged has a token",
+        "the prompt has no token",
+        "the prompt has token 1000000, and the model knows 0 to 127",
+    ]
 
 
 @pytest.fixture
