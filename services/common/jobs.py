@@ -112,8 +112,15 @@ class JobStore(SavedJobs):
 
     async def held_by(self, learner: str) -> JobRecord | None:
         """The job that this learner has taken and not ended, or None."""
-        records = await self.list(limit=1000)
-        return next((record for record in records if record.learner == learner and record.state in LIVE), None)
+        ids = [text(job_id) for job_id in await self._redis.zrevrange(keys.JOBS, 0, -1)]
+        async with self._redis.pipeline(transaction=False) as pipe:  # an idle learner asks this every second
+            for job_id in ids:
+                pipe.hmget(keys.record(job_id), ["learner", "state"])
+            owners = await pipe.execute()
+        for job_id, (owner, state) in zip(ids, owners, strict=True):
+            if owner is not None and text(owner) == learner and text(state) in LIVE:
+                return await self.find(job_id)
+        return None
 
     async def _forget_unless_held(self, job_id: str) -> None:
         """Takes a job off the queue that another learner has, or that has ended; neither ever waits again. A paused one stays."""

@@ -343,3 +343,17 @@ def test_a_torn_last_line_of_a_history_hides_no_other(tmp_path: Path) -> None:
     assert [step["step"] for step in folder.history().steps] == [1]
     folder.append("step", 2, {"step": 2})
     assert [step["step"] for step in folder.history().steps] == [1, 2]
+
+
+async def test_a_job_that_its_learner_left_is_found_however_many_came_after(
+    redis: Redis, store: JobStore, tmp_path: Path
+) -> None:
+    job_id, _ = await running(store, redis, tmp_path)
+    async with redis.pipeline(transaction=False) as pipe:
+        for number in range(1, 1201):
+            pipe.hset(keys.record(f"later-{number}"), mapping={"state": "running", "learner": "another"})
+            pipe.zadd(keys.JOBS, {f"later-{number}": 1000 + number})
+        await pipe.execute()
+    held = await store.held_by("learner")
+    assert held is not None
+    assert held.id == job_id
