@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from services.common.errors import ConfigError, MillraceError
-from services.common.job_folder import HISTORY_FILE, JOB_FILE, SPEC_FILE, JobFolder
+from services.common.job_folder import HISTORY_FILE, SPEC_FILE, JobFolder
 from services.common.job_records import JobState
 from services.common.spec import JobSpec, parse_spec
 from services.learner.audit import Audit
@@ -101,5 +100,6 @@ def _history(folder: Path) -> list[dict[str, Any]] | None:
 
 
 def _state(folder: Path) -> str | None:
-    path = folder / JOB_FILE
-    return str(json.loads(path.read_text())["state"]) if path.is_file() else None
+    """As the folder has it; None where it does not say."""
+    found = JobFolder(folder).load()
+    return None if found is None else str(found[0]["state"])

@@ -11,7 +11,6 @@ from pathlib import Path
 from pydantic import ValidationError
 from redis.asyncio import Redis
 
-from services.common import streams
 from services.common.errors import ModelError
 from services.common.job_records import ActiveJob
 from services.common.lifecycle import Drain
@@ -121,11 +120,6 @@ def choose(active: Mapping[str, ActiveJob], workers: Sequence[WorkerStatus], nam
     """The job to attach to: the one with the fewest other rollout servers, the first by id among equals; None when there is none."""
     attached = [worker.job_id for worker in workers if worker.kind is WorkerKind.ROLLOUT and worker.name != name]
     return min(active.values(), key=lambda job: (attached.count(job.job_id), job.job_id), default=None)
-
-
-async def forget_streams(redis: Redis, job_id: str) -> None:
-    """Deletes what a read or a hop in flight made of a retired job's streams, which its learner has deleted."""
-    await streams.forget(redis, job_id)
 
 
 def _spec(job: ActiveJob) -> JobSpec:

@@ -25,9 +25,10 @@ from services.common.jobs import JobStore
 from services.common.lifecycle import Drain, every, run_service
 from services.common.preflight import require_memory, require_platform, require_redis
 from services.common.settings import Settings
+from services.common.streams import forget
 from services.common.workers import HEARTBEAT_S, WorkerKind, WorkerStatus, alive, beat, leave
 from services.rollout import metrics
-from services.rollout.attachment import Attachment, Wiring, choose, forget_streams
+from services.rollout.attachment import Attachment, Wiring, choose
 from services.rollout.engine import Engine
 from services.rollout.exports import ExportLoader
 from services.rollout.inference import InferenceService, start_inference
@@ -178,7 +179,7 @@ class RolloutService:
         await asyncio.gather(serving, return_exceptions=True)
         self._attached = self._serving = None
         self._policies.release()
-        await forget_streams(self._wiring.commands, attached.job.job_id)
+        await forget(self._wiring.commands, attached.job.job_id)
         log.info("detached from job %s", attached.job.job_id)
 
     def _progress_age_s(self, state: str) -> float:

@@ -20,12 +20,11 @@ from services.common.jobs import JobStore
 from services.common.keys import Stage
 from services.common.restore import Restorer
 from services.common.spec import JobSpec, parse_spec
-from services.common.streams import add, depths
+from services.common.streams import add, depths, forget
 from services.common.types import ScoredGroup
 from services.common.workers import WorkerKind, WorkerStatus, alive, beat, leave
 from services.gateway.metrics import GatewayMetrics
 from services.reward.samples import keep_sample
-from services.rollout.attachment import forget_streams
 from tests.integration.deploy.conftest import DEPLOY, USERS, Connect, render
 from tests.unit.learner.scored_groups import scored_group
 
@@ -185,7 +184,7 @@ async def test_what_a_retired_job_left_can_be_deleted(connect_as: Connect, user:
     tester = connect_as("tester")
     for stage in Stage:
         await add(tester, "demo-1", stage, "train:0:1", b"x")
-    await forget_streams(connect_as(user), "demo-1")
+    await forget(connect_as(user), "demo-1")
     assert await tester.keys("*demo-1*") == []
 
 

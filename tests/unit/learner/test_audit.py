@@ -14,6 +14,7 @@ import pytest
 
 from services.common.codec import decode, encode
 from services.common.errors import ConfigError
+from services.common.job_folder import FORMAT, JOB_FILE
 from services.common.types import Purpose, ScoredGroup
 from services.learner.audit_files import audit_job
 from services.learner.audit_report import AuditReport, Breach
@@ -335,7 +336,7 @@ def told(step: dict[str, Any]) -> dict[str, Any]:
 def test_what_the_folder_says_of_the_job_counts(tmp_path: Path) -> None:
     job = JournalledJob()
     folder = job.write(tmp_path / "job")
-    (folder / "job.json").write_text(json.dumps({"state": "succeeded"}))
+    (folder / JOB_FILE).write_text(json.dumps({"format": FORMAT, "state": "succeeded"}))
     lost = {"kind": "step", "step": 4, "data": {"step": 4, "groups_trained": 9}}
     lines = [{"kind": "eval", "step": 0, "data": {"step": 0}}, *map(told, job.history[:3]), lost]
     lines += [{"kind": "rewind", "step": 3, "data": {}}, *map(told, job.history[3:])]
