@@ -1,13 +1,11 @@
 """Weight chunks flipped, dropped, reordered, repeated, cut short: nothing of a version is visible unless the whole of it is right.
 
-Runs the learner's gRPC server and a rollout server's receiver; between them the stream of chunks is tampered with.
+Runs the learner's gRPC server and a rollout server's receiver, or a whole stack; between them the stream of chunks is tampered with.
 """
 
 from __future__ import annotations
 
-import random
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,57 +20,47 @@ from services.rollout import download
 from services.rollout.receiver import WeightReceiver
 from services.rollout.stage import Stage
 from services.rollout.tensor_file import map_tensors
+from tests.chaos.campaign import campaign
 from tests.chaos.faults import Options
 from tests.chaos.result import Result
+from tests.chaos.tamper import TAMPER, Replies, Tamperer, counts
 
 CHUNK_BYTES = 16 * 1024
-TAMPERED = 0.15
-"""Share of the chunks."""
 TENSORS = {"model.embed_tokens.weight": (400, 128), "model.norm.weight": (128,), "lm_head.weight": (400, 128)}
-Replies = Iterator[pb.FetchReply]
 
 
 class TamperingService(WeightService):
-    """A server that sends a share of its chunks wrongly, each in one of the ways."""
+    """A server that sends a share of its chunks wrongly."""
 
     def __init__(self, shelf: Shelf, seed: int) -> None:
         super().__init__("job-1", shelf, lambda _report: None)
-        self._random = random.Random(seed)
-        self.tampered: dict[str, int] = {}
+        self.tamperer = Tamperer(seed)
 
     def Fetch(self, request: pb.FetchRequest, context: Any) -> Replies:  # noqa: N802
-        late: pb.FetchReply | None = None
-        for reply in super().Fetch(request, context):
-            if reply.WhichOneof("part") != "chunk" or self._random.random() >= TAMPERED:
-                yield reply
-                if late is not None:
-                    yield late
-                    late = None
-                continue
-            way = self._random.choice(("flip", "drop", "reorder", "repeat", "checksum", "shorten"))
-            self.tampered[way] = self.tampered.get(way, 0) + 1
-            if way == "reorder":
-                late = pb.FetchReply.FromString(reply.SerializeToString())
-            elif way == "repeat":
-                yield reply
-                yield reply
-            elif way != "drop":
-                yield self._spoiled(reply, way)
-
-    def _spoiled(self, reply: pb.FetchReply, way: str) -> pb.FetchReply:
-        data = bytearray(reply.chunk.data)
-        if way == "flip":
-            data[self._random.randrange(len(data))] ^= 1 << self._random.randrange(8)
-        elif way == "shorten":
-            del data[self._random.randrange(len(data)) :]
-        else:
-            reply.chunk.checksum ^= 1 << self._random.randrange(63)
-        reply.chunk.data = bytes(data)
-        return reply
+        yield from self.tamperer.spoil(super().Fetch(request, context))
 
 
 def chunks(options: Options) -> Result:
-    """Fetches version after version until `count` chunks were tampered with."""
+    """Fetches version after version until `count` chunks were tampered with; target `job`: while a job runs, whose tokens are checked."""
+    return in_a_job(options) if options.target == "job" else fetched(options)
+
+
+def in_a_job(options: Options) -> Result:
+    """A job of which every version is sent so: the oracle finds any token that other weights sampled than those of the version it names."""
+    environment = {TAMPER: str(options.seed)}
+    with campaign(
+        options.home, "weight chunks tampered with in a job", options.seed, environment=environment
+    ) as running:
+        while (found := counts(running.stack.folder)).total() < options.count:
+            running.trial(lambda: None)
+        running.result.count = found.total()
+        running.result.extra["ways"] = dict(sorted(found.items()))
+        running.finish()
+    return running.result
+
+
+def fetched(options: Options) -> Result:
+    """The learner's server, a rollout server's receiver, and what lies in its stage."""
     started = time.monotonic()
     result = Result("weight chunks flipped, dropped, reordered, repeated", 0, options.seed)
     shelf_names, download_names = vars(shelf_module), vars(download)
@@ -85,7 +73,7 @@ def chunks(options: Options) -> Result:
     receiver = WeightReceiver(f"127.0.0.1:{port}", "job-1", "rollout-0", stage)
     rng, staged, refused, version = np.random.default_rng(options.seed), 0, 0, 0
     try:
-        while sum(service.tampered.values()) < options.count:
+        while sum(service.tamperer.counts.values()) < options.count:
             snapshot = _snapshot(version, rng)
             shelf.put(snapshot)
             try:
@@ -102,9 +90,9 @@ def chunks(options: Options) -> Result:
         server.stop(0.5).wait(5.0)
         stage.close()
         shelf_names["CHUNK_BYTES"], download_names["_BACKOFF_S"] = before
-    result.count = sum(service.tampered.values())
+    result.count = sum(service.tamperer.counts.values())
     result.extra = {
-        "ways": dict(sorted(service.tampered.items())),
+        "ways": dict(sorted(service.tamperer.counts.items())),
         "versions_staged": staged,
         "versions_refused": refused,
     }

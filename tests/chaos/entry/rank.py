@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 from services.learner import folder_lock, rank
 from services.learner.megatron import platform
+from tests.chaos import tamper as wire
 from tests.chaos.entry import tamper
 from tests.chaos.scripted import trainer
 from tests.chaos.stack import BLIND
@@ -20,4 +22,5 @@ if __name__ == "__main__":
             True
         )  # as where the lock of a machine that was cut off has lapsed
     tamper("rank")
+    wire.install(Path(os.environ["MILLRACE_HOME"]) / "chaos")
     rank.main()

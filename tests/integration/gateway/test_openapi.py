@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 import subprocess
@@ -9,9 +10,13 @@ from typing import Any
 
 import httpx
 import pytest
+from redis.asyncio import Redis
 
+from services.common import keys
+from services.common.fates import FATES_FILE, Fate, FateLine
 from services.common.job_records import JobState
 from services.common.jobs import JobStore
+from services.common.keys import Stage
 from services.common.spec import JobSpec
 from services.gateway.schemas import EXAMPLE_JOB_ID
 
@@ -36,6 +41,36 @@ async def example_job(store: JobStore, document: dict[str, Any], monkeypatch: py
     record = await store.create(JobSpec.model_validate(document))
     assert record.id == EXAMPLE_JOB_ID
     await store.transition(record.id, JobState.CANCELLED, allowed=[JobState.QUEUED])
+
+
+LETTER_ID = "1760000000000-0"
+"""The dead letter that the OpenAPI's examples name."""
+LETTERS = {
+    LETTER_ID: b"\x81\xa4note\xa4fine",
+    "1760000000000-1": b"",
+    "1760000000001-0": b"\x91" * 2000,
+    "1760000000002-0": bytes(range(256)) * 300,
+    "1760000000003-0": b"\x82\xa1a\xcb\x7f\xf8\0\0\0\0\0\0\xa1b\xa2\xed\xa0",
+}
+
+
+@pytest.fixture
+async def troubled_job(store: JobStore, redis: Redis, document: dict[str, Any], process: Any, monkeypatch: Any) -> str:
+    """A live job under the id that the OpenAPI's examples name, with dead letters of every stage, and fates of every kind."""
+    monkeypatch.setattr(secrets, "token_hex", lambda _: EXAMPLE_JOB_ID.rpartition("-")[2])
+    job_id = (await store.create(JobSpec.model_validate(document))).id
+    for stage in Stage:
+        for number, (letter_id, payload) in enumerate(LETTERS.items()):
+            fields: Any = {
+                "member": f"train:{number}:1", "d": payload, "size": len(payload), "reason": b"cannot be decoded: \xff",
+                "deliveries": 1, "consumer": "reward-0", "first_seen": 1760000000.0, "last_seen": 1760000000.5,
+            }  # fmt: skip
+            await redis.xadd(keys.dead(job_id, stage), fields, id=letter_id)
+    folder = process.home / "jobs" / job_id
+    folder.mkdir(parents=True, exist_ok=True)
+    fates = tuple((fate, "why: \N{SNOWMAN}", (2 * number, 2 * number + 1)) for number, fate in enumerate(Fate))
+    (folder / FATES_FILE).write_text(FateLine(1, 1, 12, fates).dump(), encoding="utf-8")
+    return job_id
 
 
 def fuzz(process: Any, folder: Path, *options: str, media_type: str = "application/json") -> None:
@@ -75,6 +110,23 @@ def test_no_request_makes_a_server_error_and_every_answer_fits_the_openapi(proce
 @pytest.mark.usefixtures("example_job")
 def test_without_a_token_every_answer_fits_the_openapi_too(process: Any, tmp_path: Path) -> None:
     fuzz(process, tmp_path, "--phases", "examples,fuzzing", "--max-examples", "2")
+
+
+@pytest.mark.parametrize("operation", ["list_dead_letters", "get_dead_letter", "requeue_dead_letter", "job_ledger"])
+async def test_every_answer_about_dead_letters_and_fates_fits_the_openapi(
+    process: Any, redis: Redis, troubled_job: str, tmp_path: Path, operation: str
+) -> None:
+    token = (process.home / "gateway.token").read_text().strip()
+    options = ("--phases", "examples,coverage,fuzzing", "--header", f"Authorization: Bearer {token}")
+    await asyncio.to_thread(
+        fuzz, process, tmp_path, *options, "--max-examples", "25", "--include-operation-id", operation
+    )
+    left = {stage: await redis.xrange(keys.dead(troubled_job, stage), LETTER_ID, LETTER_ID) for stage in Stage}
+    taken = not all(left.values())
+    assert taken == (operation == "requeue_dead_letter"), "reading moves no letter, and putting back does"
+    async with httpx.AsyncClient(base_url=process.url, headers={"Authorization": f"Bearer {token}"}) as client:
+        ledger = (await client.get(f"/jobs/{troubled_job}/ledger")).json()
+    assert (ledger["source"], ledger["total"]) == ("journal", 2 * len(Fate)), "the fates were not read"
 
 
 async def test_every_operation_and_every_parameter_is_described(client: httpx.AsyncClient) -> None:
