@@ -56,8 +56,16 @@ class JobFolder:
         self.path = path
 
     def save(self, record: dict[str, Any], spec: str) -> None:
-        """Makes the record durable, and the spec if it is not there yet."""
+        """Makes the record durable, and the spec if it is not there yet.
+
+        The incarnation in the folder only rises: a record that was put back into Redis has none until its head finds it, and the next head
+        must not be given a number that an older one, which may wake up, has had.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
+        known = self.load()
+        highest = known[0].get("incarnation") if known is not None else None
+        if isinstance(highest, int):
+            record = record | {"incarnation": max(record["incarnation"], highest)}
         if not (self.path / SPEC_FILE).exists():
             write_durably(self.path / SPEC_FILE, spec)
         write_durably(self.path / JOB_FILE, json.dumps({"format": FORMAT, **record}, indent=1))

@@ -120,6 +120,20 @@ async def test_incarnations_rise_even_when_redis_has_forgotten_them(
     assert (await HeadStore.begin(redis, tmp_path, job_id)).fence.incarnation == 4
 
 
+async def test_incarnations_rise_even_when_others_have_written_the_record_of_an_emptied_redis(
+    redis: Redis, store: JobStore, tmp_path: Path
+) -> None:
+    job_id, old = await running(store, redis, tmp_path)
+    await redis.flushall()
+    assert await Restorer(redis, tmp_path, "learner", lambda _: True).look() == [job_id]
+    await store.save(job_id)
+    await store.pause(job_id)
+    new = await HeadStore.begin(redis, tmp_path, job_id)
+    assert new.fence.incarnation == old.fence.incarnation + 1
+    with pytest.raises(Fenced):
+        await old.update(job_id, step=99)
+
+
 async def test_an_older_head_cannot_bring_a_lost_record_back(redis: Redis, store: JobStore, tmp_path: Path) -> None:
     job_id, old = await running(store, redis, tmp_path)
     new = await HeadStore.begin(redis, tmp_path, job_id)
