@@ -97,9 +97,8 @@ async def test_a_learner_that_comes_back_to_an_emptied_redis_takes_its_job_up(
     store = JobStore(redis, tmp_path / "jobs")
     job_id = (await store.create(spec)).id
     async with peers_of(redis, redis_url, job_id) as peers:
-        peers.enough = (
-            28  # 4 of the evaluation and 24 to train on, of which every fifth is degenerate: they last until step 9
-        )
+        # 4 of the evaluation, and 24 to train on of which every fifth is degenerate: they last until step 9.
+        peers.enough = 28
         learner.start()
         await until(store, job_id, lambda job: job.step >= 7, learner)
         learner.kill()
