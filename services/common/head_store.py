@@ -13,7 +13,7 @@ from redis.exceptions import ResponseError
 
 from services.common import job_scripts, keys
 from services.common.errors import Fenced, RecordGone
-from services.common.fencing import Fence, raise_if_fenced
+from services.common.fencing import HEALS, Fence, raise_if_fenced
 from services.common.job_folder import JobFolder
 from services.common.job_records import ActiveJob, JobRecord, JobState
 from services.common.jobs import JobStore
@@ -80,17 +80,27 @@ class HeadStore(JobStore):
             if saved is None:
                 raise RecordGone(f"neither Redis nor {self._folder.path} knows job {self.job_id}")
             self._refuse_if_older(saved.incarnation)
-            mine = self.fence.incarnation
-            try:
-                if not await self._plain.restore(saved, mine):
+            for _ in range(HEALS):
+                if await self._restored(saved):
                     return
-            except ResponseError as error:
-                raise_if_fenced(error, self.fence)
-                raise
-            if self._active is not None:
-                # Not with `self.fence`: it would heal, and wait for itself. A record that is lost again at once ends this head.
+            raise RecordGone(f"Redis loses the record of job {self.job_id} as often as it is put back")
+
+    async def _restored(self, saved: JobRecord) -> bool:
+        """Puts the record back where it is missing; whether it was still there when servers could see the job again."""
+        mine = self.fence.incarnation
+        try:
+            if not await self._plain.restore(saved, mine):
+                return True
+        except ResponseError as error:
+            raise_if_fenced(error, self.fence)
+            raise
+        self.on_restored()
+        try:
+            if self._active is not None:  # not with `self.fence`: it would heal, and wait for itself
                 await self._activate(self._active, Fence(self.job_id, mine, _nothing))
-            self.on_restored()
+        except RecordGone:
+            return False
+        return True
 
     def require_newest(self) -> None:
         """To be asked before a file of the job is written: no script guards those. Asks the job's folder, where `begin` left word.

@@ -167,6 +167,28 @@ async def test_a_running_job_whose_redis_is_emptied_is_back_at_its_next_write(
     assert await redis.zrange(keys.QUEUE, 0, -1) == []
 
 
+async def test_a_redis_emptied_again_before_servers_see_the_job_is_put_right_again(
+    redis: Redis, store: JobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id, head = await running(store, redis, tmp_path)
+    restore = head._plain.restore
+    lost: list[str] = []
+
+    async def restore_and_lose(record: JobRecord, incarnation: int | None = None) -> bool:
+        restored = await restore(record, incarnation)
+        if not lost:
+            lost.append(job_id)
+            await redis.flushall()
+        return restored
+
+    monkeypatch.setattr(head._plain, "restore", restore_and_lose)
+    await redis.flushall()
+    await head.event(job_id, "checkpoint", {"step": 3})
+    assert lost
+    assert job_id in await store.active()
+    assert (await store.get(job_id)).incarnation == head.fence.incarnation
+
+
 @pytest.mark.parametrize(("times", "back"), [(HEALS, True), (HEALS + 1, False)])
 async def test_a_write_outlives_a_redis_that_is_emptied_again_while_it_is_put_right(
     redis: Redis, store: JobStore, tmp_path: Path, times: int, back: bool
