@@ -47,16 +47,25 @@ class Campaign:
         self._versions = VersionWatch(stack, self.job_id)
         stack.wait_for_step(self.job_id, WARM_STEPS)
 
-    def trial(self, strike: Strike, *, pause_s: float = PAUSE_S, patience_s: float = PATIENCE_S) -> None:
+    def trial(
+        self, strike: Strike, *, pause_s: float = PAUSE_S, patience_s: float = PATIENCE_S, lies_in_wait: bool = False
+    ) -> None:
         """Strikes at a random moment, and waits until the job has gone on.
+
+        Args:
+            strike: the fault; it returns when it has struck, or when it is over.
+            pause_s: longest wait before it.
+            patience_s: longest wait after it.
+            lies_in_wait: until somebody comes by, the job goes on. What counts begins when it has struck.
 
         Raises:
             ChaosError: it hangs, or failed.
         """
         time.sleep(self.random.uniform(0.0, pause_s))
-        before = self.stack.step(self.job_id)
-        struck = time.monotonic()
+        before, struck = self.stack.step(self.job_id), time.monotonic()
         strike()
+        if lies_in_wait:
+            before, struck = self.stack.step(self.job_id), time.monotonic()
         self.result.count += 1
         if before is None:  # the fault before this one has the gateway still: count from what the folder says
             before = examine(self.folder, ended=False).audit.steps

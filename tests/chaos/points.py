@@ -25,7 +25,7 @@ def points(options: Options, chosen: Sequence[str] = UNDER_WAY) -> Result:
     spec = job_spec(steps=ENDLESS, interval_steps=5)
     with campaign(options.home, "fail points", options.seed, spec=spec) as running:
         for point in list(chosen) * options.count:
-            running.trial(lambda point=point: die_at(running, point), pause_s=0.3)  # type: ignore[misc]
+            running.trial(lambda point=point: die_at(running, point), pause_s=0.3, lies_in_wait=True)  # type: ignore[misc]
         running.finish()
     return running.result
 

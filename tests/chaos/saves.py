@@ -36,7 +36,7 @@ def saves(options: Options) -> Result:
                 point, delay_s = "rank.checkpoint.begin:before", running.random.uniform(0.0, SAVE_S)
             else:
                 point, delay_s = running.random.choice(inside), 0.0
-            running.trial(lambda point=point, delay_s=delay_s: strike(point, delay_s), pause_s=0.3)  # type: ignore[misc]
+            running.trial(lambda point=point, delay_s=delay_s: strike(point, delay_s), pause_s=0.3, lies_in_wait=True)  # type: ignore[misc]
         resumed = running.stack.said("learner-0", RESUMED)
         if resumed < options.count:
             running.result.violations.append(f"{options.count} kills, and only {resumed} resumes from a checkpoint")
