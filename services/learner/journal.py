@@ -86,6 +86,7 @@ class Journal:
         data = header + _SEAL.pack(xxhash.xxh3_64_intdigest(header)) + payload
         segment = self._open_segment(record.step)
         size = segment.stat().st_size if segment.exists() else None
+        self.guard()  # again, as near to the write as can be
         try:
             with segment.open("ab") as file:
                 file.write(data)

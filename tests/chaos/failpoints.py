@@ -176,4 +176,5 @@ class _Point:
         if float(delay_s):
             threading.Timer(float(delay_s), os.kill, (os.getpid(), int(number))).start()
         else:
-            os.kill(os.getpid(), int(number))
+            # To this thread, and not to the process: another thread would take the signal, and this one go on for a while.
+            signal.pthread_kill(threading.get_ident(), int(number))

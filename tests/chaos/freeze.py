@@ -20,7 +20,7 @@ NOTICED_S = 2 * max(supervisors.PERIOD_S, agents.PERIOD_S) + 1.0
 """Two heartbeats, and a second to look and to kill."""
 UNNOTICED_S = 60.0
 """When nobody has noticed by then, nobody will."""
-LEAVE_S = 15.0
+LEAVE_S = 60.0
 """Within this, one that woke up and was replaced meanwhile has ended."""
 
 

@@ -233,7 +233,7 @@ def test_one_that_is_replaced_while_it_writes_tells_nobody_of_the_record(tmp_pat
     journal = Journal(tmp_path)
     told: list[BatchRecord] = []
     journal.on_append = told.append
-    answers = iter([None, Fenced("a newer head writes")])
+    answers = iter([None, None, Fenced("a newer head writes")])
 
     def guard() -> None:
         if (answer := next(answers)) is not None:
