@@ -40,14 +40,14 @@ async def collect_loop(job: JobContext, drain: Drain) -> None:
 async def take(job: JobContext, entry: Entry) -> None:
     """Takes one entry: a training group, an evaluation's answer, or something for the dead letters."""
     try:
-        scored = decode(ScoredGroup, entry.payload)
+        scored = open_entry(job.job_id, entry)
     except EntryError as error:
         await job.consumer.dead_letter(entry, str(error))
         metrics.DEAD_LETTERS.inc()
         await job.store.event(job.job_id, "dead_letter", {"stage": "scored", "entry": entry.id, "message": str(error)})
         return
     task = scored.group.task
-    if task.job_id != job.job_id or task.lineage != job.lineage:
+    if task.lineage != job.lineage:
         await job.consumer.ack(entry)
         return
     if task.purpose is Purpose.EVAL:
@@ -61,3 +61,18 @@ async def take(job: JobContext, entry: Entry) -> None:
         if fate in {Fate.DEGENERATE, Fate.STALE, Fate.FAILED}:
             job.flow.wasted_tokens += tokens
     job.moved()
+
+
+def open_entry(job_id: str, entry: Entry) -> ScoredGroup:
+    """What the entry holds.
+
+    Raises:
+        EntryError: it is no scored group, of another job, or not the one that the entry is named after.
+    """
+    scored = decode(ScoredGroup, entry.payload)
+    task = scored.group.task
+    if task.job_id != job_id:
+        raise EntryError(f"group.task.job_id: belongs to job {task.job_id!r}, found on the stream of {job_id!r}")
+    if task.member != entry.member:
+        raise EntryError(f"member: the entry says {entry.member!r}, its task {task.member!r}")
+    return scored
