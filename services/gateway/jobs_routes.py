@@ -13,6 +13,7 @@ from services.common.job_records import JobRecord
 from services.common.spec import JobSpec
 from services.gateway.context import Context, ContextDep, RecordDep
 from services.gateway.errors import SpecRefused, documented
+from services.gateway.refused_writes import with_cause
 from services.gateway.schemas import EXAMPLE_JOB_ID, EXAMPLE_SPEC, FieldProblem, Job, JobList, JobSummary
 from services.gateway.spec_body import MEDIA_TYPES, UnsupportedMediaType, read_spec
 
@@ -121,9 +122,9 @@ async def schema() -> dict[str, Any]:
 
 
 @router.get("/{job_id}", operation_id="get_job", summary="Read a job", responses=documented(404, 422))
-async def get_job(record: RecordDep) -> Job:
+async def get_job(context: ContextDep, record: RecordDep) -> Job:
     """The job's record and its resolved spec."""
-    return Job.of(record)
+    return Job.of(await with_cause(context.redis, record))
 
 
 @router.post(
