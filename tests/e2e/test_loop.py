@@ -98,6 +98,7 @@ def test_synchronous_mode_trains_on_the_current_policy_only(stack: Stack, demo_s
     assert all(step["mismatch_kl_k3"] < SAME_WEIGHTS_KL_BOUND for step in stack.client.steps(job_id))
 
 
+@pytest.mark.slow
 def test_a_killed_rollout_server_costs_no_group(stack: Stack, demo_spec: dict[str, Any]) -> None:
     demo_spec["eval"] = {"enabled": False}
     demo_spec["learner"]["steps"] = 20

@@ -97,10 +97,10 @@ def test_no_request_makes_a_server_error_and_every_answer_fits_the_openapi(proce
     token = (process.home / "gateway.token").read_text().strip()
     bearer = f"Authorization: Bearer {token}"
     every = ("--phases", "examples,coverage,fuzzing", "--header", bearer)
-    some = ("--phases", "examples,fuzzing", "--header", bearer, "--max-examples", "10")
+    some = ("--phases", "examples,fuzzing", "--header", bearer, "--max-examples", "5")
     # Apart, so that no stream is opened on a job that schemathesis made and that nobody will ever end.
     fuzz(process, tmp_path, *every, "--max-examples", "3", "--include-operation-id", "job_events")
-    fuzz(process, tmp_path, *every, "--max-examples", "10", "--exclude-operation-id", "job_events")
+    fuzz(process, tmp_path, *every, "--max-examples", "5", "--exclude-operation-id", "job_events")
     for media_type in ("application/yaml", "text/yaml"):
         fuzz(process, tmp_path, *some, "--include-operation-id", "submit_job", media_type=media_type)
     listed = httpx.get(f"{process.url}/jobs", headers={"Authorization": f"Bearer {token}"}).json()
@@ -119,7 +119,7 @@ async def test_every_answer_about_dead_letters_and_fates_fits_the_openapi(
     token = (process.home / "gateway.token").read_text().strip()
     options = ("--phases", "examples,coverage,fuzzing", "--header", f"Authorization: Bearer {token}")
     await asyncio.to_thread(
-        fuzz, process, tmp_path, *options, "--max-examples", "25", "--include-operation-id", operation
+        fuzz, process, tmp_path, *options, "--max-examples", "10", "--include-operation-id", operation
     )
     left = {stage: await redis.xrange(keys.dead(troubled_job, stage), LETTER_ID, LETTER_ID) for stage in Stage}
     taken = not all(left.values())

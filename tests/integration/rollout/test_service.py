@@ -223,6 +223,7 @@ async def test_a_job_from_attach_to_retire(world: World, start: Callable[[], Ser
     assert await world.worker() is None
 
 
+@pytest.mark.slow
 async def test_a_killed_service_leaves_no_process_and_loses_no_task(world: World, start: Callable[[], Service]) -> None:
     service = start()
     world.publish(0)
