@@ -157,6 +157,8 @@ class Pool:
                 raise
             finally:
                 self._running.pop(number, None)
+            if spent is None and worker.slow:
+                spent = "slow"
             if spent is None and worker.judged >= self._recycle_after:
                 spent = "recycled"
             if spent is not None:

@@ -20,6 +20,7 @@ from services.common.errors import VerifierError
 from services.common.types import Verdict, VerdictStatus
 from services.reward.check import MAX_GROUND_TRUTH_CHARS, MAX_RESPONSE_CHARS, Check
 from services.reward.pool import Pool
+from services.reward.processes import NICER, PROMPT_S
 
 PoolMaker = Callable[..., AbstractAsyncContextManager[Pool]]
 CheckMaker = Callable[..., Check]
@@ -189,6 +190,24 @@ async def test_workers_are_replaced_after_their_share_of_checks(pool_of: PoolMak
     async with pool_of(1, recycle_after=10) as pool:
         verdicts = [verdict for _ in range(4) for verdict in await pool.judge([check("odd_process")] * 10)]
     assert len({verdict.detail for verdict in verdicts}) == 4
+
+
+async def test_a_long_check_makes_way_for_others_and_its_worker_is_replaced(
+    pool_of: PoolMaker, check: CheckMaker
+) -> None:
+    async with pool_of(1) as pool:
+        [before] = await pool.judge([check("odd_process")])
+        worker = psutil.Process(int(before.detail))
+        niceness = worker.nice()
+        long = asyncio.create_task(pool.judge([check("odd_sleep", "1.5", timeout_s=30.0)]))
+        await asyncio.sleep(PROMPT_S / 2)
+        assert worker.nice() == niceness
+        await asyncio.sleep(PROMPT_S)
+        assert worker.nice() == min(19, niceness + NICER)
+        [verdict] = await long
+        [after] = await pool.judge([check("odd_process")])
+    assert verdict.status is VerdictStatus.SCORED
+    assert int(after.detail) != worker.pid
 
 
 async def test_the_pool_goes_on_after_its_nursery_was_killed(pool_of: PoolMaker, check: CheckMaker) -> None:
