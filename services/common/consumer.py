@@ -33,6 +33,13 @@ _START = "0-0"
 _GROUP_GONE = ("NOGROUP", "UNBLOCKED")
 """What Redis answers where there is no group, and in a blocking read (7.0) when its stream is deleted."""
 
+LEASE_S = 60.0
+"""Work whose holder has not renewed it for so long is taken over."""
+MAX_DELIVERIES = 5
+"""An entry delivered more often than this has brought servers down: it is put aside."""
+FULL_RETRY_S = 0.25
+"""Pause before a group is offered again to a stream that is full."""
+
 DEAD_LETTERS = 200_000
 """Letters that a stage keeps, the newest."""
 DEAD_BUDGET_BYTES = 64 * 1024**2

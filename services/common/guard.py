@@ -15,12 +15,14 @@ import threading
 import time
 from collections.abc import Callable
 
+from services.common.consumer import LEASE_S
+
 log = logging.getLogger(__name__)
 
 BLOCKED_S = 120.0
 """An event loop that does not turn for so long hangs."""
-STOPPED_S = 60.0
-"""Whoever was stopped for longer than this (the leases of work) begins anew."""
+STOPPED_S = LEASE_S
+"""Whoever was stopped for longer begins anew: others have its work."""
 EXIT_CODE = 70
 _TICK_S = 1.0
 

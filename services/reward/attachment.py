@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 
 from services.common import codec
 from services.common.connection import BLOCK_S
-from services.common.consumer import Consumer, Entry
+from services.common.consumer import FULL_RETRY_S, LEASE_S, MAX_DELIVERIES, Consumer, Entry
 from services.common.errors import EntryError, StreamFull
 from services.common.keys import Stage
 from services.common.lifecycle import Drain
@@ -32,11 +32,6 @@ MAX_GROUPS = 64
 """Groups of a job held at once."""
 
 READ_COUNT = 16
-MAX_DELIVERIES = 5
-"""An entry delivered more often than this has brought servers down: it is put aside."""
-
-LEASE_S = 60.0
-FULL_RETRY_S = 0.25
 
 
 class Attachment:

@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from services.common import codec
 from services.common.connection import BLOCK_S
-from services.common.consumer import Consumer, Entry
+from services.common.consumer import FULL_RETRY_S, LEASE_S, MAX_DELIVERIES, Consumer, Entry
 from services.common.errors import EntryError, StreamFull
 from services.common.keys import Stage
 from services.common.lifecycle import Drain
@@ -27,12 +27,7 @@ from services.rollout.sampler import Sampler
 log = logging.getLogger(__name__)
 
 CONSUMER_GROUP = "rollout"
-MAX_DELIVERIES = 5
-"""An entry delivered more often than this has brought servers down: it is put aside."""
-
 READ_COUNT = 32
-LEASE_S = 60.0
-FULL_RETRY_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)

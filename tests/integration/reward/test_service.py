@@ -21,6 +21,7 @@ from redis.asyncio import Redis
 from services.common import keys
 from services.common.codec import decode, encode
 from services.common.connection import connect
+from services.common.consumer import MAX_DELIVERIES
 from services.common.job_records import ActiveJob
 from services.common.jobs import JobStore
 from services.common.keys import Stage
@@ -38,7 +39,7 @@ from services.common.types import (
     VersionSpan,
 )
 from services.common.workers import alive
-from services.reward.attachment import CONSUMER_GROUP, MAX_DELIVERIES
+from services.reward.attachment import CONSUMER_GROUP
 from services.reward.pool import Pool
 from services.reward.service import RewardService
 
