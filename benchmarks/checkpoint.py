@@ -103,7 +103,7 @@ def report(trainer: MegatronTrainer, folder: Path, repeats: int) -> None:
     hold, write, copy = (statistics.median(values[1:]) for values in (held, synchronously, memcpy))
     print(f"state of the rank                          {size / MIB:8.0f} MiB")
     print(
-        f"training held for the copy                 {hold * 1000:8.0f} ms   ({hold / copy:.1f} × a plain copy into new memory)"
+        f"training held for the copy                 {hold * 1000:8.0f} ms   ({hold / copy:.2f} × a plain copy into new memory)"
     )
     print(f"held if it waited for write, hash, fsync   {write * 1000:8.0f} ms")
     print(f"held / synchronous                         {hold / write:8.2f}")
