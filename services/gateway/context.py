@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Annotated, cast
 
@@ -14,6 +15,7 @@ from services.common.jobs import JobStore
 from services.common.restore import Restorer
 from services.common.settings import Settings
 from services.gateway.admission import Admission
+from services.gateway.errors import RETRY_AFTER_S
 from services.gateway.inference import InferenceClient
 from services.gateway.metrics import JOB_ID, GatewayMetrics
 from services.gateway.schemas import EXAMPLE_JOB_ID, JOB_ID_PATTERN
@@ -62,10 +64,13 @@ async def _record(
     ],
 ) -> JobRecord:
     record = await context.store.find(job_id) if JOB_ID.fullmatch(job_id) else None
-    if record is None:
-        raise HTTPException(404, "there is no such job")
-    return record
+    if record is not None:
+        return record
+    if JOB_ID.fullmatch(job_id) and await asyncio.to_thread(context.store.saved, job_id) is not None:
+        headers = {"Retry-After": str(RETRY_AFTER_S)}
+        raise HTTPException(503, "Redis has lost the record of this job: it is being put back", headers)
+    raise HTTPException(404, "there is no such job")
 
 
 RecordDep = Annotated[JobRecord, Depends(_record)]
-"""The job that the path names; 404 when there is none."""
+"""The job that the path names; 404 when there is none, 503 until one that Redis has lost is back."""

@@ -5,71 +5,59 @@ from __future__ import annotations
 import shutil
 import struct
 import subprocess
-import time
 from pathlib import Path
 
-import redis as sync_redis
-
 from tests.chaos.campaign import Campaign, campaign
-from tests.chaos.clock import offset_file, seen_file
-from tests.chaos.faults import Options
+from tests.chaos.faults import Options, victim
 from tests.chaos.result import Result
-from tests.chaos.stack import PRELOAD
+from tests.chaos.stack import CLOCKS, PRELOAD, ChaosError
 
 HOUR_S = 3600
-REDIS_CLOCK = "MILLRACE_CHAOS_CLOCK"
-SERVICES = ("gateway", "reward", "rollout", "learner", "rank")
-MOVED_S = 30.0
-"""Within this, a service has looked at its clock."""
-SLACK_S = 60.0
+SERVICES = ("gateway", "reward-0", "rollout-0", "learner-0", "redis")
+"""By their names in the supervisor's table; the learner's ranks have their agent's clock, as they have its machine."""
 _OFFSET = struct.Struct("<q")
 
 
 def clock(options: Options) -> Result:
     """Each service's clock, Redis's too, is moved by an hour ahead, then back, then an hour behind, then back; `count` times."""
-    redis_clock = options.home / "redis.clock"
-    redis_clock.write_bytes(_OFFSET.pack(0))
-    library = compile_shift(options.home)
-    environment = {PRELOAD: str(library), REDIS_CLOCK: str(redis_clock)} if library is not None else {}
-    services = [*SERVICES, *(["redis"] if library is not None else [])]
+    clocks = options.home / "clocks"
+    clocks.mkdir()
+    for service in SERVICES:
+        (clocks / service).write_bytes(_OFFSET.pack(0))
+    environment = {PRELOAD: str(compile_shift(options.home)), CLOCKS: str(clocks)}
     with campaign(options.home / "stack", "clock moved by an hour", options.seed, environment=environment) as running:
 
         def move(service: str, seconds: int) -> None:
-            if service == "redis":
-                with redis_clock.open("r+b") as file:
-                    file.write(_OFFSET.pack(seconds))
-                running.stack.wait(lambda: abs(_ahead_s(running) - seconds) < SLACK_S, "Redis's clock to move", MOVED_S)
-                return
-            path, seen = offset_file(running.stack.folder, service), seen_file(running.stack.folder, service)
-            temporary = path.with_suffix(".tmp")
-            temporary.write_text(str(seconds))
-            temporary.rename(path)
-            running.stack.wait(
-                lambda: seen.exists() and seen.read_text() == str(float(seconds)),
-                f"the clock of {service} to move",
-                MOVED_S,
-            )
+            with (clocks / service).open("r+b") as file:
+                file.write(_OFFSET.pack(seconds))
 
-        for service in services * options.count:
+        for service in SERVICES * options.count:
+            _require_mapped(running, service, clocks / service)
             for seconds in (HOUR_S, 0, -HOUR_S, 0):
                 running.trial(lambda service=service, seconds=seconds: move(service, seconds))  # type: ignore[misc]
-        running.result.extra["clocks"] = services
+        running.result.extra["clocks"] = list(SERVICES)
         running.finish()
     return running.result
 
 
-def _ahead_s(running: Campaign) -> float:
-    """By how much Redis's clock is ahead of the harness's."""
-    with sync_redis.Redis.from_url(running.stack.state.redis_url, socket_timeout=5.0) as client:
-        seconds, _ = client.time()
-    return float(seconds) - time.time()
+def _require_mapped(running: Campaign, service: str, path: Path) -> None:
+    """Makes sure that the process, and rank 0 with the learner, goes by the clock in the file."""
+    name = service.partition("-")[0]
+    for target in (name, "rank") if name == "learner" else (name,):
+        process = victim(running.stack, target)
+        if str(path) not in Path(f"/proc/{process.pid}/maps").read_text():
+            raise ChaosError(f"the clock of {target} cannot be moved")
 
 
-def compile_shift(folder: Path) -> Path | None:
-    """The library that moves a program's clock, or None where there is no C compiler."""
+def compile_shift(folder: Path) -> Path:
+    """The library that moves a program's clock.
+
+    Raises:
+        ChaosError: there is no C compiler.
+    """
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
-        return None
+        raise ChaosError("moving a clock takes a C compiler (Debian: apt-get install gcc libc6-dev)")
     library = folder / "clockshift.so"
     source = Path(__file__).with_name("clockshift.c")
     subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", str(library), str(source)], check=True, timeout=60)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tests.chaos import clock, failpoints, waits
+from tests.chaos import failpoints, waits
 
 
 def tamper(service: str) -> None:
-    """Installs the service's fail points and its movable clock, both idle until the harness arms them; and watches its waits."""
+    """Installs the service's fail points, idle until the harness arms them; and watches its waits."""
     folder = Path(os.environ["MILLRACE_HOME"]) / "chaos"
     failpoints.install(service, folder)
-    clock.install(service, folder)
     waits.install(service, folder)

@@ -1,4 +1,4 @@
-"""The gateway, with fail points and a clock that can be moved."""
+"""The gateway, with fail points."""
 
 from __future__ import annotations
 

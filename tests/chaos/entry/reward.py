@@ -1,4 +1,4 @@
-"""The reward service, with fail points and a clock that can be moved."""
+"""The reward service, with fail points."""
 
 from __future__ import annotations
 

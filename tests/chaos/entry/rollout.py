@@ -1,4 +1,4 @@
-"""The rollout service on the scripted engine, with fail points and a clock that can be moved."""
+"""The rollout service on the scripted engine, with fail points."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """`python -m tests.chaos.entry.up HOME [--servers N]`: `millrace up` with every service replaced by its entry of this folder.
 
 Told by the environment: MILLRACE_CHAOS_REDIS_URL, under which the services reach Redis (through a proxy, say); MILLRACE_CHAOS_PRELOAD, a
-library that is put before Redis's own calls; MILLRACE_CHAOS_BLIND, not to notice what stands still, nor what is left of the dead.
+library that is put before each process's own calls, and MILLRACE_CHAOS_CLOCKS, a folder with a clock for each; MILLRACE_CHAOS_BLIND, not to
+notice what stands still, nor what is left of the dead.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from services.cli.stack import Stack, plan_stack
 from services.cli.supervisor import GaveUp, ProcessSpec
 from services.common.errors import ConfigError
 from services.common.parent import die_with_parent
-from tests.chaos.stack import BLIND, PRELOAD, PROXIED_URL
+from tests.chaos.stack import BLIND, CLOCK, CLOCKS, PRELOAD, PROXIED_URL
 
 QUICK_S = 1.0
 """Faults come closer to each other than the 20 s after which the supervisor counts a death as a new one."""
@@ -37,21 +38,20 @@ class Blind(Pulse):
 
 def substitute(spec: ProcessSpec) -> ProcessSpec:
     """The row of the table with the service's chaos entry."""
+    environment = dict(spec.env)
+    if library := os.environ.get(PRELOAD):
+        environment |= {"LD_PRELOAD": library, CLOCK: f"{os.environ[CLOCKS]}/{spec.name}"}
     if spec.name == "redis":
-        library = os.environ.get(PRELOAD)
-        return replace(spec, env=spec.env | _chaos() | {"LD_PRELOAD": library}) if library else spec
+        return replace(spec, env=environment)
+    if proxied := os.environ.get(PROXIED_URL):
+        environment["REDIS_URL"] = proxied
     argv = tuple(word.replace("services.", "tests.chaos.entry.") for word in spec.argv)
-    proxied = os.environ.get(PROXIED_URL)
-    return replace(spec, argv=argv, env=spec.env | ({"REDIS_URL": proxied} if proxied else {}))
+    return replace(spec, argv=argv, env=environment)
 
 
 def say(text: str) -> None:
     """What the supervisor tells, with the time."""
     sys.stdout.write(f"{time.time():.2f} {text}\n")
-
-
-def _chaos() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name.startswith("MILLRACE_CHAOS_")}
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 import redis as sync_redis
+from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
@@ -111,3 +112,15 @@ def test_an_emptied_redis_gets_its_jobs_and_their_keys_back(
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
             assert client.get("/jobs").json() == before
+
+
+async def test_a_job_that_only_its_folder_knows_is_said_to_come_back_and_not_to_be_unknown(
+    client: httpx.AsyncClient, redis: Redis, document: dict[str, Any]
+) -> None:
+    job = (await client.post("/jobs", json=document)).json()
+    await redis.flushall()
+    for path in (f"/jobs/{job['id']}", f"/jobs/{job['id']}/metrics"):
+        answer = await client.get(path)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+        assert int(answer.headers["retry-after"]) > 0
+    assert (await client.get(f"/jobs/{job['id'][:-8]}00000000")).status_code == 404
