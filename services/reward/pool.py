@@ -188,7 +188,7 @@ class Pool:
         """Runs a batch on a worker; why the worker has to go, or None."""
         waiting = deque(batch)
         try:
-            await worker.send([job.packed for job in batch])
+            worker.send([job.packed for job in batch])
             while waiting:
                 self._running[number] = time.monotonic() + waiting[0].check.timeout_s + 90.0
                 outcome = await worker.outcome(waiting[0].check)

@@ -61,17 +61,9 @@ class Worker:
         self._incoming = unpacker(MAX_REPLY_BYTES)
         self._loaded: set[str] = set()
 
-    async def send(self, packed: Sequence[bytes]) -> None:
-        """Hands over packed checks.
-
-        Raises:
-            WorkerDiedError: it is gone.
-        """
-        try:
-            self._writer.writelines(packed)
-            await self._writer.drain()
-        except OSError as error:
-            raise WorkerDiedError(f"its process is gone: {error}") from error
+    def send(self, packed: Sequence[bytes]) -> None:
+        """Hands over packed checks, and does not wait until it has read them: the first of them may keep it from that for ever."""
+        self._writer.writelines(packed)
 
     async def outcome(self, check: Check) -> Outcome:
         """What became of the next check of the batch.
@@ -100,8 +92,8 @@ class Worker:
             return False
 
     def close(self) -> None:
-        """Closes the socket; a worker that is not busy ends by itself."""
-        self._writer.close()
+        """Closes the socket, whatever it still holds; a worker that is not busy ends by itself."""
+        self._writer.transport.abort()
 
     async def _reply_to(self, check: Check) -> Outcome | Loaded:
         prompt_s = min(PROMPT_S, check.timeout_s)

@@ -71,6 +71,17 @@ async def test_a_bomb_within_a_batch_costs_only_its_own_verdict(pool: Pool, chec
     assert summary(verdicts[5]) == (VerdictStatus.TIMEOUT, None)
 
 
+async def test_a_bomb_before_checks_that_no_socket_holds_costs_its_limit_and_not_theirs(
+    pool: Pool, check: CheckMaker
+) -> None:
+    large = " " * MAX_RESPONSE_CHARS
+    checks = [check("odd_sleep", "60", timeout_s=LIMIT_S), *(check("odd_always_right", large) for _ in range(15))]
+    began = time.monotonic()
+    verdicts = await pool.judge(checks)
+    assert time.monotonic() - began < LIMIT_S + 10 * MARGIN_S
+    assert [verdict.status for verdict in verdicts] == [VerdictStatus.TIMEOUT, *[VerdictStatus.SCORED] * 15]
+
+
 async def test_bombs_in_one_slot_do_not_hold_up_the_other(pool_of: PoolMaker, check: CheckMaker) -> None:
     async with pool_of(2) as pool:
         bombs = [asyncio.create_task(pool.judge([check("odd_sleep", "60", timeout_s=4.0)]))]
@@ -125,7 +136,7 @@ async def test_a_check_that_needs_too_much_memory_is_over_its_limit_and_no_wrong
 
 
 async def test_each_check_has_the_memory_that_its_job_allows(pool: Pool, check: CheckMaker) -> None:
-    takes = check("odd_takes_memory", "700")
+    takes = check("odd_takes_memory", "700", timeout_s=30.0)
     small, large = await pool.judge([replace(takes, memory_mib=512), replace(takes, memory_mib=2048)])
     assert (small.status, large.status) == (VerdictStatus.TIMEOUT, VerdictStatus.SCORED)
 
