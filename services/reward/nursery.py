@@ -65,13 +65,13 @@ def serve(control: socket.socket) -> None:
                 children.add(pid)
             elif pid in children:
                 children.discard(pid)
-                _kill(pid)
+                kill_group(pid)
                 dying.add(pid)
             control.sendall(REPLY.pack(pid))
             dying = {pid for pid in dying if os.waitpid(pid, os.WNOHANG) == (0, 0)}
     finally:
         for pid in children:
-            _kill(pid)
+            kill_group(pid)
 
 
 def _fork(control: socket.socket, connection: socket.socket) -> int:
@@ -90,7 +90,8 @@ def _fork(control: socket.socket, connection: socket.socket) -> int:
     return pid
 
 
-def _kill(pid: int) -> None:
+def kill_group(pid: int) -> None:
+    """Ends a worker and what it started."""
     for kill in (os.killpg, os.kill):  # the group; and the worker itself, should it not have made its group yet
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)

@@ -17,7 +17,7 @@ import psutil
 from services.common.errors import VerifierError
 from services.common.vitals import Vitals
 from services.reward.check import MAX_REPLY_BYTES, Broken, Check, Loaded, Outcome, read_reply, unpacker
-from services.reward.nursery import FORK, KILL, REPLY, REQUEST
+from services.reward.nursery import FORK, KILL, REPLY, REQUEST, kill_group
 
 log = logging.getLogger(__name__)
 
@@ -192,8 +192,10 @@ class Nursery:
         return Worker(pid, reader, writer)
 
     async def kill(self, worker: Worker) -> None:
-        """Ends a worker and everything it started."""
+        """Ends a worker and everything it started: at once, though the nursery, which must reap it, may be busy with others."""
         worker.close()
+        if self._process is not None and self._process.poll() is None:  # else others may have its number
+            kill_group(worker.pid)
         async with self._lock:
             try:
                 await self._command(KILL, worker.pid)
