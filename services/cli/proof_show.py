@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from services.cli.client import JsonObject
+from services.cli.show import print_rows
 from services.common.fates import Fate
 
 if TYPE_CHECKING:
@@ -142,11 +143,3 @@ def _verdict(text: str, good: bool) -> str:
 
 def _figure(value: object) -> str:
     return format(value, ".6g") if isinstance(value, int | float) else "-"
-
-
-def print_rows(console: Console, rows: list[tuple[str, str]]) -> None:
-    """Names in bold, and what they stand for."""
-    table = Table.grid(padding=(0, 2))
-    for name, value in rows:
-        table.add_row(f"[bold]{name}[/bold]", escape(value))
-    console.print(table)

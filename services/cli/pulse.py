@@ -11,15 +11,10 @@ import threading
 import time
 from collections.abc import Callable
 
-import psutil
-
+from services.common import vitals
 from services.common.errors import DeadlineExceeded
-from services.common.vitals import Vitals
+from services.common.vitals import Vitals, process_of
 
-PERIOD_S = 5.0
-"""From one question to the next: the heartbeat."""
-BUSY_S = 120.0
-"""Without an answer for so long a process hangs, however much it computes."""
 UNHEALTHY_IN_A_ROW = 3
 _LOOK_S = 0.5
 
@@ -50,14 +45,12 @@ class Pulse:
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + _LOOK_S
-            if not self._vitals.look([psutil.Process(self._pid)] if psutil.pid_exists(self._pid) else []):
+            if not self._vitals.look(process_of(self._pid)):
                 self._answered = now
         if self._unwell >= UNHEALTHY_IN_A_ROW:
             return f"is not healthy ({self._complaint})"
-        silent_s, still = now - self._answered, self._vitals.still()
-        if silent_s >= BUSY_S or (silent_s >= 2 * PERIOD_S and still is not None):
-            return f"hangs: no answer for {silent_s:.0f} s" + (f", and {still}" if still else "")
-        return None
+        hang = self._vitals.hang(now - self._answered, 2 * vitals.PERIOD_S)
+        return f"hangs: no answer for {hang}" if hang else None
 
     def _ask(self) -> None:
         """Asks until told to stop. A probe has a deadline of its own."""
@@ -71,4 +64,4 @@ class Pulse:
                 self._answered = time.monotonic()
                 self._complaint = complaint or ""
                 self._unwell = 0 if complaint is None else self._unwell + 1
-            self._over.wait(max(0.0, began + PERIOD_S - time.monotonic()))
+            self._over.wait(max(0.0, began + vitals.PERIOD_S - time.monotonic()))

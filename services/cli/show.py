@@ -57,16 +57,13 @@ def print_job(console: Console, job: JsonObject, evals: Sequence[JsonObject], la
         "weights": job.get("export"),
         "newest step": step_line(last) if last else None,
     }
-    table = Table.grid(padding=(0, 2))
-    for name, value in values.items():
-        if value:
-            table.add_row(f"[bold]{name}[/bold]", escape(str(value)))
+    rows = [(name, str(value)) for name, value in values.items() if value]
     for item in evals:
         shown = ", ".join(
             f"{name} {_number(value, '.4g')}" for name, value in item.items() if _is_number(value) and name != "at"
         )
-        table.add_row("[bold]evaluation[/bold]", escape(shown))
-    console.print(table)
+        rows.append(("evaluation", shown))
+    print_rows(console, rows)
 
 
 def print_rollouts(console: Console, groups: Iterable[JsonObject]) -> None:
@@ -117,10 +114,7 @@ def print_letter(console: Console, letter: JsonObject) -> None:
         "payload": f"{letter['size_bytes']} bytes, "
         + ("whole" if letter["whole"] else "of which the beginning is kept: it cannot be put back"),
     }
-    table = Table.grid(padding=(0, 2))
-    for name, value in values.items():
-        table.add_row(f"[bold]{name}[/bold]", escape(str(value)))
-    console.print(table)
+    print_rows(console, [(name, str(value)) for name, value in values.items()])
     if letter["content"] is not None:
         console.print_json(data=letter["content"])
 
@@ -139,6 +133,14 @@ def print_workers(console: Console, workers: Iterable[JsonObject]) -> None:
         for worker in workers
     ]
     _print(console, ("worker", "kind", "state", "job", "policy", "process"), rows, empty="no workers")
+
+
+def print_rows(console: Console, rows: Iterable[tuple[str, str]]) -> None:
+    """Names in bold, and what they stand for."""
+    table = Table.grid(padding=(0, 2))
+    for name, value in rows:
+        table.add_row(f"[bold]{name}[/bold]", escape(value))
+    console.print(table)
 
 
 def _print(console: Console, names: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str) -> None:

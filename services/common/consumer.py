@@ -20,10 +20,11 @@ from redis.exceptions import RedisError, ResponseError
 from services.common import keys, stream_scripts
 from services.common.codec import MAX_ENTRY_BYTES
 from services.common.connection import OUTAGE_S, is_outage, pause_s, refusal, text
-from services.common.errors import StreamFull
+from services.common.errors import EntryError, StreamFull
 from services.common.fencing import Fence, run
 from services.common.keys import Stage
 from services.common.streams import MAX_STREAM_LENGTH
+from services.common.types import Task
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class Consumer:
         *,
         group: str,
         name: str,
-        lease_s: float = 60.0,
+        lease_s: float = LEASE_S,
         fence: Fence | None = None,
     ) -> None:
         """Two clients of the same server: `blocking` only ever waits in XREADGROUP. `fence`: of a job's head."""
@@ -190,6 +191,12 @@ class Consumer:
         self._held -= lost
         return lost
 
+    async def keep_renewing(self) -> None:
+        """Renews in time, until it is cancelled."""
+        while True:
+            await asyncio.sleep(self._lease_ms / 3000)
+            await self.renew()
+
     async def _run(self, script: str, names: list[str], args: list[Any]) -> Any:  # noqa: ANN401  each script's own answer
         return await run(self._commands, script, names, [self._group, self._name, *args], fence=self._fence)
 
@@ -241,6 +248,18 @@ class Consumer:
         except ResponseError as busy:
             if "BUSYGROUP" not in str(busy):
                 raise
+
+
+def require_place(entry: Entry, task: Task, job_id: str, path: str = "") -> None:
+    """Makes sure that what was decoded is of the stream's job, and is what the entry is named after. `path`: of the task in the payload.
+
+    Raises:
+        EntryError: it is not; names the field.
+    """
+    if task.job_id != job_id:
+        raise EntryError(f"{path}job_id: belongs to job {task.job_id!r}, found on the stream of {job_id!r}")
+    if task.member != entry.member:
+        raise EntryError(f"member: the entry says {entry.member!r}, its task {task.member!r}")
 
 
 def _messages(reply: Any) -> list[Any]:  # noqa: ANN401  the shape differs by protocol version

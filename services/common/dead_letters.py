@@ -22,12 +22,15 @@ from services.common.streams import MAX_STREAM_LENGTH
 
 ENDED = frozenset(state for state in JobState if state.ended)
 
-_REQUEUE = f"""#!lua
+_REQUEUE = (
+    "#!lua"
+    + job_scripts.IS_IN
+    + f"""
 -- KEYS: dead, stream, seen, dead bytes, record, token   ARGV: letter id, stage, bound, states of a job that has ended (comma-separated)
 local state = redis.call('HGET', KEYS[5], 'state')
 if redis.call('EXISTS', KEYS[6]) == 1 then return 'ok' end
 if not state then return 'missing' end
-if string.find(',' .. ARGV[4] .. ',', ',' .. state .. ',', 1, true) then return state end
+if is_in(state, ARGV[4]) then return state end
 local found = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])[1]
 if not found then return 'missing' end
 local letter = {{}}
@@ -41,6 +44,7 @@ redis.call('HINCRBY', KEYS[4], ARGV[2], -#letter['d'])
 redis.call('SET', KEYS[6], '1', 'EX', {job_scripts.ONCE_KEPT_S})
 return 'ok'
 """
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,9 +108,7 @@ class HeadStore(JobStore):
         Raises:
             Fenced: a newer head has begun.
         """
-        found = self._folder.load()
-        if found is not None:
-            self._refuse_if_older(int(found[0].get("incarnation", 0)))
+        self._refuse_if_older(self._folder.incarnation())
 
     def _refuse_if_older(self, newest: int) -> None:
         mine = self.fence.incarnation

@@ -11,10 +11,12 @@ from __future__ import annotations
 import json
 import logging
 import os
-import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from services.common.durable import write_durably
 
 log = logging.getLogger(__name__)
 
@@ -55,26 +57,37 @@ class JobFolder:
         """Nothing is made before the first write."""
         self.path = path
 
-    def save(self, record: dict[str, Any], spec: str) -> None:
-        """Makes the record durable, and the spec if it is not there yet.
+    def save(self, record: dict[str, Any], spec: Callable[[], str]) -> None:
+        """Makes the record durable, and the spec, whose text is asked for then, if it is not there yet.
 
         The incarnation in the folder only rises: a record that was put back into Redis has none until its head finds it, and the next head
         must not be given a number that an older one, which may wake up, has had.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        known = self.load()
-        highest = known[0].get("incarnation") if known is not None else None
-        if isinstance(highest, int):
-            record = record | {"incarnation": max(record["incarnation"], highest)}
+        record = record | {"incarnation": max(record["incarnation"], self.incarnation())}
         if not (self.path / SPEC_FILE).exists():
-            write_durably(self.path / SPEC_FILE, spec)
-        write_durably(self.path / JOB_FILE, json.dumps({"format": FORMAT, **record}, indent=1))
+            write_durably(self.path / SPEC_FILE, spec().encode())
+        write_durably(self.path / JOB_FILE, json.dumps({"format": FORMAT, **record}, indent=1).encode())
 
     def load(self) -> tuple[dict[str, Any], str] | None:
         """The record and the spec's text, or None when this is no job's folder or cannot be read (the log says why)."""
+        document = self._document()
+        try:
+            return None if document is None else (document, (self.path / SPEC_FILE).read_text())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            log.warning("%s cannot be read: %s", self.path / SPEC_FILE, error)
+            return None
+
+    def incarnation(self) -> int:
+        """The highest that the folder knows of; 0 when it does not say."""
+        known = (self._document() or {}).get("incarnation")
+        return known if isinstance(known, int) else 0
+
+    def _document(self) -> dict[str, Any] | None:
         try:
             document = json.loads((self.path / JOB_FILE).read_text())
-            spec = (self.path / SPEC_FILE).read_text()
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -83,7 +96,7 @@ class JobFolder:
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             log.warning("%s: not a record of format %d", self.path / JOB_FILE, FORMAT)
             return None
-        return document, spec
+        return document
 
     def append(self, kind: str, step: int, data: dict[str, Any]) -> None:
         """Adds a line to the history, durably. A line that a crash left unfinished is closed first.
@@ -121,24 +134,3 @@ class JobFolder:
             except (ValueError, KeyError, TypeError):
                 log.warning("%s: line %d cannot be read", self.path / HISTORY_FILE, number)
         return found
-
-
-def write_durably(path: Path, content: str) -> None:
-    """Replaces a file: after a crash it is the old one or the new one, whole."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

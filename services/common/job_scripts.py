@@ -20,13 +20,13 @@ def new_token() -> str:
     return secrets.token_hex(8)
 
 
-_IN = """
+IS_IN = """
 local function is_in(state, states) return string.find(',' .. states .. ',', ',' .. state .. ',', 1, true) end
 """
 
 TRANSITION = (
     FENCE
-    + _IN
+    + IS_IN
     + f"""
 -- KEYS: record, events   ARGV: …, new state, unix time, event, allowed states (comma-separated), token, field, value, field, value, …
 local state, moved = unpack(redis.call('HMGET', KEYS[1], 'state', 'moved'))
@@ -62,7 +62,7 @@ return ARGV[1]
 
 ASK = (
     "#!lua"
-    + _IN
+    + IS_IN
     + f"""
 -- KEYS: record, events
 -- ARGV: field, value, request, unix time, states of a job that waits, its new state, cause, its event, states of a job that a learner owns,

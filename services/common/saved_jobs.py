@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import time
+from functools import partial
 
 from services.common import job_scripts, keys
 from services.common.connection import text
@@ -50,7 +51,7 @@ class SavedJobs(JobHistory):
         folder, written = JobFolder(self._jobs_dir / job_id), None
         while (record := await self.find(job_id)) is not None and record != written:
             try:
-                await asyncio.to_thread(folder.save, to_document(record), dump_spec(record.spec))
+                await asyncio.to_thread(folder.save, to_document(record), partial(dump_spec, record.spec))
             except OSError as error:
                 log.error("%s cannot be written: %s", folder.path, error.strerror or error)  # noqa: TRY400  no fault of this code
                 return

@@ -11,6 +11,10 @@ from collections.abc import Callable, Iterable
 
 import psutil
 
+PERIOD_S = 5.0
+"""The heartbeat: signs of life come at least as often."""
+BUSY_S = 120.0
+"""Without a sign of life for so long processes hang, however much they compute."""
 STILL_S = 4.0
 """Without processor time for so long, processes stand still. Clocks tick every 10 ms, and even an idle service ticks more often."""
 
@@ -64,6 +68,26 @@ class Vitals:
         if self._stopped and (idle or self.stopped_s() >= STILL_S):
             return f"process {min(self._stopped)} is stopped"
         return "it uses no processor time" if idle else None
+
+    def hang(self, silent_s: float, enough_s: float) -> str | None:
+        """How long they have given no sign of life, and how they stand still, for people, when that means that they hang; else None.
+
+        Args:
+            silent_s: since the last sign of life, seconds.
+            enough_s: silence that is enough when they stand still; when they compute, BUSY_S is.
+        """
+        still = self.still()
+        if silent_s < BUSY_S and (silent_s < enough_s or still is None):
+            return None
+        return f"{silent_s:.0f} s" + (f", and {still}" if still else "")
+
+
+def process_of(pid: int) -> list[psutil.Process]:
+    """The process alone; empty when it is gone."""
+    try:
+        return [psutil.Process(pid)]
+    except psutil.Error:
+        return []
 
 
 def family(pid: int) -> list[psutil.Process]:

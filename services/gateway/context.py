@@ -63,12 +63,13 @@ async def _record(
         ),
     ],
 ) -> JobRecord:
-    record = await context.store.find(job_id) if JOB_ID.fullmatch(job_id) else None
-    if record is not None:
-        return record
-    if JOB_ID.fullmatch(job_id) and await asyncio.to_thread(context.store.saved, job_id) is not None:
-        headers = {"Retry-After": str(RETRY_AFTER_S)}
-        raise HTTPException(503, "Redis has lost the record of this job: it is being put back", headers)
+    if JOB_ID.fullmatch(job_id):
+        record = await context.store.find(job_id)
+        if record is not None:
+            return record
+        if await asyncio.to_thread(context.store.saved, job_id) is not None:
+            headers = {"Retry-After": str(RETRY_AFTER_S)}
+            raise HTTPException(503, "Redis has lost the record of this job: it is being put back", headers)
     raise HTTPException(404, "there is no such job")
 
 

@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from services.common.fates import Fate
 from services.learner.audit_batch import Batch, check_batch
 from services.learner.audit_report import AuditReport, Breach, Violation
 from services.learner.journal import BatchRecord
-from services.learner.ledger import Fate
 from services.learner.lineage import Rise
 
 State = Mapping[str, Any]
@@ -72,7 +72,7 @@ class Audit:
         """The next record of the journal; one without groups carries fates only, and is of the last step."""
         report = self.report
         report.records += 1
-        self._digests[record.step - bool(record.groups)] = record.weights_digest
+        self._digests[record.base_version] = record.weights_digest
         self._check_order(where, record)
         self._check_fates(where, record)
         if not record.groups:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from services.learner.ledger import Fate
+from services.common.fates import Fate
 
 
 class Breach(StrEnum):

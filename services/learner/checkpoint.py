@@ -18,8 +18,9 @@ from typing import Any
 
 import xxhash
 
+from services.common.durable import fsync_directory, write_durably
 from services.common.errors import ConfigError, MillraceError
-from services.learner.durable import fsync_directory, require_space, write_durably
+from services.learner.disk import require_space
 
 log = logging.getLogger(__name__)
 

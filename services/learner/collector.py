@@ -6,14 +6,14 @@ import time
 
 from services.common.codec import decode
 from services.common.connection import BLOCK_S
-from services.common.consumer import Entry
+from services.common.consumer import Entry, require_place
 from services.common.errors import EntryError
+from services.common.fates import Fate
 from services.common.lifecycle import Drain
 from services.common.types import Purpose, ScoredGroup
 from services.learner import metrics
 from services.learner.context import JobContext
 from services.learner.intake import Judged
-from services.learner.ledger import Fate
 
 READ_AT_ONCE = 64
 RENEW_S = 15.0
@@ -70,9 +70,5 @@ def open_entry(job_id: str, entry: Entry) -> ScoredGroup:
         EntryError: it is no scored group, of another job, or not the one that the entry is named after.
     """
     scored = decode(ScoredGroup, entry.payload)
-    task = scored.group.task
-    if task.job_id != job_id:
-        raise EntryError(f"group.task.job_id: belongs to job {task.job_id!r}, found on the stream of {job_id!r}")
-    if task.member != entry.member:
-        raise EntryError(f"member: the entry says {entry.member!r}, its task {task.member!r}")
+    require_place(entry, scored.group.task, job_id, "group.task.")
     return scored

@@ -27,7 +27,7 @@ class FateLog:
         try:
             if self._step is None:
                 self._step = self._last_step()
-            if self._step == record.step - bool(record.groups):
+            if self._step == record.base_version:
                 with self._path.open("a", encoding="utf-8") as file:
                     file.write(_line(record))
             else:

@@ -9,6 +9,7 @@ from typing import Any
 
 import xxhash
 
+from services.common.differences import MISSING, differences
 from services.common.models import inspect_model
 from services.common.spec import JobSpec
 
@@ -45,7 +46,10 @@ class Identity:
             for name in ("job_id", "dataset", "tokenizer", "weights")
             if state.get(name) != getattr(self, name)
         ]
-        return lines + list(_changed(state.get("spec", {}), self.spec, ""))
+        for path, there, here in differences(state.get("spec", {}), self.spec):
+            if there is not MISSING:
+                lines.append(f"{path}: {there} there, " + ("unknown here" if here is MISSING else f"{here} here"))
+        return lines
 
 
 def identity_of(job_id: str, spec: JobSpec, model_dir: Path, dataset: str) -> Identity:
@@ -78,14 +82,3 @@ def _digest(files: Iterator[Path]) -> str:
                 file.seek((size - SAMPLE_BYTES) * number // (SAMPLES - 1))
                 digest.update(file.read(SAMPLE_BYTES))
     return digest.hexdigest()
-
-
-def _changed(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str) -> Iterator[str]:
-    for name, value in there.items():
-        field = f"{prefix}{name}"
-        if isinstance(value, dict) and isinstance(here.get(name), dict):
-            yield from _changed(value, here[name], f"{field}.")
-        elif name not in here:
-            yield f"{field}: {value} there, unknown here"
-        elif here[name] != value:
-            yield f"{field}: {value} there, {here[name]} here"

@@ -13,12 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.common.consumer import Entry
+from services.common.fates import Fate
 from services.common.spec import JobSpec
 from services.common.types import ScoredGroup, VerdictStatus
 from services.learner.algorithms.dynamic_sampling import filter_values, is_degenerate
 from services.learner.fitness import Limits, unfit
 from services.learner.gate import AcceptRate, ReadyGroup, issue_budget, select_batch
-from services.learner.ledger import ActiveGroup, Fate, Ledger
+from services.learner.ledger import ActiveGroup, Ledger
 
 
 @dataclass(frozen=True, slots=True)

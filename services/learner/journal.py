@@ -21,9 +21,10 @@ import msgpack
 import xxhash
 import zstandard
 
+from services.common.durable import fsync_directory
 from services.common.errors import MillraceError
-from services.learner.durable import fsync_directory
-from services.learner.ledger import Fate, Settled
+from services.common.fates import Fate
+from services.learner.ledger import Settled
 
 _HEADER = struct.Struct("<4sQQ")
 _SEAL = struct.Struct("<Q")
@@ -57,6 +58,11 @@ class BatchRecord:
     """Ordinals issued by then."""
     weights_digest: str = ""
     """Of the weights before this step, as they were published (`Snapshot.digest`, hex): any step can be proved by the record after it."""
+
+    @property
+    def base_version(self) -> int:
+        """The policy version that the record found: that of `weights_digest`."""
+        return self.step - bool(self.groups)
 
 
 class Journal:

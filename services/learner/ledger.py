@@ -9,8 +9,6 @@ from typing import Any
 
 from services.common.fates import Fate
 
-__all__ = ["ActiveGroup", "Fate", "Ledger", "Settled"]
-
 
 @dataclass(frozen=True, slots=True)
 class Settled:

@@ -13,8 +13,8 @@ from typing import Any
 
 import xxhash
 
+from services.common.durable import write_durably
 from services.common.errors import MillraceError
-from services.learner.durable import write_durably
 from services.learner.folder import LINEAGE_FILE
 
 
@@ -48,9 +48,9 @@ def read_rises(folder: Path) -> list[Rise]:
     """
     path = folder / LINEAGE_FILE
     try:
-        document = json.loads(path.read_bytes())
-        rises = [Rise(**item) for item in document["rises"]]
-        sound = path.read_bytes() == _dump(rises)
+        data = path.read_bytes()
+        rises = [Rise(**item) for item in json.loads(data)["rises"]]
+        sound = data == _dump(rises)
     except FileNotFoundError:
         return [FIRST]
     except (ValueError, KeyError, TypeError) as error:

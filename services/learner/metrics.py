@@ -11,8 +11,8 @@ from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from services.common.fates import Fate
 from services.learner.intake import Intake
-from services.learner.ledger import Fate
 from services.learner.stopwatch import Stopwatch
 
 _AGES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)

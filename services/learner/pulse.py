@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from services.common import vitals
 from services.common.vitals import Vitals, family
 
 log = logging.getLogger(__name__)
@@ -23,9 +24,6 @@ log = logging.getLogger(__name__)
 FOLDER = "MILLRACE_BEATS"
 """Environment variable that names the folder to the ranks."""
 BEAT_S = 1.0
-PERIOD_S = 5.0
-BUSY_S = 120.0
-"""Without a beat for so long a rank hangs, however much it computes: something holds the interpreter."""
 
 
 def beat_forever(folder: Path, rank: int, pid: int) -> None:
@@ -64,7 +62,7 @@ class RanksWatch:
         relatives = {process.pid: process for process in family(launcher)}
         self._launcher.look([relatives[launcher]] if launcher in relatives else [])
         hung = [trouble for path in sorted(self._folder.iterdir()) if (trouble := self._rank(path, relatives))]
-        if self._launcher.stopped_s() > 2 * PERIOD_S - 2:
+        if self._launcher.stopped_s() > 2 * vitals.PERIOD_S - 2:
             hung.append("torchelastic hangs: it is stopped")
             _kill(relatives[launcher])
         return hung
@@ -82,11 +80,11 @@ class RanksWatch:
             return None  # it has ended: torchelastic knows
         if not heard.vitals.look([relatives[pid]]) or heard.text != text:
             heard.text, heard.at = text, now
-        silent_s, still = now - heard.at, heard.vitals.still()
-        if silent_s > BUSY_S or (silent_s > 2 * PERIOD_S - 2 and still is not None):
-            _kill(relatives[pid])
-            return f"rank {path.name} hangs: no heartbeat for {silent_s:.0f} s" + (f", and {still}" if still else "")
-        return None
+        hang = heard.vitals.hang(now - heard.at, 2 * vitals.PERIOD_S - 2)
+        if hang is None:
+            return None
+        _kill(relatives[pid])
+        return f"rank {path.name} hangs: no heartbeat for {hang}"
 
 
 def _kill(process: psutil.Process) -> None:

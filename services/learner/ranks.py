@@ -15,6 +15,7 @@ from typing import Any
 
 from services.learner.checkpoint import WrittenFile
 from services.learner.commands import Command, Finish, Idle, Load, LoadWeights, Publish, Save, Saved, Train
+from services.learner.megatron.background import files_of
 from services.learner.megatron.batch import Sequence
 from services.learner.megatron.trainer import StepStats
 from services.learner.snapshots import Weights
@@ -58,12 +59,7 @@ class Ranks:
             OSError: a rank could not write its part; with the number that the system gave, if it did.
         """
         reports: list[dict[str, Any]] | None = await self._call(Saved())
-        if reports is None:
-            return None
-        for rank, report in enumerate(reports):
-            if report["error"]:
-                raise OSError(report["errno"], f"rank {rank}: {report['error']}")
-        return [WrittenFile(**file) for report in reports for file in report["files"]]
+        return None if reports is None else files_of(reports)
 
     async def load(self, path: Path, *, optimizer: bool = True, rng: bool = True) -> None:
         """Reads a checkpoint's files from the directory."""

@@ -9,7 +9,7 @@ from typing import TypeVar
 from services.common.job_records import LIVE, JobState
 from services.common.lifecycle import Drain
 from services.learner.context import JobContext, Stopped
-from services.learner.durable import is_full
+from services.learner.disk import is_full
 
 log = logging.getLogger(__name__)
 

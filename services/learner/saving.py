@@ -13,7 +13,7 @@ from services.common.lifecycle import Drain
 from services.learner import metrics
 from services.learner.checkpoint import EXPORT
 from services.learner.context import JobContext
-from services.learner.durable import is_full
+from services.learner.disk import is_full
 from services.learner.room import with_room
 
 LOOK_AGAIN_S = 0.1

@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 
 from services.common import codec
 from services.common.connection import BLOCK_S
-from services.common.consumer import FULL_RETRY_S, LEASE_S, MAX_DELIVERIES, Consumer, Entry
+from services.common.consumer import FULL_RETRY_S, LEASE_S, MAX_DELIVERIES, Consumer, Entry, require_place
 from services.common.errors import EntryError, StreamFull
 from services.common.keys import Stage
 from services.common.lifecycle import Drain
@@ -60,7 +60,6 @@ class Attachment:
         self._job_id = job_id
         self._spec = spec
         self._drain = drain
-        self._lease_s = lease_s
         self._bound = bound
         self._consumer = Consumer(
             commands, blocking, job_id, Stage.ROLLOUTS, group=CONSUMER_GROUP, name=name, lease_s=lease_s
@@ -75,7 +74,7 @@ class Attachment:
         """Consumes the rollouts stream; waits for entries; unblocked by rollout servers; produces scored groups. Returns on drain."""
         with log_context(job_id=self._job_id):
             async with asyncio.TaskGroup() as tasks:
-                renewing = tasks.create_task(self._renew())
+                renewing = tasks.create_task(self._consumer.keep_renewing())
                 groups: set[asyncio.Task[None]] = set()
                 while not self._drain.requested:
                     if len(groups) >= MAX_GROUPS:
@@ -105,12 +104,7 @@ class Attachment:
 
     def _open(self, entry: Entry) -> RolloutGroup:
         group = codec.decode(RolloutGroup, entry.payload)
-        if group.task.job_id != self._job_id:
-            raise EntryError(
-                f"task.job_id: belongs to job {group.task.job_id!r}, found on the stream of {self._job_id!r}"
-            )
-        if group.task.member != entry.member:
-            raise EntryError(f"member: the entry says {entry.member!r}, its task {group.task.member!r}")
+        require_place(entry, group.task, self._job_id, "task.")
         return group
 
     async def _give_up(self, group: RolloutGroup, reason: str) -> NoReturn:
@@ -142,11 +136,6 @@ class Attachment:
             metrics.VERIFIED_TOKENS.inc(sum(len(rollout.tokens) for rollout in scored.group.rollouts))
             if moved:
                 await keep_sample(self._commands, scored)
-
-    async def _renew(self) -> None:
-        while True:
-            await asyncio.sleep(self._lease_s / 3)
-            await self._consumer.renew()
 
 
 def group_failed(group: RolloutGroup) -> ScoredGroup | None:

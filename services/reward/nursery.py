@@ -69,6 +69,8 @@ def serve(control: socket.socket) -> None:
                 dying.add(pid)
             control.sendall(REPLY.pack(pid))
             dying = {pid for pid in dying if os.waitpid(pid, os.WNOHANG) == (0, 0)}
+    except BrokenPipeError:
+        return  # the pool went away before it had its answer
     finally:
         for pid in children:
             kill_group(pid)

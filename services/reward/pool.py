@@ -148,9 +148,9 @@ class Pool:
         """Consumes the queue; waits for checks; unblocked by `judge`; produces verdicts."""
         worker: Worker | None = None
         while True:
+            worker = worker or await self._nursery.fork()
             batch = await self._take()
             try:
-                worker = worker or await self._nursery.fork()
                 spent = await self._run(number, worker, batch)
             except BaseException:
                 self._requeue([job for job in batch if not job.verdict.done()])

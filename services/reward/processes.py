@@ -15,7 +15,7 @@ import msgpack
 import psutil
 
 from services.common.errors import VerifierError
-from services.common.vitals import Vitals
+from services.common.vitals import Vitals, process_of
 from services.reward.check import MAX_REPLY_BYTES, Broken, Check, Loaded, Outcome, read_reply, unpacker
 from services.reward.nursery import FORK, KILL, REPLY, REQUEST, kill_group
 
@@ -206,7 +206,7 @@ class Nursery:
         """Kills the process when it hangs: a signal has stopped it. The next command starts another one; call it once a second."""
         if self._process is None or self._process.poll() is not None:
             return
-        self._vitals.look([psutil.Process(self._process.pid)] if psutil.pid_exists(self._process.pid) else [])
+        self._vitals.look(process_of(self._process.pid))
         if self._vitals.stopped_s() > HANGS_S:
             log.error("the verifier nursery (process %d) is stopped: killed, another one takes over", self._process.pid)
             self._process.kill()

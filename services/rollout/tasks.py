@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from services.common import codec
 from services.common.connection import BLOCK_S
-from services.common.consumer import FULL_RETRY_S, LEASE_S, MAX_DELIVERIES, Consumer, Entry
+from services.common.consumer import FULL_RETRY_S, LEASE_S, MAX_DELIVERIES, Consumer, Entry, require_place
 from services.common.errors import EntryError, StreamFull
 from services.common.keys import Stage
 from services.common.lifecycle import Drain
@@ -71,7 +71,7 @@ class TaskLoop:
         """
         if not await self._caught_up():
             return
-        renewing = asyncio.create_task(self._renew(), name="renew")
+        renewing = asyncio.create_task(self._consumer.keep_renewing(), name="renew")
         try:
             while not self._drain.requested:
                 await self._take()
@@ -126,10 +126,7 @@ class TaskLoop:
 
     def _open(self, entry: Entry) -> Task:
         task = codec.decode(Task, entry.payload)
-        if task.job_id != self._job_id:
-            raise EntryError(f"job_id: belongs to job {task.job_id!r}, found on the stream of {self._job_id!r}")
-        if task.member != entry.member:
-            raise EntryError(f"member: the entry says {entry.member!r}, its task {task.member!r}")
+        require_place(entry, task, self._job_id)
         return task
 
     async def _give_up(self, task: Task, reason: str) -> NoReturn:
@@ -192,11 +189,6 @@ class TaskLoop:
                 metrics.BLOCKED_SECONDS.inc(FULL_RETRY_S)
                 if await self._drain.wait(FULL_RETRY_S):
                     return False
-
-    async def _renew(self) -> None:
-        while True:
-            await asyncio.sleep(self._limits.lease_s / 3)
-            await self._consumer.renew()
 
 
 def _outcome(group: RolloutGroup) -> str:

@@ -4,7 +4,7 @@ the heartbeat is a token; while nothing is sampled, an answer of every worker to
 
 one of its processes is stopped by a signal, two periods long       ──► it hangs, whatever it was doing
 no heartbeat for two periods, and none of its processes computes    ──► it hangs
-no heartbeat for STALL_S, though they compute                       ──► it hangs
+no heartbeat for BUSY_S, though they compute                        ──► it hangs
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ from typing import Protocol
 
 import psutil
 
+from services.common import vitals
 from services.common.vitals import Vitals, family
 
-PERIOD_S = 5.0
-STALL_S = 120.0
-"""A step of the engine never takes so long."""
 _LOOK_S = 1.0
 
 
@@ -62,23 +60,21 @@ class EngineWatch:
         """Why the engine should be killed, or None."""
         engine, now = self._engine, time.monotonic()
         if now >= self._next_count:  # not each time: it goes through every process of the machine
-            self._next_count = now + PERIOD_S
+            self._next_count = now + vitals.PERIOD_S
             self._family = [relative for root in engine.processes for relative in family(root.pid)]
         if not self._vitals.look(self._family):
             self._since = now
-        if self._vitals.stopped_s() > 2 * PERIOD_S - 2 * _LOOK_S:
+        if self._vitals.stopped_s() > 2 * vitals.PERIOD_S - 2 * _LOOK_S:
             return f"the engine hangs: {self._vitals.still()}"
         if not engine.up or engine.changing:
             return None  # both have limits of their own
         silent_s = now - max(engine.progress_at, self._since)
         busy = engine.requests + engine.chats
-        if not busy and silent_s > PERIOD_S:
+        if not busy and silent_s > vitals.PERIOD_S:
             self._ask()
-        still = self._vitals.still()
-        if silent_s > STALL_S or (silent_s > 2 * PERIOD_S and still is not None):
-            what = f"no token with {busy} requests in flight" if busy else "no answer"
-            return f"the engine hangs: {what} for {silent_s:.0f} s" + (f", and {still}" if still else "")
-        return None
+        hang = self._vitals.hang(silent_s, 2 * vitals.PERIOD_S)
+        what = f"no token with {busy} requests in flight" if busy else "no answer"
+        return f"the engine hangs: {what} for {hang}" if hang else None
 
     def close(self) -> None:
         """Waits for no answer any more."""

@@ -14,7 +14,7 @@ from typing import Any
 import redis as sync_redis
 
 from services.common import keys
-from services.learner.ledger import Fate
+from services.common.fates import Fate
 from tests.chaos.job import job_spec
 from tests.chaos.oracle import Finding, examine
 from tests.chaos.result import Result

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import psutil
 
-from services.cli import pulse as supervisors
-from services.learner import pulse as agents
+from services.common import vitals
 from tests.chaos import failpoints
 from tests.chaos.campaign import ENDLESS, Campaign, campaign
 from tests.chaos.faults import Options, victim
@@ -16,7 +15,7 @@ from tests.chaos.job import job_spec
 from tests.chaos.result import Result, summary
 from tests.chaos.stack import BLIND, ChaosError
 
-NOTICED_S = 2 * max(supervisors.PERIOD_S, agents.PERIOD_S) + 1.0
+NOTICED_S = 2 * vitals.PERIOD_S + 1.0
 """Two heartbeats, and a second to look and to kill."""
 UNNOTICED_S = 60.0
 """When nobody has noticed by then, nobody will."""

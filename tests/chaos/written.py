@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from services.common.codec import encode
+from services.common.fates import Fate
 from services.common.job_folder import SPEC_FILE
 from services.common.spec import JobSpec, dump_spec
 from services.common.types import (
@@ -29,7 +30,7 @@ from services.learner.checkpoint import CheckpointStore
 from services.learner.folder import CHECKPOINTS_DIR, JOURNAL_DIR
 from services.learner.intake import Judged
 from services.learner.journal import BatchRecord, Journal
-from services.learner.ledger import Fate, Settled
+from services.learner.ledger import Settled
 from tests.chaos.job import job_spec
 from tests.chaos.scripted import script
 from tests.chaos.scripted.trainer import rank_file, write_file

@@ -10,6 +10,20 @@ from typing import Any
 from services.learner.checkpoint import WrittenFile
 
 
+def files_of(reports: Iterable[dict[str, Any]]) -> list[WrittenFile]:
+    """What all ranks have written, by their reports, rank 0's first.
+
+    Raises:
+        OSError: a rank could not write its part; with the number that the system gave, if it did.
+    """
+    files = []
+    for rank, report in enumerate(reports):
+        if report["error"]:
+            raise OSError(report["errno"], f"rank {rank}: {report['error']}")
+        files += [WrittenFile(**file) for file in report["files"]]
+    return files
+
+
 class BackgroundWriter:
     """One job at a time; what became of it is JSON values, for the other ranks.
 

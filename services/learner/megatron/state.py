@@ -37,6 +37,11 @@ class StateCopy:
         return write_tensors(folder, self.name, self.tensors, {"about": self.about})
 
 
+def rank_file(rank: int) -> str:
+    """Name of a rank's file in a checkpoint's directory."""
+    return f"rank-{rank:05d}.safetensors"
+
+
 class RankState:
     """Saves and loads what this rank holds."""
 
@@ -58,7 +63,7 @@ class RankState:
         tensors |= {f"rng.{name}": value for name, value in rng_states(self._settings.platform).items()}
         copies = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}
         about = {"format": FORMAT, "step": step, "layout": self.described_layout(), "counters": counters}
-        return StateCopy(self._name, copies, json.dumps(about))
+        return StateCopy(rank_file(self._layout.rank), copies, json.dumps(about))
 
     def load(self, folder: Path, *, optimizer: bool = True, rng: bool = True) -> int:
         """Puts everything back and gives the step. Without the optimizer its moments stay as new; without `rng`, random states as they are.
@@ -66,7 +71,7 @@ class RankState:
         Raises:
             ConfigError: this rank's file is missing, was saved with another layout, or lacks a tensor.
         """
-        path = folder / self._name
+        path = folder / rank_file(self._layout.rank)
         if not path.is_file():
             raise ConfigError(f"{path}: there is no such file; the checkpoint was saved by fewer ranks")
         device = next(self._chunk.parameters()).device
@@ -120,10 +125,6 @@ class RankState:
 
     def _optimizer_of(self, key: str) -> torch.optim.Optimizer:
         return self._optimizer.parts[int(key.split(".")[1])]
-
-    @property
-    def _name(self) -> str:
-        return f"rank-{self._layout.rank:05d}.safetensors"
 
     def described_layout(self) -> dict[str, object]:
         """What must be the same where this is loaded."""

@@ -146,7 +146,7 @@ def _scan(folder: Path, last: int | None) -> tuple[list[int], dict[int, str]]:
         for record in Journal(folder / JOURNAL_DIR).records():
             if record.groups:
                 steps.append(record.step)
-            digests[record.step - bool(record.groups)] = record.weights_digest
+            digests[record.base_version] = record.weights_digest
             if last is not None and record.step > last:
                 break
     except JournalError as error:

@@ -89,13 +89,14 @@ class Replayer:
     def _compare(self, step: int) -> None:
         """Holds every rank's whole state against the checkpoint of this step, if there is one."""
         from services.learner.megatron.collectives import gather_json
+        from services.learner.megatron.state import rank_file
         from services.learner.replay.compare import differing
 
         checkpoint = self._task.checkpoints.get(str(step))
         if checkpoint is None:
             return
         ours = self._save(f"compare-{step}")
-        name = f"rank-{self._trainer.layout.rank:05d}.safetensors"
+        name = rank_file(self._trainer.layout.rank)
         found = gather_json(differing(ours / name, Path(checkpoint) / name), self._trainer.device)
         if self._leads:
             tensors = sum(count for count, _ in found)
@@ -109,13 +110,15 @@ class Replayer:
 
     def _save(self, name: str) -> Path:
         """Every rank's state, in a directory of the pass's own; on return all of it is there."""
+        from services.learner.megatron.background import files_of
+
         folder = self._work / name
         self._trainer.save(folder)
-        for rank, report in enumerate(self._trainer.saved(wait=True) or []):
-            if report["error"]:
-                raise OSError(
-                    report["errno"], f"rank {rank}: {report['error']}: name another directory with TMPDIR", str(folder)
-                )
+        try:
+            files_of(self._trainer.saved(wait=True) or [])
+        except OSError as error:
+            what = f"{error.strerror}: name another directory with TMPDIR"
+            raise OSError(error.errno, what, str(folder)) from error
         return folder
 
     def _finish(self, before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> None:

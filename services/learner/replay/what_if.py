@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from pydantic import ValidationError
 
+from services.common.differences import differences
 from services.common.errors import ConfigError
 from services.common.spec import JobSpec
 from services.common.spec.job import describe_errors
@@ -27,24 +27,13 @@ def changed_spec(recorded: JobSpec, document: dict[str, Any]) -> tuple[JobSpec, 
     except ValidationError as error:
         raise ConfigError("\n".join(f"--set {line}" for line in describe_errors(error))) from error
     before, after = recorded.model_dump(mode="json"), changed.model_dump(mode="json")
-    differences = {".".join(path): value for path, value in _differences(before, after)}
-    for path in differences:
+    changes = {path: value for path, _, value in differences(before, after)}
+    for path in changes:
         if path.partition(".")[0] not in SECTIONS or path.startswith(RECORDED):
             raise ConfigError(
                 f"--set {path}: decides what is sampled or which groups a step gets, and that is recorded; "
                 "a replay can change the loss (algorithm.…) and the optimizer (learner.…)"
             )
-    if not differences:
+    if not changes:
         raise ConfigError("--set: every value is the recorded one; there is nothing to compare")
-    return changed, differences
-
-
-def _differences(
-    before: dict[str, Any], after: dict[str, Any], path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], Any]]:
-    for name, value in after.items():
-        old = before.get(name)
-        if isinstance(value, dict) and isinstance(old, dict):
-            yield from _differences(old, value, (*path, name))
-        elif value != old:
-            yield (*path, name), value
+    return changed, changes

@@ -7,11 +7,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from services.cli import pulse, supervisor
+from services.cli import supervisor
 from services.cli.children import created_at, free_port
 from services.cli.probes import health_probe, ready_probe
 from services.cli.state import ProcessState, UpState, only_one, write_state
 from services.cli.supervisor import ProcessSpec, Supervisor
+from services.common import vitals
 from services.common.errors import MillraceError
 
 STAND_IN = Path(__file__).parent / "stand_in.py"
@@ -37,7 +38,7 @@ def main() -> None:
     home = Path(sys.argv[1])
     supervisor.BACK_OFF_S = (0.1, 0.1, 0.2)
     supervisor.LOST_RETRY_S = 1.0
-    pulse.PERIOD_S = 1.0
+    vitals.PERIOD_S = 1.0
     state = UpState(os.getpid(), created_at(os.getpid()), "http://x", "redis://x", None, ready=False)
 
     def changed(ready: bool, processes: dict[str, ProcessState], lost: dict[str, str]) -> None:

@@ -7,8 +7,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -111,6 +111,22 @@ class Peers:
                     await consumer.hop(entry, Stage.SCORED, encode(answer(task, max(version, task.min_policy_version))))
         finally:
             await blocking.aclose()
+
+
+@asynccontextmanager
+async def peers_of(redis: Redis, redis_url: str, job_id: str, delay_s: float = 0.02) -> AsyncIterator[Peers]:
+    """Peers that answer from now on; what went wrong with them is raised in the end."""
+    peers = Peers(redis, redis_url, job_id, delay_s)
+    peers.answering.set()
+    task = asyncio.create_task(peers.run())
+    try:
+        yield peers
+        if task.done():
+            task.result()
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
 
 
 def answer(task: Task, version: int) -> ScoredGroup:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -16,21 +14,12 @@ from services.common import keys
 from services.common.job_records import JobRecord, JobState
 from services.common.jobs import JobStore
 from services.common.spec import JobSpec
-from tests.integration.learner.peers import Learner, until
-from tests.integration.learner.test_pause import peers_of, trained
-from tests.integration.rollout.conftest import write_model
+from tests.integration.learner.accounts import check_accounts
+from tests.integration.learner.peers import Learner, peers_of, until
 
 pytestmark = pytest.mark.slow
 
 STEPS = 12
-
-
-@pytest.fixture
-def learner(redis_url: str, tmp_path: Path) -> Iterator[Learner]:
-    write_model(tmp_path / "models" / "tiny")
-    made = Learner(redis_url, tmp_path)
-    yield made
-    made.kill()
 
 
 @pytest.fixture
@@ -57,21 +46,6 @@ def reached(step: int, job: JobRecord) -> bool:
     return job.state is JobState.RUNNING and job.step >= step
 
 
-async def check(redis: Redis, home: Path, ended: JobRecord) -> None:
-    """The job's accounts, in the journal, in its record and in its history."""
-    assert (ended.state, ended.step) == (JobState.SUCCEEDED, STEPS)
-    steps = trained(home, ended.id)
-    assert len(steps) == STEPS
-    assert max(Counter(group_id for groups in steps for group_id in groups).values()) == 1
-    fates = {name: count for name, count in ended.groups.items() if name not in {"issued", "active"}}
-    assert (sum(fates.values()), ended.groups["active"]) == (ended.groups["issued"], 0)
-    assert fates["trained"] == sum(map(len, steps))
-    assert fates["failed"] == fates["stale"] == 0
-    history = [json.loads(raw)["step"] for raw in await redis.lrange(keys.steps(ended.id), 0, -1)]
-    assert history == list(range(1, STEPS + 1))
-    assert [json.loads(raw)["step"] for raw in await redis.lrange(keys.evals(ended.id), 0, -1)] == [0, STEPS]
-
-
 async def test_a_redis_emptied_during_a_job_costs_no_group(
     learner: Learner, redis: Redis, redis_url: str, spec: JobSpec, tmp_path: Path
 ) -> None:
@@ -86,7 +60,8 @@ async def test_a_redis_emptied_during_a_job_costs_no_group(
             await redis.flushall()
             peers.answering.set()
         ended = await until(store, job_id, lambda job: job.state.ended, learner)
-    await check(redis, tmp_path, ended)
+    await check_accounts(redis, tmp_path, ended, STEPS)
+    assert [json.loads(raw)["step"] for raw in await redis.lrange(keys.evals(ended.id), 0, -1)] == [0, STEPS]
     assert ended.incarnation == 1, "the head had to be started again"
     assert "failed" not in learner.log.read_text()
 
@@ -106,5 +81,6 @@ async def test_a_learner_that_comes_back_to_an_emptied_redis_takes_its_job_up(
         learner.start()
         peers.answering.set()
         ended = await until(store, job_id, lambda job: job.state.ended, learner)
-    await check(redis, tmp_path, ended)
+    await check_accounts(redis, tmp_path, ended, STEPS)
+    assert [json.loads(raw)["step"] for raw in await redis.lrange(keys.evals(ended.id), 0, -1)] == [0, STEPS]
     assert ended.incarnation == 2

@@ -6,8 +6,6 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,9 +20,8 @@ from services.common.spec import JobSpec
 from services.common.types import ScoredGroup
 from services.learner.checkpoint import CheckpointStore, verify_files
 from services.learner.journal import Journal
-from tests.integration.learner.peers import ROOT, Learner, Peers, until
+from tests.integration.learner.peers import ROOT, Learner, peers_of, until
 from tests.integration.learner.rank_files import same
-from tests.integration.rollout.conftest import write_model
 
 STEPS = 30
 WAIT_S = 400.0
@@ -42,27 +39,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 KILLS = {"one": (2, 5, 7, 9, 12, 14, 17, 20, 22, 26), "tp": (3, 11, 19), "pp": (5, 13, 22), "dp": (7, 8, 16, 24)}
 """Steps after which the learner is killed: twenty in all."""
-
-
-@pytest.fixture
-def learner(redis_url: str, tmp_path: Path) -> Iterator[Learner]:
-    write_model(tmp_path / "models" / "tiny")
-    made = Learner(redis_url, tmp_path)
-    yield made
-    made.kill()
-
-
-@asynccontextmanager
-async def peers_of(redis: Redis, redis_url: str, job_id: str) -> AsyncIterator[Peers]:
-    peers = Peers(redis, redis_url, job_id, delay_s=0.05)
-    peers.answering.set()
-    task = asyncio.create_task(peers.run())
-    try:
-        yield peers
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError, KeyError):
-            await task
 
 
 @pytest.mark.slow
@@ -83,7 +59,7 @@ async def test_killed_and_resumed_is_bitwise_the_uninterrupted_run(
     )
     store = JobStore(redis)
     job_id = (await store.create(spec)).id
-    async with peers_of(redis, redis_url, job_id) as peers:
+    async with peers_of(redis, redis_url, job_id, delay_s=0.05) as peers:
         for kill_at in KILLS[layout]:
             learner.start()
             await until(store, job_id, partial(has_done, kill_at), learner, WAIT_S)

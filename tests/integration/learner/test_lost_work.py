@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 from redis.asyncio import Redis
 
-from services.common import keys
 from services.common.errors import Fenced
 from services.common.job_records import JobRecord, JobState
 from services.common.jobs import JobStore
@@ -25,7 +23,8 @@ from services.learner.megatron.batch import Sequence
 from services.learner.megatron.stats import StepStats
 from services.learner.ranks import Ranks
 from services.learner.snapshots import Weights
-from tests.integration.learner.test_pause import peers_of, trained
+from tests.integration.learner.accounts import check_accounts
+from tests.integration.learner.peers import peers_of
 from tests.integration.rollout.conftest import write_model
 
 STEPS = 40
@@ -114,19 +113,6 @@ async def until_ended(redis: Redis, home: Path, job_id: str, ranks: ScriptedRank
             await asyncio.sleep(0.05)
 
 
-async def check(redis: Redis, home: Path, ended: JobRecord) -> None:
-    assert (ended.state, ended.step) == (JobState.SUCCEEDED, STEPS)
-    steps = trained(home, ended.id)
-    assert len(steps) == STEPS
-    assert max(Counter(group_id for groups in steps for group_id in groups).values()) == 1
-    fates = {name: count for name, count in ended.groups.items() if name not in {"issued", "active"}}
-    assert (sum(fates.values()), ended.groups["active"]) == (ended.groups["issued"], 0)
-    assert fates["trained"] == sum(map(len, steps))
-    assert fates["failed"] == fates["stale"] == 0
-    history = [json.loads(raw)["step"] for raw in await redis.lrange(keys.steps(ended.id), 0, -1)]
-    assert history == list(range(1, STEPS + 1))
-
-
 @pytest.mark.parametrize("seed", range(3))
 async def test_a_redis_emptied_again_and_again_costs_no_group_and_no_step(
     redis: Redis, redis_url: str, job_id: str, spec: JobSpec, tmp_path: Path, seed: int
@@ -147,7 +133,7 @@ async def test_a_redis_emptied_again_and_again_costs_no_group_and_no_step(
     await Restorer(
         redis, tmp_path / "jobs", "gateway", lambda _: True
     ).look()  # the last time may have been after its end
-    await check(redis, tmp_path, ended)
+    await check_accounts(redis, tmp_path, ended, STEPS)
     assert ended.incarnation == 1, "the same head went on"
     assert ranks.finished
 
@@ -176,5 +162,5 @@ async def test_a_head_whose_job_a_newer_one_took_ends_and_writes_nothing_more(
         old.release()
         ended = await until_ended(redis, tmp_path, job_id, ranks)
     await asyncio.to_thread(new.join, 10.0)
-    await check(redis, tmp_path, ended)
+    await check_accounts(redis, tmp_path, ended, STEPS)
     assert ended.incarnation == 2

@@ -4,35 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
 
 from services.common import keys
-from services.common.codec import decode
 from services.common.job_records import PAUSED_CAUSE, JobState
 from services.common.jobs import JobStore
 from services.common.spec import JobSpec
-from services.common.types import ScoredGroup
 from services.common.workers import alive
-from services.learner.journal import Journal
-from tests.integration.learner.peers import Learner, Peers, settled, until
-from tests.integration.rollout.conftest import write_model
+from tests.integration.learner.accounts import trained
+from tests.integration.learner.peers import Learner, peers_of, settled, until
 
 pytestmark = pytest.mark.slow
 
 STEPS = 10
-
-
-@pytest.fixture
-def learner(redis_url: str, tmp_path: Path) -> Iterator[Learner]:
-    write_model(tmp_path / "models" / "tiny")
-    made = Learner(redis_url, tmp_path)
-    yield made
-    made.kill()
 
 
 @pytest.fixture
@@ -49,27 +36,6 @@ def spec() -> JobSpec:
             "eval": {"enabled": False},
         }
     )
-
-
-@asynccontextmanager
-async def peers_of(redis: Redis, redis_url: str, job_id: str) -> AsyncIterator[Peers]:
-    peers = Peers(redis, redis_url, job_id)
-    peers.answering.set()
-    task = asyncio.create_task(peers.run())
-    try:
-        yield peers
-        if task.done():
-            task.result()
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-
-
-def trained(home: Path, job_id: str) -> list[list[int]]:
-    """Group ids by step, as the journal has them; its last record may carry fates only."""
-    records = [record for record in Journal(home / "jobs" / job_id / "journal").records() if record.groups]
-    return [[decode(ScoredGroup, payload).group.task.group_id for payload in record.groups] for record in records]
 
 
 async def test_a_paused_job_holds_through_a_crash_and_loses_and_repeats_no_group(

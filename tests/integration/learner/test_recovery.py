@@ -10,8 +10,9 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from redis.asyncio import Redis
 
 from services.common import keys
 from services.common.codec import decode
+from services.common.fates import Fate
 from services.common.job_folder import JobFolder
 from services.common.job_records import JobState
 from services.common.spec import JobSpec
@@ -30,10 +32,8 @@ from services.learner.audit_files import audit_job
 from services.learner.books import close_books, ledger_on_disk
 from services.learner.intake import Judged
 from services.learner.journal import Journal
-from services.learner.ledger import Fate
 from services.learner.lineage import read_rises
 from tests.integration.learner import peers
-from tests.integration.learner.peers import Peers
 from tests.integration.learner.scripted_ranks import ScriptedLearner, chain
 from tests.integration.rollout.conftest import write_model
 
@@ -58,6 +58,9 @@ async def learner(redis: Redis, redis_url: str, tmp_path: Path, models: Path) ->
     await made.stop()
 
 
+peers_of = partial(peers.peers_of, delay_s=0.002)
+
+
 def job_spec(steps: int = STEPS, **checkpoint: object) -> JobSpec:
     return JobSpec.model_validate(
         {
@@ -70,19 +73,6 @@ def job_spec(steps: int = STEPS, **checkpoint: object) -> JobSpec:
             "checkpoint": {"interval_steps": 4, "export": False} | checkpoint,
         }
     )
-
-
-@asynccontextmanager
-async def peers_of(redis: Redis, redis_url: str, job_id: str, delay_s: float = 0.002) -> AsyncIterator[Peers]:
-    peers = Peers(redis, redis_url, job_id, delay_s)
-    peers.answering.set()
-    task = asyncio.create_task(peers.run())
-    try:
-        yield peers
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError, KeyError):
-            await task
 
 
 def audit(folder: Path, summary: dict[str, int]) -> dict[int, str]:

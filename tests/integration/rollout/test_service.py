@@ -26,10 +26,10 @@ from services.common.jobs import JobStore
 from services.common.keys import Stage
 from services.common.spec import JobSpec
 from services.common.types import Message, Purpose, RolloutGroup, Task
+from services.common.vitals import PERIOD_S
 from services.common.workers import WorkerStatus, alive
 from services.learner.publisher import Publisher
 from services.rollout.stage import default_stage_directory
-from services.rollout.watch import PERIOD_S
 from tests.integration.rollout.conftest import Tensors, snapshot, that_say
 
 pytestmark = [

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from services.learner.ledger import Fate, Settled
+from services.common.fates import Fate
+from services.learner.ledger import Settled
 from tests.unit.cli.test_main import millrace
 from tests.unit.learner.journalled_job import JournalledJob
 

@@ -14,12 +14,13 @@ import pytest
 
 from services.common.codec import decode, encode
 from services.common.errors import ConfigError
+from services.common.fates import Fate
 from services.common.job_folder import FORMAT, JOB_FILE
 from services.common.types import Purpose, ScoredGroup
 from services.learner.audit_files import audit_job
 from services.learner.audit_report import AuditReport, Breach
 from services.learner.journal import Journal
-from services.learner.ledger import Fate, Settled
+from services.learner.ledger import Settled
 from services.learner.lineage import raise_lineage, read_rises
 from tests.unit.learner.journalled_job import CHECKPOINT, STEPS, JournalledJob, group_of
 

@@ -11,13 +11,14 @@ import pytest
 
 from services.common.codec import decode, encode
 from services.common.errors import EntryError
+from services.common.fates import Fate
 from services.common.models import ModelInfo
 from services.common.spec import AdvantageEstimator
 from services.common.types import Rollout, ScoredGroup, Verdict
 from services.learner.assemble import assemble
 from services.learner.fitness import LARGEST_REWARD, Limits, unfit
 from services.learner.intake import Intake, Judged
-from services.learner.ledger import Fate, Ledger
+from services.learner.ledger import Ledger
 from tests.unit.learner.scored_groups import INFORMATIVE, LIMITS, job_spec, judged_group, make_spec, scored_group
 
 SPEC = make_spec()

@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from services.common.fates import Fate
 from services.common.spec import JobSpec
 from services.common.types import Verdict, VerdictStatus
 from services.learner.intake import Intake, Judged
-from services.learner.ledger import ActiveGroup, Fate, Ledger, Settled
+from services.learner.ledger import ActiveGroup, Ledger, Settled
 from tests.unit.learner.scored_groups import DEGENERATE, INFORMATIVE, LIMITS, job_spec, judged_group, make_spec
 
 

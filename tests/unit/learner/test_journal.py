@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from services.common.errors import Fenced
+from services.common.fates import Fate
 from services.learner import journal as module
 from services.learner.journal import BatchRecord, Journal, JournalError
-from services.learner.ledger import Fate, Settled
+from services.learner.ledger import Settled
 
 
 def record(step: int, lineage: int = 1) -> BatchRecord:

@@ -7,7 +7,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.learner.ledger import Fate, Ledger, Settled
+from services.common.fates import Fate
+from services.learner.ledger import Ledger, Settled
 
 FATES = st.sampled_from(list(Fate))
 

@@ -14,7 +14,6 @@ import psutil
 import pytest
 
 from services.common import vitals
-from services.learner import pulse
 from services.learner.pulse import RanksWatch
 
 RANK = """
@@ -43,7 +42,7 @@ Launch = Callable[..., tuple[RanksWatch, int]]
 
 @pytest.fixture
 def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
-    monkeypatch.setattr(pulse, "PERIOD_S", 2.0)
+    monkeypatch.setattr(vitals, "PERIOD_S", 2.0)
     monkeypatch.setattr(vitals, "STILL_S", 1.0)
     started: list[subprocess.Popen[bytes]] = []
 
@@ -88,7 +87,7 @@ def test_a_stopped_rank_is_killed_and_no_other(launch: Launch, tmp_path: Path) -
     began = time.monotonic()
     (trouble,) = looks(watch, launcher, 10.0)
     assert trouble.startswith("rank 1 hangs: no heartbeat for 2 s, and process")
-    assert time.monotonic() - began < 2 * pulse.PERIOD_S
+    assert time.monotonic() - began < 2 * vitals.PERIOD_S
     deadline = time.monotonic() + 5
     while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
@@ -101,7 +100,7 @@ def test_a_rank_that_computes_without_a_beat_has_a_longer_limit(
 ) -> None:
     watch, launcher = launch("mute")
     assert looks(watch, launcher, 4.0) == []
-    monkeypatch.setattr(pulse, "BUSY_S", 1.0)
+    monkeypatch.setattr(vitals, "BUSY_S", 1.0)
     (trouble,) = looks(watch, launcher, 4.0)
     assert trouble.startswith("rank 0 hangs: no heartbeat for")
 

@@ -40,7 +40,7 @@ class Scripted:
 
 @pytest.fixture
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripted]:
-    monkeypatch.setattr(watch, "PERIOD_S", 1.5)
+    monkeypatch.setattr(vitals, "PERIOD_S", 1.5)
     monkeypatch.setattr(watch, "_LOOK_S", 0.1)
     monkeypatch.setattr(vitals, "STILL_S", 2.0)
     process = subprocess.Popen([sys.executable, "-c", getattr(request, "param", IDLE)])
@@ -83,7 +83,7 @@ async def test_requests_without_a_token_and_without_computing_hang(engine: Scrip
 async def test_a_long_step_is_no_hang_until_its_limit(engine: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     engine.requests = 1
     assert await looks(engine, 5.0) is None
-    monkeypatch.setattr(watch, "STALL_S", 1.0)
+    monkeypatch.setattr(vitals, "BUSY_S", 1.0)
     assert "no token with 1 requests in flight" in (await looks(engine, 20.0) or "")
 
 
@@ -94,7 +94,7 @@ async def test_a_stopped_process_is_a_hang_whatever_the_engine_was_doing(engine:
     os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
     assert await looks(engine, 20.0) == f"the engine hangs: process {pid} is stopped"
-    assert time.monotonic() - began < 2 * watch.PERIOD_S + 2.0
+    assert time.monotonic() - began < 2 * vitals.PERIOD_S + 2.0
 
 
 async def test_a_watch_that_was_held_up_itself_accuses_nobody(engine: Scripted) -> None:
