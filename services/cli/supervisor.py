@@ -13,13 +13,15 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.cli import children
 from services.cli.pulse import Probe, Pulse
 from services.cli.state import ProcessState
+from services.common import vitals
 from services.common.errors import MillraceError
+from services.common.vitals import Vitals, family
 
 POLL_S = 0.1
 PROBE_EVERY_S = 0.5
@@ -68,6 +70,9 @@ class _Child:
     restart_at: float = 0.0
     next_probe: float = 0.0
     pulse: Pulse | None = None
+    """From its readiness on."""
+    vitals: Vitals = field(default_factory=Vitals)
+    """Until then."""
     was_ready: bool = False
     lost: str = ""
     """Why the stack goes on without it; empty while it need not."""
@@ -147,7 +152,7 @@ class Supervisor:
         )
         child.created = children.created_at(child.process.pid)
         child.started = time.monotonic()
-        child.ready, child.next_probe = False, 0.0
+        child.ready, child.next_probe, child.vitals = False, 0.0, Vitals()
         self._tell()
 
     def _watch(self, table: Sequence[_Child]) -> None:
@@ -168,26 +173,37 @@ class Supervisor:
         return [child.process.pid for child in self._table if child.process is not None]
 
     def _probe(self, child: _Child) -> None:
+        if child.pulse is None:
+            self._await(child)
+        elif trouble := child.pulse.trouble():
+            self._bury(child, trouble)
+
+    def _await(self, child: _Child) -> None:
+        """Looks whether it is ready. While it, or a process below it, is stopped by a signal, it is not asked: it would not answer."""
         now = time.monotonic()
-        if child.pulse is not None:
-            trouble = child.pulse.trouble()
-            if trouble is not None:
-                self._bury(child, trouble)
-            return
         if child.process is None or now < child.next_probe:
             return
         child.next_probe = now + PROBE_EVERY_S
-        trouble = child.spec.ready(child.process.pid)
-        if trouble is None:
-            child.ready = child.was_ready = True
-            child.lost = ""
-            child.pulse = Pulse(child.process.pid, child.spec.healthy)
-            if child.restarts:
-                self._say(f"{child.spec.name} is ready again, {now - child.started:.1f} s after its start")
-            self._tell()
+        child.vitals.look(family(child.process.pid))
+        stopped_s = child.vitals.stopped_s()
+        if stopped_s > 2 * vitals.PERIOD_S - 2 * PROBE_EVERY_S:
+            self._bury(child, "hangs: it was stopped before it was ready")
+        elif stopped_s:
+            return
+        elif (trouble := child.spec.ready(child.process.pid)) is None:
+            self._welcome(child, child.process.pid)
         elif now - child.started > child.spec.start_timeout_s:
             what = f"was not ready within {child.spec.start_timeout_s:.0f} s ({trouble})"
             self._bury(child, what, may_restart=child.restarts > 0)
+
+    def _welcome(self, child: _Child, pid: int) -> None:
+        """It is ready."""
+        child.ready = child.was_ready = True
+        child.lost = ""
+        child.pulse = Pulse(pid, child.spec.healthy)
+        if child.restarts:
+            self._say(f"{child.spec.name} is ready again, {time.monotonic() - child.started:.1f} s after its start")
+        self._tell()
 
     def _bury(self, child: _Child, what: str, *, may_restart: bool = True) -> None:
         """Ends what is left of a process and decides when it starts again.

@@ -55,15 +55,17 @@ class RanksWatch:
         """An empty folder, of a file system that never makes anybody wait."""
         self._folder = folder
         self._heard: dict[str, _Heard] = {}
-        self._launcher = Vitals()
+        self._all = Vitals()
 
     def look(self, launcher: int) -> list[str]:
         """Kills what hangs; returns what it was. `launcher`: process id of torchelastic, whose end is its ranks' end."""
         relatives = {process.pid: process for process in family(launcher)}
-        self._launcher.look([relatives[launcher]] if launcher in relatives else [])
+        self._all.look(relatives.values())
         hung = [trouble for path in sorted(self._folder.iterdir()) if (trouble := self._rank(path, relatives))]
-        if self._launcher.stopped_s() > 2 * vitals.PERIOD_S - 2:
-            hung.append("torchelastic hangs: it is stopped")
+        if (
+            not hung and self._all.stopped_s() > 2 * vitals.PERIOD_S - 2
+        ):  # torchelastic, or a rank that does not beat yet
+            hung.append(f"torchelastic hangs: {self._all.still()}")
             _kill(relatives[launcher])
         return hung
 

@@ -2,7 +2,7 @@
 
 Usage: stand_in.py NAME PORT NOTES DRAIN_S MODE, with MODE one of `good`, `quick` (dies at once), `wrong` (ends with code 2),
 `deaf` (ignores SIGTERM), `unready`, `orphans` (a process below it outlives its parent for a moment). It dies at once too while the file
-NOTES.broken-NAME is there.
+NOTES.broken-NAME is there, and is not ready while NOTES.sleeps-NAME is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from services.common.health import HealthServer
 
 def main() -> None:
     name, port, notes, drain_s, mode = sys.argv[1:]
-    stop = threading.Event()
+    asked: list[int] = []  # a handler must not set an Event that its own thread may be about to wait for
 
     def note(what: str) -> None:
         with Path(notes).open("a") as file:
@@ -32,21 +31,22 @@ def main() -> None:
     if mode in {"quick", "wrong"} or Path(f"{notes}.broken-{name}").exists():
         sys.stderr.write(f"{name} says why\n")
         sys.exit(2 if mode == "wrong" else 1)
-    signal.signal(signal.SIGTERM, (lambda *_: note("deaf")) if mode == "deaf" else (lambda *_: stop.set()))
+    signal.signal(signal.SIGTERM, (lambda *_: note("deaf")) if mode == "deaf" else (lambda *_: asked.append(1)))
     helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     note(f"helper={helper.pid}")
     if mode == "orphans":
         made = subprocess.run(["sh", "-c", "sleep 1 >/dev/null & echo $!"], capture_output=True, text=True, check=True)
         note(f"orphan={int(made.stdout)}")
-    sick = Path(f"{notes}.sick-{name}")
+    sick, sleeps = Path(f"{notes}.sick-{name}"), Path(f"{notes}.sleeps-{name}")
     HealthServer(
         "127.0.0.1",
         int(port),
         healthy=lambda: "sick" if sick.exists() else None,
-        ready=lambda: "not yet" if mode == "unready" else None,
+        ready=lambda: "not yet" if mode == "unready" or sleeps.exists() else None,
         registry=CollectorRegistry(),
     ).start()
-    stop.wait()
+    while not asked:
+        time.sleep(0.02)
     note("term")
     time.sleep(float(drain_s))
     helper.kill()

@@ -168,6 +168,26 @@ def test_a_stopped_process_is_noticed_killed_and_replaced(start: Callable[..., S
     assert stack.end() == 0
 
 
+def test_a_process_that_is_stopped_before_it_is_ready_is_killed_and_started_again(start: Callable[..., Stack]) -> None:
+    stack = start("gateway:1:good", "rollout-0:0:good")
+    stack.wait_until(stack.is_ready)
+    sleeps = stack.home / "notes.sleeps-rollout-0"
+    sleeps.touch()
+    first = stack.pid("rollout-0")
+    os.kill(first, signal.SIGKILL)
+    stack.wait_until(
+        lambda: stack.state is not None and "rollout-0" in stack.state.processes and stack.pid("rollout-0") != first
+    )
+    second, began = stack.pid("rollout-0"), time.monotonic()
+    os.kill(second, signal.SIGSTOP)
+    stack.wait_until(lambda: "rollout-0 hangs: it was stopped before it was ready" in stack.said)
+    assert time.monotonic() - began < 2 * HEARTBEAT_S + STANDS_STILL_S
+    assert not running({second}), "it can never wake up"
+    sleeps.unlink()
+    stack.wait_until(lambda: stack.is_ready() and stack.pid("rollout-0") != second)
+    assert stack.end() == 0
+
+
 def test_a_process_that_was_stopped_for_a_moment_only_goes_on(start: Callable[..., Stack]) -> None:
     stack = start("reward-0:0:good")
     stack.wait_until(stack.is_ready)

@@ -23,9 +23,9 @@ from services.common.parent import die_with_parent
 from services.learner import pulse
 die_with_parent()
 pulse.BEAT_S = 0.1
-if sys.argv[3] != "mute":
+if sys.argv[3] == "good":
     pulse.beat_forever(Path(sys.argv[1]), int(sys.argv[2]), os.getpid())
-else:
+elif sys.argv[3] == "mute":
     (Path(sys.argv[1]) / sys.argv[2]).write_text(f"{os.getpid()} 0")
 while True:
     time.sleep(0.01) if sys.argv[3] != "mute" else sum(range(10000))
@@ -51,7 +51,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
         process = subprocess.Popen([sys.executable, "-c", LAUNCHER, RANK, str(tmp_path), *kinds])
         started.append(process)
         deadline = time.monotonic() + 30
-        while len(list(tmp_path.glob("[0-9]"))) < len(kinds):
+        while len(list(tmp_path.glob("[0-9]"))) < len(kinds) - kinds.count("late"):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         return watch, process.pid
@@ -108,7 +108,14 @@ def test_a_rank_that_computes_without_a_beat_has_a_longer_limit(
 def test_a_stopped_launcher_is_killed(launch: Launch) -> None:
     watch, launcher = launch("good")
     os.kill(launcher, signal.SIGSTOP)
-    assert looks(watch, launcher, 10.0) == ["torchelastic hangs: it is stopped"]
+    assert looks(watch, launcher, 10.0) == [f"torchelastic hangs: process {launcher} is stopped"]
+
+
+def test_a_rank_that_is_stopped_before_its_first_beat_ends_the_launcher(launch: Launch) -> None:
+    watch, launcher = launch("good", "late")
+    (late,) = (p for p in vitals.family(launcher) if p.cmdline()[-1] == "late" and p.pid != launcher)
+    late.suspend()
+    assert looks(watch, launcher, 10.0) == [f"torchelastic hangs: process {late.pid} is stopped"]
 
 
 def test_a_watch_that_was_held_up_itself_kills_nobody(launch: Launch, tmp_path: Path) -> None:
