@@ -230,11 +230,13 @@ class Consumer:
         return entries
 
     async def _delivery_counts(self, ids: list[str]) -> dict[str, int]:
-        counts: dict[str, int] = {}
-        for entry_id in ids:
-            pending = await self._commands.xpending_range(self._stream, self._group, entry_id, entry_id, 1)
-            counts |= {text(item["message_id"]): int(item["times_delivered"]) for item in pending}
-        return counts
+        """Of entries that are this consumer's, in the stream's order; what it holds already may lie between them."""
+        if not ids:
+            return {}
+        pending = await self._commands.xpending_range(
+            self._stream, self._group, ids[0], ids[-1], len(ids) + len(self._held), consumername=self._name
+        )
+        return {text(item["message_id"]): int(item["times_delivered"]) for item in pending}
 
     async def _heal(self, error: ResponseError) -> None:
         """Creates the group where it is missing (a new stream, or a server that lost its data); any other error is raised again.

@@ -196,6 +196,20 @@ async def test_entries_of_a_dead_consumer_are_claimed_after_the_lease_and_not_be
     assert [entry.deliveries for entry in claimed] == [2, 2, 2]
 
 
+async def test_claimed_entries_between_others_that_are_held_have_their_own_deliveries(
+    redis: Redis, blocking: Redis
+) -> None:
+    await fill(redis, 8)
+    heir, dead = consumer(redis, blocking, "heir", lease_s=0.4), consumer(redis, blocking, "dead")
+    for _ in range(4):
+        await heir.read(1, 0.5)
+        await dead.read(1, 0.5)
+    await asyncio.sleep(0.5)
+    await heir.renew()
+    claimed = await heir.read(10, 0.05)
+    assert [(entry.member, entry.deliveries) for entry in claimed] == [(f"train:{n}:1", 2) for n in (1, 3, 5, 7)]
+
+
 async def test_a_renewed_lease_is_not_claimed(redis: Redis, blocking: Redis) -> None:
     await fill(redis, 1)
     holder, other = consumer(redis, blocking, "holder"), consumer(redis, blocking, "other", lease_s=0.4)
