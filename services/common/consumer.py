@@ -81,7 +81,7 @@ class Consumer:
         lease_s: float = LEASE_S,
         fence: Fence | None = None,
     ) -> None:
-        """Two clients of the same server: `blocking` only ever waits in XREADGROUP. `fence`: of a job's head."""
+        """Two clients of the same server: `blocking` only ever waits in XREADGROUP. `fence`: of the process that reads."""
         self.job_id = job_id
         self.stage = stage
         self._commands = commands

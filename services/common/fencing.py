@@ -1,8 +1,9 @@
-"""Fencing: of all the processes that ever wrote for a job, only the newest may.
+"""Fencing: of all the processes that ever wrote for a job, or under a worker's name, only the newest may.
 
-Each start of a job's head takes the next incarnation of the job (`JobStore.begin`) and sends it with every write. The script refuses an
-older one, so that a head that was stopped and wakes up changes nothing. A record with a lower incarnation, or none, is one that Redis
-has lost and got back from elsewhere: the head restores it, and writes again.
+Each start of a job's head takes the next incarnation of the job (`HeadStore.begin`), and each start of a worker that of its name
+(`workers.begin`); it is sent with every write. The script refuses an older one, so that a process that was stopped and wakes up changes
+nothing. A record with a lower incarnation, or none, is one that Redis has lost and got back from elsewhere: the process restores it, and
+writes again.
 """
 
 from __future__ import annotations
@@ -14,11 +15,10 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from services.common import keys
 from services.common.errors import Fenced, RecordGone
 
 FENCE = """#!lua
--- ARGV: record and incarnation of a job's head (both empty for anybody else), …
+-- ARGV: record and incarnation of the process that writes (both empty for one that is not fenced), …
 local function refused()
   if ARGV[2] == '' then return false end
   local now = tonumber(redis.call('HGET', ARGV[1], 'incarnation') or 0)
@@ -29,7 +29,10 @@ end
 local refusal = refused()
 if refusal then return refusal end
 """
-"""The beginning of every script that a head may send. The record's key is no KEYS of theirs: others may only read it, or not even that."""
+"""The beginning of every script that a fenced process may send.
+
+The record's key is no KEYS of theirs: others may only read it, or not even that.
+"""
 
 
 HEALS = 3
@@ -38,13 +41,16 @@ HEALS = 3
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """A head's right to write for its job, until a newer head begins."""
+    """A process's right to write, until a newer one in its place begins."""
 
-    job_id: str
+    what: str
+    """Its place, for people: a job, a worker's name."""
+    record: str
+    """Key of the hash whose `incarnation` is the newest process's."""
     incarnation: int
-    """From 1; rises with every start of a head."""
+    """From 1; rises with every start of such a process."""
     heal: Callable[[], Awaitable[None]]
-    """Restores what Redis has lost of the job; called when a write finds the record gone, which is then written again."""
+    """Restores what Redis has lost of the record; called when a write finds it gone, and is then made again."""
 
 
 async def run(
@@ -53,10 +59,10 @@ async def run(
     """Runs a script that begins with `FENCE`; its own ARGV begin at 3.
 
     Raises:
-        Fenced: a newer head writes for the job.
-        RecordGone: the job's record is lost and could not be restored.
+        Fenced: a newer process writes in this one's place.
+        RecordGone: the record is lost and could not be restored.
     """
-    right = ["", ""] if fence is None else [keys.record(fence.job_id), str(fence.incarnation)]
+    right = ["", ""] if fence is None else [fence.record, str(fence.incarnation)]
     for heals_left in reversed(range(HEALS + 1)):
         try:
             return await redis.register_script(script)(keys=names, args=[*right, *args])
@@ -67,7 +73,7 @@ async def run(
             if "GONE record" not in str(error):
                 raise
             if not heals_left:
-                raise RecordGone(f"the record of job {fence.job_id} is gone from Redis, and stays gone") from error
+                raise RecordGone(f"the record of {fence.what} is gone from Redis, and stays gone") from error
         await fence.heal()
     raise AssertionError  # the last round returns or raises
 
@@ -76,5 +82,5 @@ def raise_if_fenced(error: ResponseError, fence: Fence) -> None:
     """Raises Fenced when that is what the answer says."""
     if "FENCED by incarnation" in str(error):
         raise Fenced(
-            f"job {fence.job_id}: this process is incarnation {fence.incarnation}, and a newer one writes: {error}"
+            f"{fence.what}: this process is incarnation {fence.incarnation}, and a newer one writes: {error}"
         ) from error

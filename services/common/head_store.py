@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,7 +32,7 @@ class HeadStore(JobStore):
         """For `begin`."""
         super().__init__(redis, jobs_dir)
         self.job_id = job_id
-        self.fence = Fence(job_id, incarnation, self.heal)
+        self.fence = _fence_of(job_id, incarnation, self.heal)
         self._plain = JobStore(redis, jobs_dir)
         self.on_restored: Callable[[], None] = lambda: None
         """Called when Redis had lost the job and its records are back: the work in its streams is still gone."""
@@ -97,7 +97,7 @@ class HeadStore(JobStore):
         self.on_restored()
         try:
             if self._active is not None:  # not with `self.fence`: it would heal, and wait for itself
-                await self._activate(self._active, Fence(self.job_id, mine, _nothing))
+                await self._activate(self._active, _fence_of(self.job_id, mine, _nothing))
         except RecordGone:
             return False
         return True
@@ -208,6 +208,10 @@ class HeadStore(JobStore):
             await self.write_history()
         except OSError as error:
             log.warning("%s cannot be written: %s", self._folder.path, error)
+
+
+def _fence_of(job_id: str, incarnation: int, heal: Callable[[], Awaitable[None]]) -> Fence:
+    return Fence(f"job {job_id}", keys.record(job_id), incarnation, heal)
 
 
 async def _nothing() -> None:

@@ -7,6 +7,7 @@ millrace:order                   string  how many jobs were submitted
 millrace:idempotency:<digest>    hash    spec digest and job of an Idempotency-Key; expires
 millrace:restored:<who>          string  that <who> has put its jobs back since Redis was emptied
 millrace:workers                 set     worker names; each has millrace:worker:<name>, which expires
+millrace:incarnation:<worker>    hash    the newest process of a worker's name; expires
 millrace:{<job>}:record          hash    the job's record
 millrace:{<job>}:events          stream  what happened, for people (capped)
 millrace:{<job>}:steps           list    one JSON object per optimizer step
@@ -42,6 +43,11 @@ class Stage(StrEnum):
 def worker(name: str) -> str:
     """A worker's heartbeat record."""
     return f"millrace:worker:{name}"
+
+
+def incarnation(name: str) -> str:
+    """Which process of a worker's name is the newest."""
+    return f"millrace:incarnation:{name}"
 
 
 def idempotency(key: str) -> str:

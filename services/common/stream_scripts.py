@@ -1,6 +1,6 @@
 """The Lua behind the streams: each script has its effect once, and only for whoever holds the entry.
 
-Scripts of a job's head begin with `FENCE`; the ARGV of their own begin at 3.
+Scripts of fenced processes begin with `FENCE`; the ARGV of their own begin at 3.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ async def add(
 
     Raises:
         StreamFull: the stream holds `bound` entries; nothing was changed.
-        Fenced: a newer head writes for the job.
+        Fenced: a newer process writes in this one's place.
     """
     names = [keys.stream(job_id, stage), keys.seen(job_id, stage)]
     done = await run(redis, stream_scripts.ADD, names, [member, payload, bound], fence=fence)

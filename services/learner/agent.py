@@ -86,15 +86,16 @@ class Agent:
         return await (self._store.claim(self._learner) if self._nodes.leads else self._store.held_by(self._learner))
 
     async def beat_loop(self) -> None:
-        """Tells who is there, until the drain."""
+        """Tells who is there, until the drain, or until a newer agent of this name has begun."""
+        fence = await workers.begin(self._redis, self.name)
 
         async def beat() -> None:
             state = "idle" if self._job is None else await self._state_of(self._job)
             status = WorkerStatus(self.name, WorkerKind.LEARNER, state, self._job, metrics_port=self._metrics_port)
-            await workers.beat(self._redis, status)
+            await workers.beat(self._redis, status, fence)
 
         await every(workers.HEARTBEAT_S, self._drain, beat)
-        await workers.leave(self._redis, self.name)
+        await workers.leave(self._redis, self.name, fence)
 
     async def _state_of(self, job_id: str) -> str:
         record = await self._store.find(job_id)

@@ -14,6 +14,7 @@ from services.common import codec
 from services.common.connection import BLOCK_S
 from services.common.consumer import FULL_RETRY_S, LEASE_S, MAX_DELIVERIES, Consumer, Entry, require_place
 from services.common.errors import EntryError, StreamFull
+from services.common.fencing import Fence
 from services.common.keys import Stage
 from services.common.lifecycle import Drain
 from services.common.logs import log_context
@@ -53,16 +54,18 @@ class Attachment:
         drain: Drain,
         lease_s: float = LEASE_S,
         bound: int = MAX_STREAM_LENGTH,
+        fence: Fence | None = None,
     ) -> None:
-        """Reads under the stable name of this server; `bound` is the most entries the scored stream may hold."""
+        """Reads under the stable name of this server, to which `fence` is; `bound` is the most entries the scored stream may hold."""
         self._commands = commands
         self._pool = pool
         self._job_id = job_id
         self._spec = spec
         self._drain = drain
         self._bound = bound
+        self._fence = fence
         self._consumer = Consumer(
-            commands, blocking, job_id, Stage.ROLLOUTS, group=CONSUMER_GROUP, name=name, lease_s=lease_s
+            commands, blocking, job_id, Stage.ROLLOUTS, group=CONSUMER_GROUP, name=name, lease_s=lease_s, fence=fence
         )
 
     @property
@@ -116,7 +119,10 @@ class Attachment:
         failed = replace(group, rollouts=(), failure=reason, permanent=True)
         with contextlib.suppress(StreamFull):  # the learner's deadline finds out then
             payload = codec.encode(ScoredGroup(failed, (), 0.0))
-            await add(self._commands, self._job_id, Stage.SCORED, group.task.member, payload, bound=self._bound)
+            await add(
+                self._commands, self._job_id, Stage.SCORED, group.task.member, payload,
+                bound=self._bound, fence=self._fence,
+            )  # fmt: skip
         raise EntryError(reason)
 
     async def _send_on(self, entry: Entry, payload: bytes, scored: ScoredGroup) -> None:

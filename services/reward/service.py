@@ -17,6 +17,7 @@ from redis.asyncio import Redis
 
 from services.common.connection import BLOCK_S, connect, redis_is_away
 from services.common.errors import MillraceError
+from services.common.fencing import Fence
 from services.common.health import HealthServer
 from services.common.job_records import ActiveJob
 from services.common.jobs import JobStore
@@ -25,7 +26,7 @@ from services.common.preflight import require_redis
 from services.common.settings import Settings
 from services.common.spec import RewardSpec
 from services.common.streams import MAX_STREAM_LENGTH, forget
-from services.common.workers import HEARTBEAT_S, WorkerKind, WorkerStatus, beat, leave
+from services.common.workers import HEARTBEAT_S, WorkerKind, WorkerStatus, beat, begin, leave
 from services.reward import metrics
 from services.reward.attachment import Attachment
 from services.reward.pool import Pool
@@ -55,14 +56,26 @@ class RewardService:
         name: str,
         drain: Drain,
         bound: int = MAX_STREAM_LENGTH,
+        fence: Fence | None = None,
     ) -> None:
-        """Runs nothing yet; the pool is started by its owner. `bound`: most entries that a scored stream may hold."""
+        """Runs nothing yet; the pool is started by its owner.
+
+        Args:
+            commands: a client of Redis.
+            blocking: another, which only ever waits for entries.
+            pool: judges.
+            name: this server's stable name.
+            drain: ends the service.
+            bound: most entries that a scored stream may hold.
+            fence: this process's right to the name.
+        """
         self._commands = commands
         self._blocking = blocking
         self._pool = pool
         self._name = name
         self._drain = drain
         self._bound = bound
+        self._fence = fence
         self._attached: dict[str, _Attached] = {}
         self._refused: set[str] = set()
         self._looked_at: float | None = None
@@ -128,6 +141,7 @@ class RewardService:
             name=self._name,
             drain=self._drain,
             bound=self._bound,
+            fence=self._fence,
         )
         task = asyncio.create_task(attachment.run(), name=f"job {job.job_id}")
         self._attached[job.job_id] = _Attached(attachment, task)
@@ -155,7 +169,7 @@ class RewardService:
             self._name, WorkerKind.REWARD, state, job_id=job_id, metrics_port=self.metrics_port, detail=detail,
             progress_age_s=time.monotonic() - self._pool.progress_at if in_flight else None,
         )  # fmt: skip
-        await beat(self._commands, status)
+        await beat(self._commands, status, self._fence)
 
 
 async def run(settings: Settings, *, drain: Drain | None = None, pool: Pool | None = None) -> None:
@@ -177,7 +191,8 @@ async def run(settings: Settings, *, drain: Drain | None = None, pool: Pool | No
     await require_redis(settings.redis_url, settings.redis_password, wait_s=settings.redis_wait_s)
     blocking = connect(settings.redis_url, password=settings.redis_password, block_s=BLOCK_S)
     async with pool or Pool(log_level=settings.log_level) as started:
-        service = RewardService(commands, blocking, started, name=name, drain=drain)
+        fence = await begin(commands, name)
+        service = RewardService(commands, blocking, started, name=name, drain=drain, fence=fence)
         health = HealthServer(settings.bind_host, settings.metrics_port, healthy=service.healthy, ready=service.ready)
         health.start()
         service.metrics_port = health.port
@@ -187,6 +202,6 @@ async def run(settings: Settings, *, drain: Drain | None = None, pool: Pool | No
             await run_service(drain, loops, drain_timeout_s=settings.drain_timeout_s)
         finally:
             health.stop()
-            await leave(commands, name)
+            await leave(commands, name, fence)
             await blocking.aclose()
             await commands.aclose()

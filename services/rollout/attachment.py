@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from redis.asyncio import Redis
 
 from services.common.errors import ModelError
+from services.common.fencing import Fence
 from services.common.job_records import ActiveJob
 from services.common.lifecycle import Drain
 from services.common.logs import log_context
@@ -40,6 +41,8 @@ class Wiring:
     name: str
     """This rollout server's stable name."""
     drain: Drain
+    fence: Fence | None = None
+    """Its right to that name."""
 
 
 class Attachment:
@@ -102,7 +105,7 @@ class Attachment:
         self._tasks = TaskLoop(
             wiring.commands, wiring.blocking, Sampler(wiring.engine, wiring.name), wiring.engine.label,
             job_id=job.job_id, name=wiring.name, limits=TaskLimits(spec.rollout.max_concurrent_groups),
-            drain=wiring.drain,
+            drain=wiring.drain, fence=wiring.fence,
         )  # fmt: skip
         weights = asyncio.create_task(self._weights.run(), name="weights")
         tasks = asyncio.create_task(self._tasks.run(), name="tasks")

@@ -26,7 +26,7 @@ from services.common.lifecycle import Drain, every, run_service
 from services.common.preflight import require_memory, require_platform, require_redis
 from services.common.settings import Settings
 from services.common.streams import forget
-from services.common.workers import HEARTBEAT_S, WorkerKind, WorkerStatus, alive, beat, leave
+from services.common.workers import HEARTBEAT_S, WorkerKind, WorkerStatus, alive, beat, begin, leave
 from services.rollout import metrics
 from services.rollout.attachment import Attachment, Wiring, choose
 from services.rollout.engine import Engine
@@ -223,7 +223,7 @@ class RolloutService:
             progress_age_s=self._progress_age_s(state),
             detail=detail,
         )
-        await beat(self._wiring.commands, status)
+        await beat(self._wiring.commands, status, self._wiring.fence)
 
 
 async def run(settings: Settings, *, drain: Drain | None = None) -> None:
@@ -246,7 +246,8 @@ async def run(settings: Settings, *, drain: Drain | None = None) -> None:
     await require_redis(settings.redis_url, settings.redis_password, wait_s=settings.redis_wait_s)
     blocking = connect(settings.redis_url, password=settings.redis_password, block_s=BLOCK_S)
     engine = Engine(settings.platform)
-    wiring = Wiring(commands, blocking, engine, settings, settings.worker_name("rollout"), drain)
+    name = settings.worker_name("rollout")
+    wiring = Wiring(commands, blocking, engine, settings, name, drain, await begin(commands, name))
     service = RolloutService(wiring)
     health = HealthServer(settings.bind_host, settings.metrics_port, healthy=service.healthy, ready=service.ready)
     health.start()
@@ -256,8 +257,8 @@ async def run(settings: Settings, *, drain: Drain | None = None) -> None:
     inference = None
     try:
         inference, port = await start_inference(service.inference, settings.bind_host, settings.inference_port, token)
-        name = settings.advertise_host or settings.bind_host
-        service.inference_address = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+        host = settings.advertise_host or settings.bind_host
+        service.inference_address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         loops = {"attach": service.attach, "heartbeat": service.heartbeat, "watchdog": service.watchdog}
         await run_service(drain, loops, drain_timeout_s=settings.drain_timeout_s)
     finally:
@@ -265,6 +266,6 @@ async def run(settings: Settings, *, drain: Drain | None = None) -> None:
         if inference is not None:
             await inference.stop(CHATS_END_S)
         await engine.stop()
-        await leave(commands, wiring.name)
+        await leave(commands, name, wiring.fence)
         await blocking.aclose()
         await commands.aclose()

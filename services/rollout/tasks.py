@@ -15,6 +15,7 @@ from services.common import codec
 from services.common.connection import BLOCK_S
 from services.common.consumer import FULL_RETRY_S, LEASE_S, MAX_DELIVERIES, Consumer, Entry, require_place
 from services.common.errors import EntryError, StreamFull
+from services.common.fencing import Fence
 from services.common.keys import Stage
 from services.common.lifecycle import Drain
 from services.common.logs import log_context
@@ -46,14 +47,21 @@ class TaskLoop:
 
     def __init__(
         self, commands: Redis, blocking: Redis, sampler: Sampler, label: VersionLabel, *, job_id: str, name: str,
-        limits: TaskLimits, drain: Drain,
+        limits: TaskLimits, drain: Drain, fence: Fence | None = None,
     ) -> None:  # fmt: skip
-        """Reads under the stable name of this server; `label`: the version that the sampler's engine holds."""
+        """Reads under the stable name of this server, to which `fence` is; `label`: the version that the sampler's engine holds."""
         self._sampler, self._label = sampler, label
         self._job_id, self._limits, self._drain = job_id, limits, drain
-        self._commands = commands
+        self._commands, self._fence = commands, fence
         self._consumer = Consumer(
-            commands, blocking, job_id, Stage.TASKS, group=CONSUMER_GROUP, name=name, lease_s=limits.lease_s
+            commands,
+            blocking,
+            job_id,
+            Stage.TASKS,
+            group=CONSUMER_GROUP,
+            name=name,
+            lease_s=limits.lease_s,
+            fence=fence,
         )
         self._handling: set[asyncio.Task[None]] = set()
 
@@ -137,7 +145,10 @@ class TaskLoop:
         """
         payload = codec.encode(self._sampler.failed(task, reason, permanent=True))
         with contextlib.suppress(StreamFull):  # the learner's deadline finds out then
-            await add(self._commands, self._job_id, Stage.ROLLOUTS, task.member, payload, bound=self._limits.bound)
+            await add(
+                self._commands, self._job_id, Stage.ROLLOUTS, task.member, payload,
+                bound=self._limits.bound, fence=self._fence,
+            )  # fmt: skip
         raise EntryError(reason)
 
     async def _answer(self, entry: Entry, task: Task) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import psutil
 
@@ -13,7 +15,7 @@ from tests.chaos.campaign import ENDLESS, Campaign, campaign
 from tests.chaos.faults import Options, victim
 from tests.chaos.job import job_spec
 from tests.chaos.result import Result, summary
-from tests.chaos.stack import BLIND, ChaosError
+from tests.chaos.stack import BLIND, ROOT, SECOND, ChaosError
 
 NOTICED_S = 2 * vitals.PERIOD_S + 1.0
 """Two heartbeats, and a second to look and to kill."""
@@ -67,47 +69,88 @@ def _stand_still(running: Campaign, target: str, hold_s: float | None) -> float 
     return None
 
 
-RANK_POINTS = tuple(
-    point for point in failpoints.POINTS if point.startswith("rank.") and point not in failpoints.AT_THE_END
-)
-
-
-def wake(options: Options, chosen: Sequence[str] = RANK_POINTS) -> Result:
-    """Rank 0 stands still at a fail point, unnoticed; another takes the job over and trains; then the first one wakes up and goes on.
+def wake(options: Options, chosen: Sequence[str] = ()) -> Result:
+    """A rollout server, a reward service or rank 0 stands still at a fail point, unnoticed, and is replaced; then it wakes up and goes on.
 
     As on a machine that was cut off or suspended. What keeps that from happening on one machine is put out of action: no watch, no death
-    signal, no lock on the job's folder, no orphan is killed. Each point `count` times.
+    signal, no lock on the job's folder, no orphan is killed. Each point of the target `count` times.
     """
+    target, left = options.target, list[float]()
     spec = job_spec(steps=ENDLESS, interval_steps=5)
-    with campaign(options.home, "woken and replaced", options.seed, spec=spec, environment={BLIND: "1"}) as running:
-        left: list[float] = []
-        for point in list(chosen) * options.count:
-            sleeper = _sleep_at(running, point)
-            running.trial(lambda sleeper=sleeper: _replace(sleeper), pause_s=0.0)  # type: ignore[misc]
-            left.append(_wake(running, sleeper, point))
+    fault = f"{target} woken and replaced"
+    with campaign(options.home, fault, options.seed, spec=spec, environment={BLIND: "1"}) as running:
+        for point in list(chosen or points_under_way(target)) * options.count:
+            sleeper = _sleep_at(running, target, point)
+            with _replaced(running, target, sleeper) as replace:
+                running.trial(replace, pause_s=0.0)
+                left.append(_wake(running, sleeper, point))
         running.result.extra["ended after s"] = summary(left)
         running.finish()
     return running.result
 
 
-def _sleep_at(running: Campaign, point: str) -> psutil.Process:
-    """Rank 0, standing still at the point.
+def points_under_way(target: str) -> list[str]:
+    """The target's fail points that a job passes all the time."""
+    return [
+        point for point in failpoints.POINTS if point.startswith(f"{target}.") and point not in failpoints.AT_THE_END
+    ]
+
+
+def _sleep_at(running: Campaign, target: str, point: str) -> psutil.Process:
+    """The target's process, standing still at the point.
 
     Raises:
         ChaosError: it never came by.
     """
-    process = victim(running.stack, "rank")
+    process = victim(running.stack, target)
     failpoints.arm(running.stack.folder, point, running.random.randrange(3), stop=True)
-    running.stack.wait(lambda: process.status() == psutil.STATUS_STOPPED, f"the rank to stand still at {point}", 60.0)
+    running.stack.wait(lambda: process.status() == psutil.STATUS_STOPPED, f"{target} to stand still at {point}", 60.0)
     return process
 
 
-def _replace(sleeper: psutil.Process) -> None:
-    """Ends the sleeper's launcher, so that the agent starts another one with a rank of its own."""
+@contextlib.contextmanager
+def _replaced(running: Campaign, target: str, sleeper: psutil.Process) -> Iterator[Callable[[], None]]:
+    """Gives what replaces the sleeper.
+
+    Of a rank, the end of its launcher: the agent starts another one, with ranks of its own. Of the others, a second process of their name;
+    when the sleeper has ended, the supervisor starts a third one, which takes the name over, so that the second one must end too.
+    """
+    if target == "rank":
+        yield lambda: _end_launcher(sleeper)
+        return
+    heirs: list[subprocess.Popen[bytes]] = []
+    try:
+        yield lambda: heirs.append(_second_of(running, sleeper))
+        if _outlasts(heirs[0], LEAVE_S):
+            running.result.violations.append(f"a {target} whose name was taken over still runs {LEAVE_S:.0f} s later")
+    finally:
+        for heir in heirs:
+            heir.kill()
+            heir.wait()
+
+
+def _end_launcher(sleeper: psutil.Process) -> None:
     parent = sleeper.parent()
     if parent is None:
         raise ChaosError("the rank has no parent")
     parent.kill()
+
+
+def _second_of(running: Campaign, sleeper: psutil.Process) -> subprocess.Popen[bytes]:
+    """As an orchestrator would start it on another machine: the same name, with ports and a stage of its own."""
+    ports = {"MILLRACE_METRICS_PORT": "0", "MILLRACE_INFERENCE_PORT": "0"}
+    with (running.stack.home / "logs" / "second.log").open("ab") as log:
+        return subprocess.Popen(
+            sleeper.cmdline(), cwd=ROOT, env=sleeper.environ() | ports | {SECOND: "1"}, stdout=log, stderr=log
+        )
+
+
+def _outlasts(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
 
 
 def _wake(running: Campaign, sleeper: psutil.Process, point: str) -> float:
@@ -117,7 +160,7 @@ def _wake(running: Campaign, sleeper: psutil.Process, point: str) -> float:
     try:
         running.stack.wait(
             lambda: not sleeper.is_running() or sleeper.status() == psutil.STATUS_ZOMBIE,
-            "the woken rank to end",
+            "what was woken to end",
             LEAVE_S,
         )
     except psutil.NoSuchProcess:

@@ -89,8 +89,12 @@ ROWS = (
         for hold_s, how in ((30, "for 30 s"), (0, "for ever"))
         for target in TARGETS
     ),
-    Row(
-        "learner rank stopped at every fail point, replaced, and woken", f"{_ONCE}; it writes nothing, and ends", "wake", "", 1
+    *(
+        Row(
+            f"{target} stopped at each of its fail points, replaced, and woken", f"{_ONCE}; it writes nothing, and ends",
+            "wake", target, count,
+        )
+        for target, count in (("rank", 1), ("rollout", 2), ("reward", 5))
     ),
     Row("disk full below journal and checkpoints", _SAYS, "full", "jobs", 5),
     Row("disk full below Redis", _SAYS, "full", "redis", 5),

@@ -50,7 +50,7 @@ def main() -> int:
         "--target",
         default="rollout",
         help="gateway, rollout, reward, rank, learner, redis or any; "
-        "of network: cut, latency, half-open; of chunks: job; of full: jobs, redis",
+        "of wake: rank, rollout, reward; of network: cut, latency, half-open; of chunks: job; of full: jobs, redis",
     )
     parser.add_argument("--count", type=int, default=10, help="trials")
     parser.add_argument("--seed", type=int, default=1)

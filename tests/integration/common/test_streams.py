@@ -16,9 +16,11 @@ from services.common import keys
 from services.common.codec import MAX_ENTRY_BYTES
 from services.common.connection import connect, text
 from services.common.consumer import DEAD_PAYLOAD_BYTES, Consumer
-from services.common.errors import StreamFull
+from services.common.errors import Fenced, StreamFull
+from services.common.fencing import Fence
 from services.common.keys import Stage
 from services.common.streams import add, depths, forget
+from services.common.workers import begin
 
 JOB = "job-1"
 Redis = redis.asyncio.Redis
@@ -32,9 +34,10 @@ async def blocking(redis_url: str) -> AsyncIterator[Redis]:
 
 
 def consumer(
-    redis: Redis, blocking: Redis, name: str = "a", *, lease_s: float = 60.0, stage: Stage = Stage.ROLLOUTS
-) -> Consumer:
-    return Consumer(redis, blocking, JOB, stage, group="g", name=name, lease_s=lease_s)
+    redis: Redis, blocking: Redis, name: str = "a", *, lease_s: float = 60.0, stage: Stage = Stage.ROLLOUTS,
+    fence: Fence | None = None,
+) -> Consumer:  # fmt: skip
+    return Consumer(redis, blocking, JOB, stage, group="g", name=name, lease_s=lease_s, fence=fence)
 
 
 async def fill(redis: Redis, count: int, *, first: int = 0) -> None:
@@ -303,6 +306,31 @@ async def test_a_consumer_whose_entry_was_claimed_changes_nothing(redis: Redis, 
     assert await redis.exists(keys.stream(JOB, Stage.SCORED), keys.dead(JOB, Stage.ROLLOUTS)) == 0
     assert zombie.held == 0
     assert [await heir.hop(entry, Stage.SCORED, b"heir") for entry in claimed] == [True] * 4
+
+
+async def test_a_consumer_whose_name_a_newer_process_took_writes_nothing_though_the_entries_are_still_the_names(
+    redis: Redis, blocking: Redis
+) -> None:
+    await fill(redis, 4)
+    zombie = consumer(redis, blocking, fence=await begin(redis, "a"))
+    held = await zombie.read(4, 0.5)
+    token = await begin(redis, "a")
+    heir = consumer(redis, blocking, fence=token)
+    for write in (
+        zombie.hop(held[0], Stage.SCORED, b"zombie"),
+        zombie.dead_letter(held[1], "zombie"),
+        zombie.ack(held[2]),
+        zombie.renew(),
+        add(redis, JOB, Stage.SCORED, "train:9:1", b"zombie", fence=zombie._fence),
+    ):
+        with pytest.raises(Fenced, match="worker a: this process is incarnation 1"):
+            await write
+    assert await entries_of(redis, keys.stream(JOB, Stage.SCORED)) == []
+    assert await entries_of(redis, keys.dead(JOB, Stage.ROLLOUTS)) == []
+    own = await heir.read(4, 0.5)
+    assert [entry.id for entry in own] == [entry.id for entry in held]
+    await redis.delete(token.record)  # as a Redis that was put back to an older state
+    assert [await heir.hop(entry, Stage.SCORED, b"heir") for entry in own] == [True] * 4
 
 
 async def test_of_entries_acked_together_only_the_consumers_own_go(redis: Redis, blocking: Redis) -> None:

@@ -13,6 +13,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, ResponseErr
 
 from services.common import dead_letters, keys
 from services.common.consumer import Consumer
+from services.common.fencing import Fence
 from services.common.head_store import HeadStore
 from services.common.job_folder import JobFolder
 from services.common.job_records import ActiveJob, JobState
@@ -22,7 +23,7 @@ from services.common.restore import Restorer
 from services.common.spec import JobSpec, parse_spec
 from services.common.streams import add, depths, forget
 from services.common.types import ScoredGroup
-from services.common.workers import WorkerKind, WorkerStatus, alive, beat, leave
+from services.common.workers import WorkerKind, WorkerStatus, alive, beat, begin, leave
 from services.gateway.metrics import GatewayMetrics
 from services.reward.samples import keep_sample
 from tests.integration.deploy.conftest import DEPLOY, USERS, Connect, render
@@ -35,8 +36,9 @@ def spec() -> JobSpec:
     return parse_spec(SPEC)
 
 
-def consumer(connect_as: Connect, user: str, job: str, stage: Stage, name: str) -> Consumer:
-    return Consumer(connect_as(user), connect_as(user, block_s=0.1), job, stage, group=user, name=name, lease_s=0.01)
+def consumer(connect_as: Connect, user: str, job: str, stage: Stage, name: str, fence: Fence | None = None) -> Consumer:
+    blocking = connect_as(user, block_s=0.1)
+    return Consumer(connect_as(user), blocking, job, stage, group=user, name=name, lease_s=0.01, fence=fence)
 
 
 def active(job: str) -> ActiveJob:
@@ -160,7 +162,7 @@ async def test_a_service_takes_over_and_buries_the_entries_of_its_stream(
         await add(tester, "demo-1", stage, f"train:{number}:1", b"x")
     lost = consumer(connect_as, user, "demo-1", stage, f"{name}-dead")
     assert len(await lost.read(2, 0.1)) == 2
-    heir = consumer(connect_as, user, "demo-1", stage, name)
+    heir = consumer(connect_as, user, "demo-1", stage, name, await begin(connect_as(user), name))
     entries = [entry for _ in range(4) for entry in await heir.read(8, 0.1)]
     assert sorted(entry.member for entry in entries) == ["train:0:1", "train:1:1", "train:2:1"]
     for entry in entries:
@@ -172,10 +174,13 @@ async def test_a_service_takes_over_and_buries_the_entries_of_its_stream(
 @pytest.mark.parametrize("user", ["rollout", "reward", "learner"])
 async def test_a_worker_tells_that_it_lives_and_leaves(connect_as: Connect, user: str) -> None:
     redis, name = connect_as(user), f"{user}-host"
-    await beat(redis, WorkerStatus(name, WorkerKind(user), "idle"))
+    fence = await begin(redis, name)
+    await beat(redis, WorkerStatus(name, WorkerKind(user), "idle"), fence)
+    await connect_as("tester").delete(fence.record)
+    await beat(redis, WorkerStatus(name, WorkerKind(user), "idle"), fence)
     for reader in USERS:
         assert [status.name for status in await alive(connect_as(reader))] == [name]
-    await leave(redis, name)
+    await leave(redis, name, fence)
     assert await alive(connect_as("gateway")) == []
 
 
