@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import psutil
@@ -13,18 +14,23 @@ import redis as sync_redis
 
 from services.common import keys
 from services.common.codec import MAX_ENTRY_BYTES
+from services.common.consumer import DEAD_BUDGET_BYTES
 from services.common.keys import Stage
-from tests.chaos.campaign import campaign
+from tests.chaos.campaign import Campaign, campaign
 from tests.chaos.faults import Options
 from tests.chaos.result import Result
 from tests.chaos.scripted import engine
+from tests.chaos.stack import Stack
 
 TOKEN_S = 0.05
 """Time that a token takes: what is measured is a job that waits for its engine, as jobs do, and not who gets the machine's last cycles."""
 MEASURE_S = 10.0
 SETTLE_S = 60.0
 MAX_GROWTH_BYTES = 64 * 1024**2
-"""Of each process's memory, over the whole run."""
+"""Of each service's memory, over the whole run."""
+LETTERS_BYTES = len(Stage) * DEAD_BUDGET_BYTES
+LETTER_BYTES = 512
+"""Redis may grow by the payloads that dead letters may keep, and by this for each, its reason and its names."""
 MIN_THROUGHPUT = 0.9
 BATCH_S = 0.1
 
@@ -57,54 +63,52 @@ OVERSIZED_EVERY = 2000
 
 def garbage(options: Options) -> Result:
     """`count` bad entries, spread over the three streams; each stream gets as many as good ones come by."""
-    rng = random.Random(options.seed)
     pace = {engine.SECONDS: str(TOKEN_S)}
-    with campaign(options.home, "malformed entries", options.seed, environment=pace) as running:
-        stack, job_id = running.stack, running.job_id
-        client = sync_redis.Redis.from_url(stack.state.redis_url)
-        samples = _samples(client, job_id)
-        plain = _steps_per_s(stack.step, job_id)
-        memory = {process.pid: process.memory_info().rss for process in stack.processes()}
-        restarts = sum(state.restarts for state in stack.state.processes.values())
-        sent, seen, kinds, letters = 0, _good(client, job_id), sorted(MUTATIONS), Letters(client, job_id)
-        rank = stack.find("rank")
-        began, first = time.monotonic(), stack.step(job_id) or 0
-        while sent < options.count:
-            time.sleep(BATCH_S)
-            good = _good(client, job_id)
-            with client.pipeline(transaction=False) as pipe:
-                for stage in Stage:
-                    for _ in range(min(good[stage] - seen[stage], options.count - sent)):
-                        kind = OVERSIZED if sent % OVERSIZED_EVERY == OVERSIZED_EVERY - 1 else rng.choice(kinds)
-                        payload = _spoiled(rng, kind, samples[stage])
-                        pipe.xadd(keys.stream(job_id, stage), {"member": f"garbage:{sent}", "d": payload})
-                        good[stage] += 1
-                        sent += 1
-                pipe.execute()
-            seen = good
-            letters.read()
-        mixed = ((stack.step(job_id) or 0) - first) / (time.monotonic() - began)
-        running.result.count = sent
-        stack.wait(lambda: letters.read() >= sent, f"{sent} dead letters", SETTLE_S)
+    with (
+        campaign(options.home, "malformed entries", options.seed, environment=pace) as running,
+        sync_redis.Redis.from_url(running.stack.state.redis_url) as client,
+    ):
+        letters, alone, processes = Letters(client, running.job_id), _steps_per_s(running), Processes(running.stack)
+        beside = _pour(running, client, letters, options)
+        running.stack.wait(lambda: letters.read() >= options.count, f"{options.count} dead letters", SETTLE_S)
         letters.read()
-        if letters.count != sent:
-            running.result.violations.append(f"{sent} bad entries, {letters.count} dead letters")
-        running.result.violations += letters.wrong
-        running.result.violations += _grown(memory)
-        if sum(state.restarts for state in stack.state.processes.values()) != restarts or stack.find("rank") != rank:
-            running.result.violations.append("a process died of a bad entry")
-        plain = (
-            plain + _steps_per_s(stack.step, job_id)
-        ) / 2  # before and after: a machine is not the same all the time
-        if mixed < MIN_THROUGHPUT * plain:
-            running.result.violations.append(f"{mixed:.2f} steps/s beside bad entries, {plain:.2f} without")
-        running.result.extra["reasons"] = dict(letters.reasons.most_common(5))
-        running.result.extra |= {"steps_per_s": round(plain, 2), "steps_per_s_beside_garbage": round(mixed, 2)}
+        running.result.violations += [*letters.wrong, *processes.troubles(options.count)]
+        if letters.count != options.count:
+            running.result.violations.append(f"{options.count} bad entries, {letters.count} dead letters")
+        alone = (alone + _steps_per_s(running)) / 2  # before and after: a machine is not the same all the time
+        if beside < MIN_THROUGHPUT * alone:
+            running.result.violations.append(f"{beside:.2f} steps/s beside bad entries, {alone:.2f} without")
+        running.result.extra = {
+            "reasons": dict(letters.reasons.most_common(5)),
+            "grown by MiB": processes.told(),
+            "steps_per_s": round(alone, 2), "steps_per_s_beside_garbage": round(beside, 2),
+        }  # fmt: skip
         running.trial(lambda: None)
-        running.result.count = sent
+        running.result.count = options.count
         running.finish()
-        client.close()
     return running.result
+
+
+def _pour(running: Campaign, client: sync_redis.Redis, letters: Letters, options: Options) -> float:
+    """Adds the bad entries; the job's steps per second meanwhile."""
+    rng, kinds, job_id = random.Random(options.seed), sorted(MUTATIONS), running.job_id
+    samples, sent, seen = _samples(client, job_id), 0, _good(client, job_id)
+    began, first = time.monotonic(), running.stack.step(job_id) or 0
+    while sent < options.count:
+        time.sleep(BATCH_S)
+        good = _good(client, job_id)
+        with client.pipeline(transaction=False) as pipe:
+            for stage in Stage:
+                for _ in range(min(good[stage] - seen[stage], options.count - sent)):
+                    kind = OVERSIZED if sent % OVERSIZED_EVERY == OVERSIZED_EVERY - 1 else rng.choice(kinds)
+                    payload = _spoiled(rng, kind, samples[stage])
+                    pipe.xadd(keys.stream(job_id, stage), {"member": f"garbage:{sent}", "d": payload})
+                    good[stage] += 1
+                    sent += 1
+            pipe.execute()
+        seen = good
+        letters.read()
+    return ((running.stack.step(job_id) or 0) - first) / (time.monotonic() - began)
 
 
 def _samples(client: sync_redis.Redis, job_id: str) -> dict[Stage, list[bytes]]:
@@ -162,20 +166,43 @@ class Letters:
             self.wrong.append(f"a good entry, {member}, became a dead letter: {reason}")
 
 
-def _steps_per_s(step: Callable[[str], int | None], job_id: str) -> float:
-    first, began = step(job_id) or 0, time.monotonic()
+def _steps_per_s(running: Campaign) -> float:
+    first, began = running.stack.step(running.job_id) or 0, time.monotonic()
     time.sleep(MEASURE_S)
-    return ((step(job_id) or 0) - first) / (time.monotonic() - began)
+    return ((running.stack.step(running.job_id) or 0) - first) / (time.monotonic() - began)
 
 
-def _grown(before: Mapping[int, int]) -> list[str]:
-    grown = []
-    for pid, rss in before.items():
-        try:
-            process = psutil.Process(pid)
-            growth = process.memory_info().rss - rss
-            if growth > MAX_GROWTH_BYTES:
-                grown.append(f"{' '.join(process.cmdline()[-3:])} grew by {growth >> 20} MiB")
-        except psutil.NoSuchProcess:
-            continue
-    return grown
+class Processes:
+    """The stack's processes as they are now, and what becomes of them."""
+
+    def __init__(self, stack: Stack) -> None:
+        """Notes their memory, in bytes."""
+        self._stack = stack
+        self._memory = {process: process.memory_info().rss for process in stack.processes()}
+        self._restarts, self._rank = self._restarted(), stack.find("rank")
+
+    def troubles(self, letters: int) -> Iterator[str]:
+        """Which of them died, and which have grown by more than they may; Redis holds so many letters."""
+        if self._restarted() != self._restarts or self._stack.find("rank") != self._rank:
+            yield "a process died of a bad entry"
+        redis = self._stack.find("redis")
+        for process, growth in self.growth().items():
+            if growth > (MAX_GROWTH_BYTES if process != redis else LETTERS_BYTES + letters * LETTER_BYTES):
+                yield f"process {process.pid} ({process.name()}) grew by {growth >> 20} MiB"
+
+    def growth(self) -> dict[psutil.Process, int]:
+        """Bytes since; of those that are still there, which a verifier's process, that is recycled, may not be."""
+        found = {}
+        for process, before in self._memory.items():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found[process] = process.memory_info().rss - before
+        return found
+
+    def told(self) -> dict[str, int]:
+        """The growth of Redis and of the service that has grown most, MiB."""
+        growth, redis = self.growth(), self._stack.find("redis")
+        services = [size for process, size in growth.items() if process != redis]
+        return {"redis": growth.get(redis, 0) >> 20 if redis else 0, "service": max(services) >> 20}
+
+    def _restarted(self) -> int:
+        return sum(state.restarts for state in self._stack.state.processes.values())

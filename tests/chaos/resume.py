@@ -16,12 +16,10 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from redis.asyncio import Redis
 
 from services.cli.embedded_redis import EmbeddedRedis
 from services.common.codec import decode
@@ -35,7 +33,7 @@ from services.learner.folder import CHECKPOINTS_DIR, JOURNAL_DIR
 from services.learner.journal import Journal
 from tests.chaos.faults import Options
 from tests.chaos.result import Result, summary
-from tests.integration.learner.peers import ROOT, Learner, Peers, until
+from tests.integration.learner.peers import ROOT, Learner, peers_of, until
 
 STEPS = 24
 WAIT_S = 600.0
@@ -93,7 +91,7 @@ async def run(home: Path, url: str, sizes: dict[str, Any], stops: list[int]) -> 
     job_id = (await store.create(job_spec(sizes))).id
     times = []
     try:
-        async with answering(redis, url, job_id) as peers:
+        async with peers_of(redis, url, job_id, delay_s=0.0) as peers:
             peers.last_version = stops[0] if stops else None
             learner.start()
             for k, following in zip(stops, [*stops, None][1:], strict=True):
@@ -173,20 +171,6 @@ def _checkpoint_differences(straight: Path, stopped: Path) -> list[str]:
             found.append(f"the checkpoints of step {step} are not of the same ranks")
         found += [f"{name} of step {step} differs" for name in files if not same(one.path / name, other.path / name)]
     return found
-
-
-@contextlib.asynccontextmanager
-async def answering(redis: Redis, url: str, job_id: str) -> AsyncIterator[Peers]:
-    """Rollout and reward of the job."""
-    peers = Peers(redis, url, job_id, delay_s=0.0)
-    peers.answering.set()
-    task = asyncio.create_task(peers.run())
-    try:
-        yield peers
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
 
 
 @contextlib.contextmanager

@@ -79,10 +79,13 @@ class Stack:
                 [sys.executable, "-m", "tests.chaos.entry.up", str(self.home), "--servers", str(self._servers)],
                 cwd=ROOT, env=environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
-        self.wait(
-            lambda: (state := read_state(self.home)) is not None and state.ready, "the stack to be ready", START_S
-        )
+        self.wait(self._is_ready, "the stack to be ready", START_S)
         self._client = GatewayClient(self.state.url, find_token(self.state.token_file), timeout_s=10.0)
+
+    def _is_ready(self) -> bool:
+        """Whether this supervisor says so, and not one before it that was killed."""
+        state = read_state(self.home)
+        return self._up is not None and state is not None and state.pid == self._up.pid and state.ready
 
     def stop(self) -> None:
         """Wakes what was stopped, then takes everything down."""
