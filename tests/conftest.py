@@ -14,7 +14,7 @@ import pytest
 import redis as sync_redis
 from redis.asyncio import Redis
 
-REDIS_SERVER_ALWAYS = ("integration/common", "integration/reward", "integration/deploy/test_redis_users.py", "unit")
+REDIS_SERVER_ALWAYS = ("integration/common", "integration/deploy/test_redis_users.py", "unit")
 """Tested on redis-server, too, every time: streams, scripts, users' rights. The rest sees Redis through these: that is for the long run."""
 
 

@@ -12,7 +12,7 @@ from tests.chaos.result import Result
 
 TYPICAL_POINTS = (
     "rank.journal.append:before", "rank.journal.append:after", "rank.consumer.ack:before", "rank.ranks.train:after",
-    "rank.store.activate:before", "rank.checkpoint.commit:before", "rollout.consumer.hop:after", "reward.consumer.hop:before",
+    "rank.checkpoint.commit:before", "rollout.consumer.hop:after", "reward.consumer.hop:before",
 )  # fmt: skip
 
 
@@ -23,7 +23,7 @@ def check(result: Result) -> None:
 
 @pytest.mark.timeout(240)
 def test_kills_of_any_process_at_random_moments_lose_nothing_and_train_nothing_twice(tmp_path: Path) -> None:
-    check(faults.kill(Options(tmp_path, target="any", count=8, seed=1)))
+    check(faults.kill(Options(tmp_path, target="any", count=5, seed=1)))
 
 
 @pytest.mark.timeout(240)

@@ -83,6 +83,7 @@ def test_the_policy_learns_and_every_invariant_holds(stack: Stack, demo_spec: di
     assert all(rollout["text"] for rollout in samples[0]["rollouts"])
 
 
+@pytest.mark.slow
 def test_synchronous_mode_trains_on_the_current_policy_only(stack: Stack, demo_spec: dict[str, Any]) -> None:
     demo_spec["off_policy"] = {"max_off_policy_steps": 0}
     demo_spec["learner"]["steps"] = 4

@@ -254,8 +254,9 @@ async def test_a_closed_pool_leaves_no_process_and_keeps_nobody_waiting(pool_of:
     before = set(psutil.Process().children(recursive=True))
     async with pool_of(2) as pool:
         await pool.judge([check("gsm8k", "#### 1")] * 40)
-        ours = set(psutil.Process().children(recursive=True)) - before
-        assert len(ours) == 3, "the nursery and two workers"
+        async with asyncio.timeout(10):  # on a busy machine a check may take long enough for its worker to be replaced
+            while len(ours := living(set(psutil.Process().children(recursive=True)) - before)) != 3:
+                await asyncio.sleep(0.05)
         waiting = asyncio.create_task(pool.judge([check("odd_sleep", "60", timeout_s=60.0)] * 3))
         await asyncio.sleep(0.2)
     with pytest.raises(VerifierError, match="closed"):
@@ -284,6 +285,11 @@ async def test_workers_end_with_a_service_that_is_killed(plugins: dict[str, str]
     service.kill()
     await service.wait()
     await vanished([worker, nursery])
+
+
+def living(processes: set[psutil.Process]) -> set[psutil.Process]:
+    """Those that have not ended."""
+    return {process for process in processes if process.is_running() and process.status() != psutil.STATUS_ZOMBIE}
 
 
 async def vanished(pids: list[int], within_s: float = 5.0) -> None:
