@@ -19,7 +19,6 @@ from pathlib import Path
 from services.cli import children
 from services.cli.pulse import Probe, Pulse
 from services.cli.state import ProcessState
-from services.common import vitals
 from services.common.errors import MillraceError
 from services.common.vitals import Vitals, family
 
@@ -185,10 +184,9 @@ class Supervisor:
             return
         child.next_probe = now + PROBE_EVERY_S
         child.vitals.look(family(child.process.pid))
-        stopped_s = child.vitals.stopped_s()
-        if stopped_s > 2 * vitals.PERIOD_S - 2 * PROBE_EVERY_S:
+        if child.vitals.stopped_too_long(PROBE_EVERY_S):
             self._bury(child, "hangs: it was stopped before it was ready")
-        elif stopped_s:
+        elif child.vitals.stopped_s():
             return
         elif (trouble := child.spec.ready(child.process.pid)) is None:
             self._welcome(child, child.process.pid)

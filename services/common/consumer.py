@@ -9,11 +9,13 @@ Entries that cannot be used go to a dead-letter stream with the reason. Written 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from prometheus_client import Counter
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
@@ -23,8 +25,11 @@ from services.common.connection import OUTAGE_S, is_outage, pause_s, refusal, te
 from services.common.errors import EntryError, StreamFull
 from services.common.fencing import Fence, run
 from services.common.keys import Stage
-from services.common.streams import MAX_STREAM_LENGTH
+from services.common.streams import MAX_STREAM_LENGTH, add
 from services.common.types import Task
+
+if TYPE_CHECKING:  # it needs LEASE_S
+    from services.common.lifecycle import Drain
 
 log = logging.getLogger(__name__)
 
@@ -157,6 +162,31 @@ class Consumer:
             raise StreamFull(f"stream {stage} of job {self.job_id} holds {bound} entries")
         self._held.discard(entry.id)
         return bool(done)
+
+    async def hop_with_room(
+        self, entry: Entry, stage: Stage, payload: bytes, *, bound: int, drain: Drain, blocked: Counter
+    ) -> bool | None:
+        """As `hop`, but waits while the next stream is full, and counts the seconds in `blocked`.
+
+        None when the drain came first: the entry stays pending, for others to claim.
+        """
+        while True:
+            try:
+                return await self.hop(entry, stage, payload, bound=bound)
+            except StreamFull:
+                blocked.inc(FULL_RETRY_S)
+                if await drain.wait(FULL_RETRY_S):
+                    return None
+
+    async def give_up(self, entry: Entry, stage: Stage, payload: bytes, reason: str, *, bound: int) -> NoReturn:
+        """Ends an entry that has brought servers down: who reads the next stream hears of it first, so that the group has its fate at once.
+
+        Raises:
+            EntryError: always, with the reason; the entry is for the dead letters.
+        """
+        with contextlib.suppress(StreamFull):  # the learner's deadline finds out then
+            await add(self._commands, self.job_id, stage, entry.member, payload, bound=bound, fence=self._fence)
+        raise EntryError(reason)
 
     async def ack(self, *entries: Entry) -> int:
         """Lets entries go for good, all at once; how many of them were still this consumer's."""

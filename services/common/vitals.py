@@ -62,6 +62,13 @@ class Vitals:
         """Seconds for which one of them has been stopped by a signal; 0 when none is."""
         return self._clock() - self._stopped_at if self._stopped else 0.0
 
+    def stopped_too_long(self, look_s: float) -> bool:
+        """Whether one of them has been stopped for so long that it hangs, whatever it was doing.
+
+        That is a little less than two heartbeats: who looks every `look_s` seconds can still kill it within them.
+        """
+        return self.stopped_s() > 2 * PERIOD_S - 2 * look_s
+
     def still(self) -> str | None:
         """How they stand still, for people; None while they do not."""
         idle = bool(self._used) and self._clock() - self._moved_at >= STILL_S

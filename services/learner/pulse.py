@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 FOLDER = "MILLRACE_BEATS"
 """Environment variable that names the folder to the ranks."""
 BEAT_S = 1.0
+LOOK_S = 1.0
 
 
 def beat_forever(folder: Path, rank: int, pid: int) -> None:
@@ -49,7 +50,7 @@ class _Heard:
 
 
 class RanksWatch:
-    """The ranks of this machine, and the process that starts them; call `look` once a second."""
+    """The ranks of this machine, and the process that starts them; call `look` every LOOK_S."""
 
     def __init__(self, folder: Path) -> None:
         """An empty folder, of a file system that never makes anybody wait."""
@@ -62,9 +63,7 @@ class RanksWatch:
         relatives = {process.pid: process for process in family(launcher)}
         self._all.look(relatives.values())
         hung = [trouble for path in sorted(self._folder.iterdir()) if (trouble := self._rank(path, relatives))]
-        if (
-            not hung and self._all.stopped_s() > 2 * vitals.PERIOD_S - 2
-        ):  # torchelastic, or a rank that does not beat yet
+        if not hung and self._all.stopped_too_long(LOOK_S):  # torchelastic, or a rank that does not beat yet
             hung.append(f"torchelastic hangs: {self._all.still()}")
             _kill(relatives[launcher])
         return hung
@@ -82,7 +81,7 @@ class RanksWatch:
             return None  # it has ended: torchelastic knows
         if not heard.vitals.look([relatives[pid]]) or heard.text != text:
             heard.text, heard.at = text, now
-        hang = heard.vitals.hang(now - heard.at, 2 * vitals.PERIOD_S - 2)
+        hang = heard.vitals.hang(now - heard.at, 2 * vitals.PERIOD_S - 2 * LOOK_S)
         if hang is None:
             return None
         _kill(relatives[pid])

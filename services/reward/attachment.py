@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from dataclasses import replace
-from typing import NoReturn
 
 from redis.asyncio import Redis
 
 from services.common import codec
 from services.common.connection import BLOCK_S
-from services.common.consumer import FULL_RETRY_S, LEASE_S, MAX_DELIVERIES, Consumer, Entry, require_place
-from services.common.errors import EntryError, StreamFull
+from services.common.consumer import LEASE_S, MAX_DELIVERIES, Consumer, Entry, require_place
+from services.common.errors import EntryError
 from services.common.fencing import Fence
 from services.common.keys import Stage
 from services.common.lifecycle import Drain
 from services.common.logs import log_context
 from services.common.spec import RewardSpec
-from services.common.streams import MAX_STREAM_LENGTH, add
+from services.common.streams import MAX_STREAM_LENGTH
 from services.common.types import RolloutGroup, ScoredGroup
 from services.reward import metrics
 from services.reward.judging import judge_group, without_text
@@ -63,7 +61,6 @@ class Attachment:
         self._spec = spec
         self._drain = drain
         self._bound = bound
-        self._fence = fence
         self._consumer = Consumer(
             commands, blocking, job_id, Stage.ROLLOUTS, group=CONSUMER_GROUP, name=name, lease_s=lease_s, fence=fence
         )
@@ -96,7 +93,7 @@ class Attachment:
             group = self._open(entry)
             with log_context(group_id=group.task.group_id):
                 if entry.deliveries > MAX_DELIVERIES:
-                    await self._give_up(group, f"delivered to be judged {entry.deliveries} times without success")
+                    await self._give_up(entry, group)
                 scored = group_failed(group) or await judge_group(self._pool, group, self._spec)
                 payload = codec.encode(without_text(scored))
                 await self._send_on(entry, payload, scored)
@@ -110,32 +107,18 @@ class Attachment:
         require_place(entry, group.task, self._job_id, "task.")
         return group
 
-    async def _give_up(self, group: RolloutGroup, reason: str) -> NoReturn:
-        """Ends a group that has brought servers down: its learner hears of it first, so that it gets its fate at once.
-
-        Raises:
-            EntryError: always; the entry is for the dead letters.
-        """
+    async def _give_up(self, entry: Entry, group: RolloutGroup) -> None:
+        reason = f"delivered to be judged {entry.deliveries} times without success"
         failed = replace(group, rollouts=(), failure=reason, permanent=True)
-        with contextlib.suppress(StreamFull):  # the learner's deadline finds out then
-            payload = codec.encode(ScoredGroup(failed, (), 0.0))
-            await add(
-                self._commands, self._job_id, Stage.SCORED, group.task.member, payload,
-                bound=self._bound, fence=self._fence,
-            )  # fmt: skip
-        raise EntryError(reason)
+        payload = codec.encode(ScoredGroup(failed, (), 0.0))
+        await self._consumer.give_up(entry, Stage.SCORED, payload, reason, bound=self._bound)
 
     async def _send_on(self, entry: Entry, payload: bytes, scored: ScoredGroup) -> None:
-        """Hops to the scored stream. While that is full it waits; on a drain the entry stays pending, for others to claim."""
-        while True:
-            try:
-                moved = await self._consumer.hop(entry, Stage.SCORED, payload, bound=self._bound)
-            except StreamFull:
-                metrics.BLOCKED_SECONDS.inc(FULL_RETRY_S)
-                if await self._drain.wait(FULL_RETRY_S):
-                    return
-            else:
-                break
+        moved = await self._consumer.hop_with_room(
+            entry, Stage.SCORED, payload, bound=self._bound, drain=self._drain, blocked=metrics.BLOCKED_SECONDS
+        )
+        if moved is None:
+            return
         metrics.GROUPS.labels(result="passed_on" if scored.group.failure else "judged").inc()
         if not scored.group.failure:
             metrics.JUDGE_SECONDS.observe(scored.judge_s)

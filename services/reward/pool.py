@@ -23,7 +23,7 @@ from services.common.errors import VerifierError
 from services.common.types import Verdict, VerdictStatus
 from services.reward import metrics
 from services.reward.check import Broken, Check, Outcome, OverLimit, Scored
-from services.reward.processes import Nursery, Worker, WorkerDiedError
+from services.reward.processes import LOOK_S, Nursery, Worker, WorkerDiedError
 
 log = logging.getLogger(__name__)
 
@@ -170,7 +170,7 @@ class Pool:
         """Consumes nothing; waits for the next look; unblocked by time; produces another nursery for one that hangs."""
         while True:
             self._nursery.look()
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(LOOK_S)
 
     async def _take(self) -> list[_Job]:
         while not self._queue:

@@ -25,8 +25,7 @@ START_TIMEOUT_S = 120.0
 """Imports of all verifiers, on a busy machine."""
 
 COMMAND_TIMEOUT_S = 20.0
-HANGS_S = 8.0
-"""A nursery that is stopped for so long is killed: within two heartbeats of 5 s."""
+LOOK_S = 1.0
 STOP_TIMEOUT_S = 5.0
 LOAD_TIMEOUT_S = 60.0
 """Import of one installed verifier, on its first check in a worker."""
@@ -203,11 +202,11 @@ class Nursery:
                 await self._stop()  # the kernel ends the workers of a dead nursery
 
     def look(self) -> None:
-        """Kills the process when it hangs: a signal has stopped it. The next command starts another one; call it once a second."""
+        """Kills the process when it hangs: a signal has stopped it. The next command starts another one; call it every LOOK_S."""
         if self._process is None or self._process.poll() is not None:
             return
         self._vitals.look(process_of(self._process.pid))
-        if self._vitals.stopped_s() > HANGS_S:
+        if self._vitals.stopped_too_long(LOOK_S):
             log.error("the verifier nursery (process %d) is stopped: killed, another one takes over", self._process.pid)
             self._process.kill()
 

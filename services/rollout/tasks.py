@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from dataclasses import dataclass
-from typing import NoReturn
 
 from redis.asyncio import Redis
 
 from services.common import codec
 from services.common.connection import BLOCK_S
-from services.common.consumer import FULL_RETRY_S, LEASE_S, MAX_DELIVERIES, Consumer, Entry, require_place
-from services.common.errors import EntryError, StreamFull
+from services.common.consumer import LEASE_S, MAX_DELIVERIES, Consumer, Entry, require_place
+from services.common.errors import EntryError
 from services.common.fencing import Fence
 from services.common.keys import Stage
 from services.common.lifecycle import Drain
 from services.common.logs import log_context
-from services.common.streams import MAX_STREAM_LENGTH, add
+from services.common.streams import MAX_STREAM_LENGTH
 from services.common.types import RolloutGroup, Task
 from services.rollout import metrics
 from services.rollout.label import Version, VersionLabel
@@ -52,17 +50,10 @@ class TaskLoop:
         """Reads under the stable name of this server, to which `fence` is; `label`: the version that the sampler's engine holds."""
         self._sampler, self._label = sampler, label
         self._job_id, self._limits, self._drain = job_id, limits, drain
-        self._commands, self._fence = commands, fence
         self._consumer = Consumer(
-            commands,
-            blocking,
-            job_id,
-            Stage.TASKS,
-            group=CONSUMER_GROUP,
-            name=name,
-            lease_s=limits.lease_s,
-            fence=fence,
-        )
+            commands, blocking, job_id, Stage.TASKS,
+            group=CONSUMER_GROUP, name=name, lease_s=limits.lease_s, fence=fence,
+        )  # fmt: skip
         self._handling: set[asyncio.Task[None]] = set()
 
     @property
@@ -124,7 +115,9 @@ class TaskLoop:
         try:
             task = self._open(entry)
             if entry.deliveries > MAX_DELIVERIES:
-                await self._give_up(task, f"delivered {entry.deliveries} times without success")
+                reason = f"delivered {entry.deliveries} times without success"
+                payload = codec.encode(self._sampler.failed(task, reason, permanent=True))
+                await self._consumer.give_up(entry, Stage.ROLLOUTS, payload, reason, bound=self._limits.bound)
             with log_context(group_id=task.group_id):
                 await self._answer(entry, task)
         except EntryError as error:
@@ -136,20 +129,6 @@ class TaskLoop:
         task = codec.decode(Task, entry.payload)
         require_place(entry, task, self._job_id)
         return task
-
-    async def _give_up(self, task: Task, reason: str) -> NoReturn:
-        """Ends a task that has brought servers down: its learner hears of it first, so that the group gets its fate at once.
-
-        Raises:
-            EntryError: always; the entry is for the dead letters.
-        """
-        payload = codec.encode(self._sampler.failed(task, reason, permanent=True))
-        with contextlib.suppress(StreamFull):  # the learner's deadline finds out then
-            await add(
-                self._commands, self._job_id, Stage.ROLLOUTS, task.member, payload,
-                bound=self._limits.bound, fence=self._fence,
-            )  # fmt: skip
-        raise EntryError(reason)
 
     async def _answer(self, entry: Entry, task: Task) -> None:
         group = await self._sample(task)
@@ -163,7 +142,9 @@ class TaskLoop:
         except EntryError as error:
             group = self._sampler.failed(task, f"the group is too large: {error}")
             payload = codec.encode(group)
-        if await self._send_on(entry, payload):
+        if await self._consumer.hop_with_room(
+            entry, Stage.ROLLOUTS, payload, bound=self._limits.bound, drain=self._drain, blocked=metrics.BLOCKED_SECONDS
+        ):
             metrics.GROUPS.labels(outcome=_outcome(group)).inc()
 
     async def _sample(self, task: Task) -> RolloutGroup | None:
@@ -190,16 +171,6 @@ class TaskLoop:
     def _stale(self, task: Task) -> bool:
         version = self._label.version
         return version is not None and task.lineage < version.lineage
-
-    async def _send_on(self, entry: Entry, payload: bytes) -> bool:
-        """Hops to the rollouts stream. While that is full it waits; on a drain the entry stays pending, for others to claim."""
-        while True:
-            try:
-                return await self._consumer.hop(entry, Stage.ROLLOUTS, payload, bound=self._limits.bound)
-            except StreamFull:
-                metrics.BLOCKED_SECONDS.inc(FULL_RETRY_S)
-                if await self._drain.wait(FULL_RETRY_S):
-                    return False
 
 
 def _outcome(group: RolloutGroup) -> str:

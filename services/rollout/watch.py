@@ -64,7 +64,7 @@ class EngineWatch:
             self._family = [relative for root in engine.processes for relative in family(root.pid)]
         if not self._vitals.look(self._family):
             self._since = now
-        if self._vitals.stopped_s() > 2 * vitals.PERIOD_S - 2 * _LOOK_S:
+        if self._vitals.stopped_too_long(_LOOK_S):
             return f"the engine hangs: {self._vitals.still()}"
         if not engine.up or engine.changing:
             return None  # both have limits of their own

@@ -14,6 +14,7 @@ from tests.chaos import failpoints
 from tests.chaos.campaign import ENDLESS, Campaign, campaign
 from tests.chaos.faults import Options, victim
 from tests.chaos.job import job_spec
+from tests.chaos.points import UNDER_WAY
 from tests.chaos.result import Result, summary
 from tests.chaos.stack import BLIND, ROOT, SECOND, ChaosError
 
@@ -79,7 +80,7 @@ def wake(options: Options, chosen: Sequence[str] = ()) -> Result:
     spec = job_spec(steps=ENDLESS, interval_steps=5)
     fault = f"{target} woken and replaced"
     with campaign(options.home, fault, options.seed, spec=spec, environment={BLIND: "1"}) as running:
-        for point in list(chosen or points_under_way(target)) * options.count:
+        for point in list(chosen or [point for point in UNDER_WAY if point.startswith(f"{target}.")]) * options.count:
             sleeper = _sleep_at(running, target, point)
             with _replaced(running, target, sleeper) as replace:
                 running.trial(replace, pause_s=0.0)
@@ -87,13 +88,6 @@ def wake(options: Options, chosen: Sequence[str] = ()) -> Result:
         running.result.extra["ended after s"] = summary(left)
         running.finish()
     return running.result
-
-
-def points_under_way(target: str) -> list[str]:
-    """The target's fail points that a job passes all the time."""
-    return [
-        point for point in failpoints.POINTS if point.startswith(f"{target}.") and point not in failpoints.AT_THE_END
-    ]
 
 
 def _sleep_at(running: Campaign, target: str, point: str) -> psutil.Process:

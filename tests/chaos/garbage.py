@@ -22,8 +22,8 @@ from tests.chaos.result import Result
 from tests.chaos.scripted import engine
 from tests.chaos.stack import Stack
 
-TOKEN_S = 0.05
-"""Time that a token takes: what is measured is a job that waits for its engine, as jobs do, and not who gets the machine's last cycles."""
+TOKEN_S = 0.1
+"""Time that a token takes: what is measured is a job that waits for its engine, as jobs do, and not who gets the last cycles of a machine that this harness shares."""
 MEASURE_S = 10.0
 SETTLE_S = 60.0
 MAX_GROWTH_BYTES = 64 * 1024**2

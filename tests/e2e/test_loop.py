@@ -79,8 +79,9 @@ def test_the_policy_learns_and_every_invariant_holds(stack: Stack, demo_spec: di
     assert newest[-1] > 0
 
     samples = stack.client.rollouts(job_id, 3)
-    assert samples
-    assert all(rollout["text"] for rollout in samples[0]["rollouts"])
+    assert len(samples) == 3
+    said = [rollout["text"] for sample in samples for rollout in sample["rollouts"]]
+    assert sum(map(bool, said)) > len(said) / 2, "a policy may stop at once, but not mostly"
 
 
 @pytest.mark.slow

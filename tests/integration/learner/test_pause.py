@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from services.common.job_records import PAUSED_CAUSE, JobState
 from services.common.jobs import JobStore
 from services.common.spec import JobSpec
 from services.common.workers import alive
-from tests.integration.learner.accounts import trained
+from tests.integration.learner.accounts import check_accounts
 from tests.integration.learner.peers import Learner, peers_of, settled, until
 
 pytestmark = pytest.mark.slow
@@ -82,14 +81,8 @@ async def test_a_paused_job_holds_through_a_crash_and_loses_and_repeats_no_group
         running = await until(store, job_id, lambda job: job.state is not JobState.PAUSED, learner)
         assert running.cause == ""
         ended = await until(store, job_id, lambda job: job.state.ended, learner)
-    assert (ended.state, ended.step, ended.policy_version) == (JobState.SUCCEEDED, STEPS, STEPS)
-    steps = trained(tmp_path, job_id)
-    assert len(steps) == STEPS
-    assert max(Counter(group_id for groups in steps for group_id in groups).values()) == 1
-    fates = {name: count for name, count in ended.groups.items() if name not in {"issued", "active"}}
-    assert (sum(fates.values()), ended.groups["active"]) == (ended.groups["issued"], 0)
-    assert fates["trained"] == sum(map(len, steps))
-    assert fates["failed"] == fates["stale"] == 0
+    await check_accounts(redis, tmp_path, ended, STEPS)
+    assert ended.policy_version == STEPS
     assert all(member.endswith(":1") for member in peers.asked), "a deadline ran out during the pause"
 
 

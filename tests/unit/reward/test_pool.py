@@ -18,6 +18,7 @@ import pytest
 
 from services.common.errors import VerifierError
 from services.common.types import Verdict, VerdictStatus
+from services.common.vitals import family
 from services.reward.check import MAX_GROUND_TRUTH_CHARS, MAX_RESPONSE_CHARS, Check
 from services.reward.pool import Pool
 from services.reward.processes import NICER, PROMPT_S
@@ -251,11 +252,11 @@ async def test_a_kill_takes_along_what_the_verifier_started(pool: Pool, check: C
 
 
 async def test_a_closed_pool_leaves_no_process_and_keeps_nobody_waiting(pool_of: PoolMaker, check: CheckMaker) -> None:
-    before = set(psutil.Process().children(recursive=True))
+    before = set(family(os.getpid()))
     async with pool_of(2) as pool:
         await pool.judge([check("gsm8k", "#### 1")] * 40)
         async with asyncio.timeout(10):  # on a busy machine a check may take long enough for its worker to be replaced
-            while len(ours := living(set(psutil.Process().children(recursive=True)) - before)) != 3:
+            while len(ours := set(family(os.getpid())) - before) != 3:  # the nursery and two workers
                 await asyncio.sleep(0.05)
         waiting = asyncio.create_task(pool.judge([check("odd_sleep", "60", timeout_s=60.0)] * 3))
         await asyncio.sleep(0.2)
@@ -285,11 +286,6 @@ async def test_workers_end_with_a_service_that_is_killed(plugins: dict[str, str]
     service.kill()
     await service.wait()
     await vanished([worker, nursery])
-
-
-def living(processes: set[psutil.Process]) -> set[psutil.Process]:
-    """Those that have not ended."""
-    return {process for process in processes if process.is_running() and process.status() != psutil.STATUS_ZOMBIE}
 
 
 async def vanished(pids: list[int], within_s: float = 5.0) -> None:
