@@ -34,7 +34,7 @@ serve: setup ## Starts all services on this machine, without containers
 	@$(BIN)/millrace up
 
 test: setup ## Unit, integration and a short end-to-end test (under 15 minutes on two cores)
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not compose and not chaos"
+	@$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not compose and not chaos"
 
 test-all: setup ## Also the long ones
 	@$(BIN)/python -m pytest -q -m "not compose and not chaos"
