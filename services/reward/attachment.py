@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
+from typing import NoReturn
 
 from redis.asyncio import Redis
 
@@ -107,7 +108,7 @@ class Attachment:
         require_place(entry, group.task, self._job_id, "task.")
         return group
 
-    async def _give_up(self, entry: Entry, group: RolloutGroup) -> None:
+    async def _give_up(self, entry: Entry, group: RolloutGroup) -> NoReturn:
         reason = f"delivered to be judged {entry.deliveries} times without success"
         failed = replace(group, rollouts=(), failure=reason, permanent=True)
         payload = codec.encode(ScoredGroup(failed, (), 0.0))
