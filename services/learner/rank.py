@@ -8,9 +8,8 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from services.common.errors import Fenced
 from services.common.job_folder import SPEC_FILE
@@ -79,11 +78,20 @@ def main() -> None:
             (settings.job_dir(job_id) / FENCED_FILE).write_text(str(error))
             if os.getppid() == launcher:
                 os.kill(launcher, signal.SIGTERM)
-            sys.exit(1)
+            _end()
         except Exception as error:
             log.exception("rank %d failed", rank)
             (settings.job_dir(job_id) / ERROR_FILE).write_text(f"rank {rank}: {type(error).__name__}: {error}")
-            sys.exit(1)
+            _end()
+
+
+def _end() -> NoReturn:
+    """Ends this process now, as a kill would, and for that all it leaves is made.
+
+    An orderly exit waits for every thread: those that serve the rollout servers would hold up the other ranks' restart for half a minute.
+    """
+    logging.shutdown()
+    os._exit(1)
 
 
 if __name__ == "__main__":

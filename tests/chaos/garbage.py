@@ -23,7 +23,7 @@ from tests.chaos.scripted import engine
 from tests.chaos.stack import Stack
 
 TOKEN_S = 0.1
-"""Time that a token takes: what is measured is a job that waits for its engine, as jobs do, and not who gets the last cycles of a machine that this harness shares."""
+"""Time that a token takes: measured is a job that waits for its engine, as jobs do, not for the cores that it shares with this harness."""
 MEASURE_S = 10.0
 SETTLE_S = 60.0
 MAX_GROWTH_BYTES = 64 * 1024**2

@@ -1,0 +1,42 @@
+"""How a rank ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from services.learner.folder import ERROR_FILE
+
+END_S = 10.0
+"""A process that starts and fails, on a busy machine; a thread of its own holds it for a minute if it is let."""
+
+FAILING = """
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from services.learner import rank
+
+def run_rank(job_id, settings):
+    serving = Event()
+    ThreadPoolExecutor().submit(lambda: (serving.set(), Event().wait(60.0)))
+    serving.wait()
+    raise ConnectionError("another rank is gone")
+
+rank.run_rank = run_rank
+rank.main()
+"""
+
+
+def test_a_rank_that_fails_ends_at_once_whatever_its_threads_wait_for(tmp_path: Path) -> None:
+    folder = tmp_path / "jobs" / "some-1234abcd"
+    folder.mkdir(parents=True)
+    environment = {**os.environ, "MILLRACE_HOME": str(tmp_path), "MILLRACE_JOB": folder.name, "RANK": "0"}
+    started = time.monotonic()
+    command = [sys.executable, "-c", FAILING]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1, ended.stderr
+    assert time.monotonic() - started < END_S
+    assert (folder / ERROR_FILE).read_text() == "rank 0: ConnectionError: another rank is gone"
+    assert "rank 0 failed" in ended.stdout + ended.stderr
