@@ -56,7 +56,7 @@ ROWS = (
     Row(
         "kill -9 of one of two learner ranks", _BY_ITSELF, "kill", "rank", 100, ranks=2, progress_p95_s=PROGRESS_P95_S,
         why_late="both ranks start anew, each with 3.5 s of imports on the two cores that all services share",
-    ),  # fmt: skip
+    ),
     Row("kill -9 of everything at once, supervisor included, then `millrace up`", _ONCE, "power-cut", "", 20),
     Row("every fail point between two side effects × kill", _ONCE, "points", "", 2),
     Row("learner killed while a job ends", "the job has ended, servers let it go, the next one runs", "ends", "", 5),
