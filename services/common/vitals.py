@@ -19,6 +19,11 @@ STILL_S = 4.0
 """Without processor time for so long, processes stand still. Clocks tick every 10 ms, and even an idle service ticks more often."""
 
 
+def two_beats(look_s: float) -> float:
+    """The longest silence, in seconds, that one who looks every `look_s` seconds may wait for and still kill within two heartbeats."""
+    return 2 * PERIOD_S - 2 * look_s
+
+
 class Vitals:
     """Follows a set of processes; look about once a second."""
 
@@ -63,11 +68,8 @@ class Vitals:
         return self._clock() - self._stopped_at if self._stopped else 0.0
 
     def stopped_too_long(self, look_s: float) -> bool:
-        """Whether one of them has been stopped for so long that it hangs, whatever it was doing.
-
-        That is a little less than two heartbeats: who looks every `look_s` seconds can still kill it within them.
-        """
-        return self.stopped_s() > 2 * PERIOD_S - 2 * look_s
+        """Whether one of them has been stopped for so long that it hangs, whatever it was doing; `look_s`: seconds between looks."""
+        return self.stopped_s() > two_beats(look_s)
 
     def still(self) -> str | None:
         """How they stand still, for people; None while they do not."""

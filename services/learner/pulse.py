@@ -65,7 +65,8 @@ class RanksWatch:
         hung = [trouble for path in sorted(self._folder.iterdir()) if (trouble := self._rank(path, relatives))]
         if not hung and self._all.stopped_too_long(LOOK_S):  # torchelastic, or a rank that does not beat yet
             hung.append(f"torchelastic hangs: {self._all.still()}")
-            _kill(relatives[launcher])
+            for process in relatives.values():
+                _kill(process)
         return hung
 
     def _rank(self, path: Path, relatives: dict[int, psutil.Process]) -> str | None:
@@ -81,7 +82,7 @@ class RanksWatch:
             return None  # it has ended: torchelastic knows
         if not heard.vitals.look([relatives[pid]]) or heard.text != text:
             heard.text, heard.at = text, now
-        hang = heard.vitals.hang(now - heard.at, 2 * vitals.PERIOD_S - 2 * LOOK_S)
+        hang = heard.vitals.hang(now - heard.at, vitals.two_beats(LOOK_S))
         if hang is None:
             return None
         _kill(relatives[pid])

@@ -55,6 +55,7 @@ def stack(built: ComposeStack) -> Iterator[ComposeStack]:
         services.append("grafana")
     else:
         say(f"{GRAFANA} cannot be had here: the stack is started without it")
+    remove(built)  # what a run that was killed has left
     started = time.monotonic()
     try:
         with MemoryWatch() as memory:
@@ -68,7 +69,12 @@ def stack(built: ComposeStack) -> Iterator[ComposeStack]:
         )
     finally:
         keep_logs(built, Path(".pytest_cache/compose.log"))
-        built.compose("--profile", "tools", "down", "--volumes", "--remove-orphans", check=False)
+        remove(built)
+
+
+def remove(stack: ComposeStack) -> None:
+    """Its containers, networks and volumes."""
+    stack.compose("--profile", "tools", "down", "--volumes", "--remove-orphans", check=False)
 
 
 def keep_logs(stack: ComposeStack, file: Path) -> None:

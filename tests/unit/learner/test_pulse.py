@@ -87,7 +87,7 @@ def test_a_stopped_rank_is_killed_and_no_other(launch: Launch, tmp_path: Path) -
     began = time.monotonic()
     (trouble,) = looks(watch, launcher, 10.0)
     assert trouble.startswith("rank 1 hangs: no heartbeat for 2 s, and process")
-    assert time.monotonic() - began < 2 * vitals.PERIOD_S
+    assert time.monotonic() - began < 2 * vitals.PERIOD_S + 2.0
     deadline = time.monotonic() + 5
     while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
@@ -116,6 +116,7 @@ def test_a_rank_that_is_stopped_before_its_first_beat_ends_the_launcher(launch: 
     (late,) = (p for p in vitals.family(launcher) if p.cmdline()[-1] == "late" and p.pid != launcher)
     late.suspend()
     assert looks(watch, launcher, 10.0) == [f"torchelastic hangs: process {late.pid} is stopped"]
+    late.wait(5)
 
 
 def test_a_watch_that_was_held_up_itself_kills_nobody(launch: Launch, tmp_path: Path) -> None:
