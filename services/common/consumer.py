@@ -13,7 +13,7 @@ import contextlib
 import logging
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from prometheus_client import Counter
 from redis.asyncio import Redis
@@ -23,13 +23,11 @@ from services.common import keys, stream_scripts
 from services.common.codec import MAX_ENTRY_BYTES
 from services.common.connection import OUTAGE_S, is_outage, pause_s, refusal, text
 from services.common.errors import EntryError, StreamFull
-from services.common.fencing import Fence, run
+from services.common.fencing import LEASE_S, Fence, run
 from services.common.keys import Stage
+from services.common.lifecycle import Drain
 from services.common.streams import MAX_STREAM_LENGTH, add
 from services.common.types import Task
-
-if TYPE_CHECKING:  # it needs LEASE_S
-    from services.common.lifecycle import Drain
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +37,6 @@ _START = "0-0"
 _GROUP_GONE = ("NOGROUP", "UNBLOCKED")
 """What Redis answers where there is no group, and in a blocking read (7.0) when its stream is deleted."""
 
-LEASE_S = 60.0
-"""Work whose holder has not renewed it for so long is taken over."""
 MAX_DELIVERIES = 5
 """An entry delivered more often than this has brought servers down: it is put aside."""
 FULL_RETRY_S = 0.25

@@ -35,6 +35,8 @@ The record's key is no KEYS of theirs: others may only read it, or not even that
 """
 
 
+LEASE_S = 60.0
+"""Work whose holder has not renewed it for so long is taken over."""
 HEALS = 3
 """Times that one write restores the record: a Redis may be emptied again while it is put right."""
 

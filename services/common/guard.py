@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from services.common.consumer import LEASE_S
+from services.common.fencing import LEASE_S
 
 log = logging.getLogger(__name__)
 

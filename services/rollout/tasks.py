@@ -11,9 +11,9 @@ from redis.asyncio import Redis
 
 from services.common import codec
 from services.common.connection import BLOCK_S
-from services.common.consumer import LEASE_S, MAX_DELIVERIES, Consumer, Entry, require_place
+from services.common.consumer import MAX_DELIVERIES, Consumer, Entry, require_place
 from services.common.errors import EntryError
-from services.common.fencing import Fence
+from services.common.fencing import LEASE_S, Fence
 from services.common.keys import Stage
 from services.common.lifecycle import Drain
 from services.common.logs import log_context
