@@ -93,7 +93,7 @@ def demo_spec() -> dict[str, Any]:
     """The demo's job, cut down to a test's length."""
     spec: dict[str, Any] = yaml.safe_load((ROOT / "deploy/config/jobs/demo.yaml").read_text())
     spec["model"]["path"] = str(MODELS / "tiny")
-    spec["learner"]["steps"] = 30
+    spec["learner"]["steps"] = 50
     spec["learner"]["lr_warmup_steps"] = 5
     spec["checkpoint"]["interval_steps"] = 10
     spec["eval"]["tasks"] = 64
