@@ -52,7 +52,7 @@ def decode(kind: type[T], payload: bytes) -> T:
     try:
         document = msgpack.unpackb(payload, raw=False, strict_map_key=True, use_list=False)
     except (ValueError, msgpack.exceptions.UnpackException) as error:
-        raise EntryError(f"not MessagePack: {type(error).__name__}: {error}") from error
+        raise EntryError(f"not MessagePack: {type(error).__name__}: {error}".rstrip(": ")) from error  # some have no text
     try:
         value: T = _adapter(kind).validate_python(document)
     except (ValidationError, RecursionError) as error:

@@ -29,7 +29,7 @@ def test_a_scored_group_is_taken() -> None:
 @pytest.mark.parametrize(
     ("member", "payload", "reason"),
     [
-        (MEMBER, b"\xc1", "not MessagePack"),
+        (MEMBER, b"\xc1", "not MessagePack: FormatError$"),
         ("train:1:18:1", encode(GROUP), f"the entry says 'train:1:18:1', its task '{MEMBER}'"),
         (MEMBER, encode(with_task(job_id="another")), "belongs to job 'another'"),
         (MEMBER, encode(with_task(group_id=3)), f"the entry says '{MEMBER}'"),
