@@ -52,7 +52,8 @@ def decode(kind: type[T], payload: bytes) -> T:
     try:
         document = msgpack.unpackb(payload, raw=False, strict_map_key=True, use_list=False)
     except (ValueError, msgpack.exceptions.UnpackException) as error:
-        raise EntryError(f"not MessagePack: {type(error).__name__}: {error}".rstrip(": ")) from error  # some have no text
+        why = f": {error}" if str(error) else ""
+        raise EntryError(f"not MessagePack: {type(error).__name__}{why}") from error
     try:
         value: T = _adapter(kind).validate_python(document)
     except (ValidationError, RecursionError) as error:
