@@ -85,8 +85,6 @@ class Peers:
     asked: list[str] = field(default_factory=list)
     """Members of the tasks that were taken, in order."""
     answering: asyncio.Event = field(default_factory=asyncio.Event)
-    enough: int | None = None
-    """After so many tasks it stops answering, until `answering` is set again: the job cannot end before."""
     last_version: int | None = None
     """Nothing is answered that asks for this version of the policy, or a newer one; None for no bound."""
 
@@ -99,8 +97,6 @@ class Peers:
                 for entry in await consumer.read(1, 0.2):
                     task = decode(Task, entry.payload)
                     self.asked.append(task.member)
-                    if len(self.asked) == self.enough:
-                        self.answering.clear()
                     await asyncio.sleep(self.delay_s)
                     await self.answering.wait()
                     while self.last_version is not None and task.min_policy_version >= self.last_version:

@@ -72,14 +72,13 @@ async def test_a_learner_that_comes_back_to_an_emptied_redis_takes_its_job_up(
     store = JobStore(redis, tmp_path / "jobs")
     job_id = (await store.create(spec)).id
     async with peers_of(redis, redis_url, job_id) as peers:
-        # 4 of the evaluation, and 24 to train on of which every fifth is degenerate: they last until step 9.
-        peers.enough = 28
+        peers.last_version = 7  # so that the job cannot end before
         learner.start()
         await until(store, job_id, lambda job: job.step >= 7, learner)
         learner.kill()
         await redis.flushall()
         learner.start()
-        peers.answering.set()
+        peers.last_version = None
         ended = await until(store, job_id, lambda job: job.state.ended, learner)
     await check_accounts(redis, tmp_path, ended, STEPS)
     assert [json.loads(raw)["step"] for raw in await redis.lrange(keys.evals(ended.id), 0, -1)] == [0, STEPS]
