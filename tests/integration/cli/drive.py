@@ -29,7 +29,7 @@ def spec(home: Path, name: str, stage: str, mode: str) -> ProcessSpec:
         ready=ready_probe(f"{base}/readyz"),
         healthy=health_probe(f"{base}/healthz"),
         start_timeout_s=5.0 if mode == "unready" else 30.0,
-        drain_timeout_s=5.0,
+        drain_timeout_s=2.0,
         port=port,
     )
 

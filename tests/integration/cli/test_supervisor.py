@@ -150,7 +150,6 @@ def test_a_process_that_says_it_is_sick_is_restarted(start: Callable[..., Stack]
 
 
 HEARTBEAT_S = 1.0  # as drive.py sets it
-DRAIN_S = 5.0  # as drive.py sets it
 STANDS_STILL_S = 4.0
 
 
@@ -182,7 +181,7 @@ def test_a_process_that_is_stopped_before_it_is_ready_is_killed_and_started_agai
     second, began = stack.pid("rollout-0"), time.monotonic()
     os.kill(second, signal.SIGSTOP)
     stack.wait_until(lambda: "rollout-0 hangs: it was stopped before it was ready" in stack.said)
-    assert time.monotonic() - began < 2 * HEARTBEAT_S + STANDS_STILL_S + 2.0
+    assert time.monotonic() - began < 2 * HEARTBEAT_S + STANDS_STILL_S
     assert not running({second}), "it can never wake up"
     sleeps.unlink()
     stack.wait_until(lambda: stack.is_ready() and stack.pid("rollout-0") != second)
@@ -271,7 +270,7 @@ def test_a_second_signal_does_not_wait_for_the_drain(start: Callable[..., Stack]
     stack.wait_until(lambda: "deaf" in [note[0] for note in stack.notes()])
     begun = time.monotonic()
     assert stack.end(signal.SIGINT) == 0
-    assert time.monotonic() - begun < DRAIN_S - 1.0
+    assert time.monotonic() - begun < 1.5
     assert not running(stack.started())
 
 

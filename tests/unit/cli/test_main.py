@@ -81,9 +81,10 @@ def cpu_s(*arguments: str) -> float:
     return used.ru_utime + used.ru_stime
 
 
-def test_help_costs_at_most_twice_that_of_an_application_with_one_command() -> None:
+def test_help_takes_less_than_a_second_and_at_most_twice_that_of_an_application_with_one_command() -> None:
     smallest = "import typer; app = typer.Typer(); app.command()(lambda: None); app(['--help'])"
     ours = min(cpu_s("-m", "services.cli.main", "--help") for _ in range(3))
+    assert ours < 1.0
     assert ours < 2 * min(cpu_s("-c", smallest) for _ in range(3))
 
 

@@ -87,7 +87,7 @@ def test_a_stopped_rank_is_killed_and_no_other(launch: Launch, tmp_path: Path) -
     began = time.monotonic()
     (trouble,) = looks(watch, launcher, 10.0)
     assert trouble.startswith("rank 1 hangs: no heartbeat for 2 s, and process")
-    assert time.monotonic() - began < 2 * vitals.PERIOD_S + 2.0
+    assert time.monotonic() - began < 2 * vitals.PERIOD_S
     deadline = time.monotonic() + 5
     while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
