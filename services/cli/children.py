@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from services.common.parent import die_with_parent
+from services.common.vitals import kill
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -101,9 +102,7 @@ def kill_tree(pid: int) -> None:
     except psutil.Error:
         doomed = []
     signal_group(pid, signal.SIGKILL)
-    for process in doomed:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
+    kill(doomed)
 
 
 def reap_orphans(mine: Iterable[int]) -> list[int]:
@@ -127,8 +126,7 @@ def kill_orphans(mine: Iterable[int]) -> list[int]:
     orphans = [child for child in psutil.Process().children() if child.pid not in known]
     for orphan in orphans:
         kill_tree(orphan.pid)
-        with contextlib.suppress(psutil.Error):
-            orphan.kill()
+        kill([orphan])
     for orphan in orphans:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(orphan.pid, 0)

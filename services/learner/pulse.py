@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from services.common import vitals
-from services.common.vitals import Vitals, family
+from services.common.vitals import Vitals, family, kill
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +65,7 @@ class RanksWatch:
         hung = [trouble for path in sorted(self._folder.iterdir()) if (trouble := self._rank(path, relatives))]
         if not hung and self._all.stopped_too_long(LOOK_S):  # torchelastic, or a rank that does not beat yet
             hung.append(f"torchelastic hangs: {self._all.still()}")
-            for process in relatives.values():
-                _kill(process)
+            kill(relatives.values())
         return hung
 
     def _rank(self, path: Path, relatives: dict[int, psutil.Process]) -> str | None:
@@ -85,10 +84,5 @@ class RanksWatch:
         hang = heard.vitals.hang(now - heard.at, vitals.two_beats(LOOK_S))
         if hang is None:
             return None
-        _kill(relatives[pid])
+        kill([relatives[pid]])
         return f"rank {path.name} hangs: no heartbeat for {hang}"
-
-
-def _kill(process: psutil.Process) -> None:
-    with contextlib.suppress(psutil.Error):
-        process.kill()

@@ -8,7 +8,6 @@ activate ───────┘  see services/rollout/switch.py
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 import uuid
@@ -23,7 +22,7 @@ from services.common.inference_channel import Problem
 from services.common.settings import Platform
 from services.common.spec import JobSpec
 from services.common.types import Message
-from services.common.vitals import family
+from services.common.vitals import family, kill
 from services.rollout import metrics
 from services.rollout.chat import PRIORITY, ChatPiece, ChatRefused, ChatSampling
 from services.rollout.label import Version, VersionLabel
@@ -158,9 +157,7 @@ class Engine:
 
     def kill(self) -> None:
         """Ends the engine's processes at once; whoever waits for them gets EngineError."""
-        for process in [relative for root in self.processes for relative in family(root.pid)]:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
+        kill([relative for root in self.processes for relative in family(root.pid)])
 
     def check(self) -> None:
         """Looks whether the engine's processes live.
