@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 
-from services.cli.pulse import Probe
+from services.cli.asker import Probe
 from services.common.errors import DeadlineExceeded
 
 READY_TIMEOUT_S = 2.0

@@ -1,4 +1,4 @@
-"""The pulse of one child: asked for a sign of life every period, from a thread of its own, so that one that hangs holds up nobody.
+"""The pulse of one child: asked for a sign of life every period.
 
 no answer for two periods, and it stands still  ──► it hangs
 no answer for BUSY_S, though it computes        ──► it hangs
@@ -7,19 +7,14 @@ answers that it is not well, several in a row   ──► it is not healthy
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable
 
+from services.cli.asker import Asker, Probe
 from services.common import vitals
-from services.common.errors import DeadlineExceeded
 from services.common.vitals import Vitals, process_of
 
 UNHEALTHY_IN_A_ROW = 3
 _LOOK_S = 0.5
-
-Probe = Callable[[int], str | None]
-"""Given the process id, answers None when all is well, else why not. Raises DeadlineExceeded when the process does not answer."""
 
 
 class Pulse:
@@ -27,18 +22,15 @@ class Pulse:
 
     def __init__(self, pid: int, probe: Probe) -> None:
         """Begins to ask."""
-        self._pid, self._probe = pid, probe
-        self._answered = time.monotonic()
-        self._unwell = 0
-        self._complaint = ""
+        self._pid = pid
+        self._asker = Asker(pid, probe, vitals.PERIOD_S)
+        self._excused_at = 0.0
         self._vitals = Vitals()
         self._next_look = 0.0
-        self._over = threading.Event()
-        threading.Thread(target=self._ask, name=f"pulse {pid}", daemon=True).start()
 
     def stop(self) -> None:
         """Asks no more."""
-        self._over.set()
+        self._asker.stop()
 
     def trouble(self) -> str | None:
         """Why the process should be killed, or None."""
@@ -46,22 +38,9 @@ class Pulse:
         if now >= self._next_look:
             self._next_look = now + _LOOK_S
             if not self._vitals.look(process_of(self._pid)):
-                self._answered = now
-        if self._unwell >= UNHEALTHY_IN_A_ROW:
-            return f"is not healthy ({self._complaint})"
-        hang = self._vitals.hang(now - self._answered, 2 * vitals.PERIOD_S)
+                self._excused_at = now
+        if self._asker.in_a_row >= UNHEALTHY_IN_A_ROW:
+            return f"is not healthy ({self._asker.complaint})"
+        silent_s = now - max(self._asker.answered_at, self._excused_at)
+        hang = self._vitals.hang(silent_s, 2 * vitals.PERIOD_S)
         return f"hangs: no answer for {hang}" if hang else None
-
-    def _ask(self) -> None:
-        """Asks until told to stop. A probe has a deadline of its own."""
-        while not self._over.is_set():
-            began = time.monotonic()
-            try:
-                complaint = self._probe(self._pid)
-            except DeadlineExceeded:
-                pass
-            else:
-                self._answered = time.monotonic()
-                self._complaint = complaint or ""
-                self._unwell = 0 if complaint is None else self._unwell + 1
-            self._over.wait(max(0.0, began + vitals.PERIOD_S - time.monotonic()))

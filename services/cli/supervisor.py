@@ -17,13 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.cli import children
-from services.cli.pulse import Probe, Pulse
+from services.cli.asker import Asker, Probe
+from services.cli.pulse import Pulse
 from services.cli.state import ProcessState
 from services.common.errors import MillraceError
 from services.common.vitals import Vitals, family
 
 POLL_S = 0.1
-PROBE_EVERY_S = 0.5
+LOOK_S = 0.5
 BACK_OFF_S: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Waits before the restarts that follow quick deaths in a row; after as many, the supervisor gives up."""
 QUICK_S = 20.0
@@ -67,11 +68,12 @@ class _Child:
     restarts: int = 0
     quick_deaths: int = 0
     restart_at: float = 0.0
-    next_probe: float = 0.0
+    asker: Asker | None = None
+    """Until it is ready, with the two below."""
+    vitals: Vitals = field(default_factory=Vitals)
+    next_look: float = 0.0
     pulse: Pulse | None = None
     """From its readiness on."""
-    vitals: Vitals = field(default_factory=Vitals)
-    """Until then."""
     was_ready: bool = False
     lost: str = ""
     """Why the stack goes on without it; empty while it need not."""
@@ -151,7 +153,8 @@ class Supervisor:
         )
         child.created = children.created_at(child.process.pid)
         child.started = time.monotonic()
-        child.ready, child.next_probe, child.vitals = False, 0.0, Vitals()
+        child.ready, child.next_look, child.vitals = False, 0.0, Vitals()
+        child.asker = Asker(child.process.pid, child.spec.ready, LOOK_S)
         self._tell()
 
     def _watch(self, table: Sequence[_Child]) -> None:
@@ -172,36 +175,42 @@ class Supervisor:
         return [child.process.pid for child in self._table if child.process is not None]
 
     def _probe(self, child: _Child) -> None:
-        if child.pulse is None:
-            self._await(child)
-        elif trouble := child.pulse.trouble():
+        if child.asker is not None:
+            self._await(child, child.asker)
+        elif child.pulse is not None and (trouble := child.pulse.trouble()):
             self._bury(child, trouble)
 
-    def _await(self, child: _Child) -> None:
-        """Looks whether it is ready. While it, or a process below it, is stopped by a signal, it is not asked: it would not answer."""
+    def _await(self, child: _Child, asker: Asker) -> None:
+        """Looks whether it is ready. While it, or a process below it, is stopped by a signal, it is not, whatever it answered before."""
         now = time.monotonic()
-        if child.process is None or now < child.next_probe:
-            return
-        child.next_probe = now + PROBE_EVERY_S
-        child.vitals.look(family(child.process.pid))
-        if child.vitals.stopped_too_long(PROBE_EVERY_S):
+        if now >= child.next_look:
+            child.next_look = now + LOOK_S
+            child.vitals.look(family(asker.pid))
+        if child.vitals.stopped_too_long(LOOK_S):
             self._bury(child, "hangs: it was stopped before it was ready")
         elif child.vitals.stopped_s():
             return
-        elif (trouble := child.spec.ready(child.process.pid)) is None:
-            self._welcome(child, child.process.pid)
+        elif asker.complaint is None:
+            self._welcome(child, asker.pid)
         elif now - child.started > child.spec.start_timeout_s:
-            what = f"was not ready within {child.spec.start_timeout_s:.0f} s ({trouble})"
+            what = f"was not ready within {child.spec.start_timeout_s:.0f} s ({asker.complaint})"
             self._bury(child, what, may_restart=child.restarts > 0)
 
     def _welcome(self, child: _Child, pid: int) -> None:
         """It is ready."""
         child.ready = child.was_ready = True
         child.lost = ""
+        self._ask_no_more(child)
         child.pulse = Pulse(pid, child.spec.healthy)
         if child.restarts:
             self._say(f"{child.spec.name} is ready again, {time.monotonic() - child.started:.1f} s after its start")
         self._tell()
+
+    def _ask_no_more(self, child: _Child) -> None:
+        for asking in (child.asker, child.pulse):
+            if asking is not None:
+                asking.stop()
+        child.asker = child.pulse = None
 
     def _bury(self, child: _Child, what: str, *, may_restart: bool = True) -> None:
         """Ends what is left of a process and decides when it starts again.
@@ -233,9 +242,7 @@ class Supervisor:
     def _end(self, child: _Child) -> None:
         if child.process is None:
             return
-        if child.pulse is not None:
-            child.pulse.stop()
-            child.pulse = None
+        self._ask_no_more(child)
         children.kill_tree(child.process.pid)
         child.process.wait()
         child.process, child.ready = None, False

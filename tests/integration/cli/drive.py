@@ -1,9 +1,13 @@
-"""Runs the supervisor over stand-ins: drive.py HOME NAME:STAGE:MODE …, state in HOME/up.json, what it says on stdout."""
+"""Runs the supervisor over stand-ins: drive.py HOME NAME:STAGE:MODE …, state in HOME/up.json, what it says on stdout.
+
+MODE is one of stand_in.py, or `mute`: it never says whether it is ready.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,17 +20,25 @@ from services.common import vitals
 from services.common.errors import MillraceError
 
 STAND_IN = Path(__file__).parent / "stand_in.py"
+MUTE_S = 20.0
+
+
+def mute(_pid: int) -> str:
+    """As of a process that takes connections and does not answer."""
+    time.sleep(MUTE_S)
+    return "no answer"
 
 
 def spec(home: Path, name: str, stage: str, mode: str) -> ProcessSpec:
     port = free_port()
     base = f"http://127.0.0.1:{port}"
+    ready = mute if mode == "mute" else ready_probe(f"{base}/readyz")
     return ProcessSpec(
         name=name,
         argv=(sys.executable, str(STAND_IN), name, str(port), str(home / "notes"), "0.3", mode),
         env=dict(os.environ),
         stage=int(stage),
-        ready=ready_probe(f"{base}/readyz"),
+        ready=ready,
         healthy=health_probe(f"{base}/healthz"),
         start_timeout_s=5.0 if mode == "unready" else 30.0,
         drain_timeout_s=2.0,

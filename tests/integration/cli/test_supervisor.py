@@ -15,6 +15,7 @@ import pytest
 
 from services.cli.state import UpState, read_state
 
+MUTE_S = 20.0  # as drive.py has it
 DRIVE = Path(__file__).parent / "drive.py"
 GOOD = ("redis:2:good", "gateway:1:good", "learner-0:0:good", "rollout-0:0:good")
 
@@ -186,6 +187,15 @@ def test_a_process_that_is_stopped_before_it_is_ready_is_killed_and_started_agai
     sleeps.unlink()
     stack.wait_until(lambda: stack.is_ready() and stack.pid("rollout-0") != second)
     assert stack.end() == 0
+
+
+def test_one_that_does_not_say_whether_it_is_ready_holds_up_nobody(start: Callable[..., Stack]) -> None:
+    stack = start("rollout-0:0:mute", "reward-0:0:quick")
+    began = time.monotonic()
+    assert stack.process.wait(60) == 1
+    assert "GaveUp: reward-0 ended with code 1" in stack.said
+    assert time.monotonic() - began < MUTE_S
+    assert not running(stack.started())
 
 
 def test_a_process_that_was_stopped_for_a_moment_only_goes_on(start: Callable[..., Stack]) -> None:
