@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from services.common.parent import die_with_parent
-from services.common.vitals import kill
+from services.common.vitals import family, kill
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -97,10 +97,7 @@ def created_at(pid: int) -> float:
 
 def kill_tree(pid: int) -> None:
     """Kills a process, its descendants, and its process group, at once."""
-    try:
-        doomed = psutil.Process(pid).children(recursive=True)
-    except psutil.Error:
-        doomed = []
+    doomed = family(pid)
     signal_group(pid, signal.SIGKILL)
     kill(doomed)
 
@@ -126,7 +123,6 @@ def kill_orphans(mine: Iterable[int]) -> list[int]:
     orphans = [child for child in psutil.Process().children() if child.pid not in known]
     for orphan in orphans:
         kill_tree(orphan.pid)
-        kill([orphan])
     for orphan in orphans:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(orphan.pid, 0)

@@ -64,7 +64,6 @@ class _Child:
     process: subprocess.Popen[bytes] | None = None
     created: float = 0.0
     started: float = 0.0
-    ready: bool = False
     restarts: int = 0
     quick_deaths: int = 0
     restart_at: float = 0.0
@@ -77,6 +76,11 @@ class _Child:
     was_ready: bool = False
     lost: str = ""
     """Why the stack goes on without it; empty while it need not."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has said so; its pulse is followed since."""
+        return self.pulse is not None
 
     @property
     def service(self) -> str:
@@ -153,7 +157,7 @@ class Supervisor:
         )
         child.created = children.created_at(child.process.pid)
         child.started = time.monotonic()
-        child.ready, child.next_look, child.vitals = False, 0.0, Vitals()
+        child.next_look, child.vitals = 0.0, Vitals()
         child.asker = Asker(child.process.pid, child.spec.ready, LOOK_S)
         self._tell()
 
@@ -198,7 +202,7 @@ class Supervisor:
 
     def _welcome(self, child: _Child, pid: int) -> None:
         """It is ready."""
-        child.ready = child.was_ready = True
+        child.was_ready = True
         child.lost = ""
         self._ask_no_more(child)
         child.pulse = Pulse(pid, child.spec.healthy)
@@ -245,7 +249,7 @@ class Supervisor:
         self._ask_no_more(child)
         children.kill_tree(child.process.pid)
         child.process.wait()
-        child.process, child.ready = None, False
+        child.process = None
         children.kill_orphans(self._pids())
 
     def _drain(self) -> None:
