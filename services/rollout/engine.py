@@ -152,7 +152,7 @@ class Engine:
 
     async def beat(self) -> None:
         """A sign of life from every worker of the engine; counts as progress."""
-        await self._llm.collective_rpc("millrace_beat")
+        await self._running.collective_rpc("millrace_beat")
         self.progress_at = time.monotonic()
 
     def kill(self) -> None:
@@ -186,7 +186,7 @@ class Engine:
         """Samples `count` completions of one prompt; yields pieces as they come. Closing the generator aborts what is left.
 
         Raises:
-            EngineError: the engine died.
+            EngineError: the engine is not started, or died.
         """
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
@@ -200,12 +200,12 @@ class Engine:
             detokenize=False, output_kind=RequestOutputKind.DELTA,
         )  # fmt: skip
         prompt = tokens_input(prompt_token_ids, cache_salt=request_id)
+        stream = self._running.generate(prompt, parameters, request_id)
         if not self.requests and not self.chats:
             self.progress_at = time.monotonic()
         metrics.BUSY.note(self.requests)
         self.requests += count
         metrics.REQUESTS_IN_FLIGHT.inc(count)
-        stream = self._llm.generate(prompt, parameters, request_id)
         try:
             async for output in stream:
                 version = self.label.version
@@ -249,7 +249,7 @@ class Engine:
 
         Raises:
             ChatRefused: the engine gave the request up.
-            EngineError: the engine died.
+            EngineError: the engine is not started, or died.
         """
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
@@ -262,10 +262,10 @@ class Engine:
             stop=list(sampling.stop), output_kind=RequestOutputKind.DELTA,
         )  # fmt: skip
         prompt = tokens_input(prompt_token_ids, cache_salt=request_id)
+        stream = self._running.generate(prompt, parameters, request_id, priority=PRIORITY)
         if not self.requests and not self.chats:
             self.progress_at = time.monotonic()
         self.chats += 1
-        stream = self._llm.generate(prompt, parameters, request_id, priority=PRIORITY)
         try:
             async for output in stream:
                 version, (part,) = self.label.version, output.outputs
@@ -298,6 +298,12 @@ class Engine:
             raise
         finally:
             self.progress_at = time.monotonic()
+
+    @property
+    def _running(self) -> Any:  # noqa: ANN401
+        if self._llm is None:
+            raise EngineError("the engine is not started")
+        return self._llm
 
     @property
     def _encoder(self) -> PromptEncoder:

@@ -16,6 +16,7 @@ from services.common.errors import WeightSyncError
 from services.common.settings import Platform
 from services.common.spec import JobSpec
 from services.common.types import Message, Purpose, RolloutGroup, Task
+from services.rollout.chat import ChatSampling
 from services.rollout.engine import Engine
 from services.rollout.label import Version
 from services.rollout.sampler import Sampler
@@ -249,3 +250,12 @@ async def test_half_applied_weights_are_never_sampled_and_no_process_stays(
     await asyncio.gather(sampling, return_exceptions=True)
     await engine.stop()
     assert not any(lives(process) for process in processes)
+
+
+async def test_an_engine_that_is_not_started_refuses_and_counts_nothing(engine: Engine) -> None:
+    assert not engine.up, "the test before has stopped it"
+    with pytest.raises(EngineError, match="not started"):
+        await anext(engine.generate([1], count=4, temperature=1.0, max_tokens=1))
+    with pytest.raises(EngineError, match="not started"):
+        await anext(engine.chat([1], ChatSampling(max_tokens=1, temperature=1.0, top_p=1.0)))
+    assert (engine.requests, engine.chats) == (0, 0)
