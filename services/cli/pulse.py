@@ -26,7 +26,6 @@ class Pulse:
         self._asker = Asker(pid, probe, vitals.PERIOD_S)
         self._excused_at = 0.0
         self._vitals = Vitals()
-        self._next_look = 0.0
 
     def stop(self) -> None:
         """Asks no more."""
@@ -35,10 +34,8 @@ class Pulse:
     def trouble(self) -> str | None:
         """Why the process should be killed, or None."""
         now = time.monotonic()
-        if now >= self._next_look:
-            self._next_look = now + _LOOK_S
-            if not self._vitals.look(process_of(self._pid)):
-                self._excused_at = now
+        if self._vitals.due(_LOOK_S) and not self._vitals.look(process_of(self._pid)):
+            self._excused_at = now
         if self._asker.in_a_row >= UNHEALTHY_IN_A_ROW:
             return f"is not healthy ({self._asker.complaint})"
         silent_s = now - max(self._asker.answered_at, self._excused_at)

@@ -68,9 +68,8 @@ class _Child:
     quick_deaths: int = 0
     restart_at: float = 0.0
     asker: Asker | None = None
-    """Until it is ready, with the two below."""
+    """Until it is ready, with its vitals."""
     vitals: Vitals = field(default_factory=Vitals)
-    next_look: float = 0.0
     pulse: Pulse | None = None
     """From its readiness on."""
     was_ready: bool = False
@@ -157,7 +156,7 @@ class Supervisor:
         )
         child.created = children.created_at(child.process.pid)
         child.started = time.monotonic()
-        child.next_look, child.vitals = 0.0, Vitals()
+        child.vitals = Vitals()
         child.asker = Asker(child.process.pid, child.spec.ready, LOOK_S)
         self._tell()
 
@@ -186,9 +185,7 @@ class Supervisor:
 
     def _await(self, child: _Child, asker: Asker) -> None:
         """Looks whether it is ready. While it, or a process below it, is stopped by a signal, it is not, whatever it answered before."""
-        now = time.monotonic()
-        if now >= child.next_look:
-            child.next_look = now + LOOK_S
+        if child.vitals.due(LOOK_S):
             child.vitals.look(family(asker.pid))
         if child.vitals.stopped_too_long(LOOK_S):
             self._bury(child, "hangs: it was stopped before it was ready")
@@ -196,7 +193,7 @@ class Supervisor:
             return
         elif asker.complaint is None:
             self._welcome(child, asker.pid)
-        elif now - child.started > child.spec.start_timeout_s:
+        elif time.monotonic() - child.started > child.spec.start_timeout_s:
             what = f"was not ready within {child.spec.start_timeout_s:.0f} s ({asker.complaint})"
             self._bury(child, what, may_restart=child.restarts > 0)
 

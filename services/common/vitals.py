@@ -36,6 +36,10 @@ class Vitals:
         self._stopped: set[int] = set()
         self._stopped_at = self._looked_at = clock()
 
+    def due(self, every_s: float) -> bool:
+        """Whether the last look was `every_s` seconds ago, for those who come by more often."""
+        return self._clock() - self._looked_at >= every_s
+
     def look(self, processes: Iterable[psutil.Process]) -> bool:
         """Takes note of what they have used until now; processes that are gone are left out.
 

@@ -252,8 +252,8 @@ async def test_half_applied_weights_are_never_sampled_and_no_process_stays(
     assert not any(lives(process) for process in processes)
 
 
-async def test_an_engine_that_is_not_started_refuses_and_counts_nothing(engine: Engine) -> None:
-    assert not engine.up, "the test before has stopped it"
+async def test_an_engine_that_is_not_started_refuses_and_counts_nothing() -> None:
+    engine = Engine(Platform.CPU)
     with pytest.raises(EngineError, match="not started"):
         await anext(engine.generate([1], count=4, temperature=1.0, max_tokens=1))
     with pytest.raises(EngineError, match="not started"):
