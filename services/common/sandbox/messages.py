@@ -49,7 +49,7 @@ def read_reply(message: object) -> Any:  # noqa: ANN401  whatever was asked for
             raise _error(kind, text)
         case ["limit", str(text)]:
             raise ChildDied(text)
-    raise ChildDied("it answered with something that is no reply")
+    raise ChildDied("answered with something that is no reply")
 
 
 def clip(text: object) -> str:

@@ -155,7 +155,7 @@ class Child:
         limit_s = self._limits.wall_s if wall_s is None else wall_s
         async with self._turn:
             if not self.alive:
-                raise ChildLost("its process has ended")
+                raise ChildLost("has lost its process")
             return await self._exchange([method, list(arguments), limit_s], limit_s)
 
     async def close(self) -> None:
@@ -174,7 +174,7 @@ class Child:
             stopped = self._forked.stopped
             await self.close()
             if stopped:
-                raise ChildLost("its process was stopped by a signal") from None
+                raise ChildLost("lost its process: a signal stopped it") from None
             raise ChildTimeout(f"took longer than {wall_s:g} s") from None
         except OSError:
             await self._mourn()
@@ -202,12 +202,12 @@ class Child:
         self.alive = False
         status = await self._forkserver.kill(self._forked)
         if status is None or not os.WIFSIGNALED(status):
-            raise ChildDied("its process ended")
+            raise ChildDied("ended its process")
         number = os.WTERMSIG(status)
         if number == signal.SIGKILL:
-            raise ChildLost("its process was killed")
+            raise ChildLost("lost its process: it was killed")
         if number == signal.SIGXCPU:
             raise ChildTimeout(f"computed for more than {self._limits.wall_s + CPU_MARGIN_S:g} s")
         name = signal.Signals(number).name
         limit = self._limits.memory_mib
-        raise ChildDied(f"its process was ended by {name}, perhaps for want of memory (it may have {limit} MiB)")
+        raise ChildDied(f"ended its process by {name}, perhaps for want of memory (it may have {limit} MiB)")
