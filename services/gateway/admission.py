@@ -4,8 +4,9 @@
                 │ too long, too large, broken              │ a file not read in time: unchecked
                 └──► 422 with the field
 
-A file or a model that is not done in time does not refuse the job: its field is handed back as unchecked, and the learner, which checks
-again with limits of its own, will find what is wrong. A procedural source that cannot make its first task in time never will: it is refused.
+A file or a model that is not done in time does not refuse the job: its field is handed back as unchecked, and the learner, which
+checks again with limits of its own, will find what is wrong. A procedural source that cannot make its first task in time never will: it is
+refused.
 """
 
 from __future__ import annotations
@@ -122,7 +123,8 @@ class _Trial:
     async def run(self) -> None:
         """Makes every check, whatever the others find."""
         sources = _sources(self.spec)
-        await self._in_child("model.path", "model", left=1 + len(sources))
+        left = 1 + len(sources)
+        await self._in_child("model.path", "model", self._share(left), left=left)
         named: dict[str, str] = {}
         for number, (section, source) in enumerate(sources):
             found = await self._data(section, source, left=len(sources) - number)

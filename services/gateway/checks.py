@@ -6,14 +6,19 @@ Whatever a job names is opened here for the first time, by the parts that the le
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
+from services.common.data import open_source
 from services.common.errors import ConfigError
+from services.common.model_trial import try_model
+from services.common.models import ModelInfo, check_parallel_sizes, resolve_model
 from services.common.settings import Settings
 from services.common.spec import DataSourceSpec, JobSpec
-from services.gateway.errors import MAX_PROBLEMS, SpecRefused
+from services.gateway.errors import MAX_TEXT, SpecRefused
 from services.gateway.spec_body import parse_body
 
 MARGIN_S = 1.0
@@ -23,13 +28,15 @@ MAX_DATA_SOURCES = 100
 
 
 def prepare() -> None:
-    """Imports what the checks need, for the forkserver."""
-    import pyarrow.parquet  # noqa: F401
-
+    """Imports what the checks need, for the forkserver; not torch, though it may be installed: it has threads, and takes much memory."""
+    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
+    sys.modules["torch"] = None  # type: ignore[assignment]  # as if it were not there
     from services.common.data import files, procedural  # noqa: F401
 
     with contextlib.suppress(ImportError):
         import reasoning_gym  # noqa: F401
+    with contextlib.suppress(ImportError):
+        from transformers import AutoTokenizer  # noqa: F401
 
 
 def read_body(body: bytes, media_type: str) -> dict[str, Any]:
@@ -37,7 +44,7 @@ def read_body(body: bytes, media_type: str) -> dict[str, Any]:
     try:
         return {"spec": parse_body(body, media_type).model_dump_json(), "problems": []}
     except SpecRefused as error:
-        return {"problems": [[problem.field, problem.message] for problem in error.problems[:MAX_PROBLEMS]]}
+        return {"problems": [[p.field[:MAX_TEXT], p.message[:MAX_TEXT]] for p in error.problems]}
 
 
 class JobChecks:
@@ -53,17 +60,15 @@ class JobChecks:
         self._spec = JobSpec.model_validate_json(spec)
         self._settings = Settings(**settings)
 
-    def model(self) -> None:
-        """The model is there, whole, safe, and fits the parallel sizes."""
-        from services.common.models import check_parallel_sizes, inspect_model, resolve_model
-
+    def model(self, seconds: float) -> None:
+        """The model is there, whole, safe, fits the parallel sizes, and has finite values as far as half of so many seconds reach."""
         with _readable("model.path"):
-            check_parallel_sizes(inspect_model(resolve_model(self._spec.model.path, self._settings)), self._spec)
+            path = resolve_model(self._spec.model.path, self._settings)
+            facts = try_model(str(path), time.monotonic() + seconds / 2)
+            check_parallel_sizes(ModelInfo(**facts["shape"]), self._spec)
 
     def data(self, section: str, seconds: float) -> list[str]:
         """The source of `data.<section>` opens; the `data_source`s that its tasks name, as many as are found in so many seconds."""
-        from services.common.data import open_source
-
         until = time.monotonic() + seconds - MARGIN_S
         source: DataSourceSpec = getattr(self._spec.data, section)
         with _readable(f"data.{section}.source"):

@@ -18,7 +18,7 @@ class Good:
         assert "path" in spec
         assert "token" not in str(settings)
 
-    def model(self) -> None: ...
+    def model(self, seconds: float) -> None: ...
 
     def data(self, section: str, seconds: float) -> list[str]:
         assert 0 < seconds <= 20
@@ -26,7 +26,7 @@ class Good:
 
 
 class Wrong(Good):
-    def model(self) -> None:
+    def model(self, seconds: float) -> None:
         raise ModelError("learner.tensor_parallel_size: 4 does not divide 9\nmodel.path: and more: of it")
 
     def data(self, section: str, seconds: float) -> list[str]:
@@ -43,13 +43,13 @@ class Endless(Good):
 
 
 class EndlessModel(Good):
-    def model(self) -> None:
+    def model(self, seconds: float) -> None:
         while True:
             pass
 
 
 class Hungry(Good):
-    def model(self) -> None:
+    def model(self, seconds: float) -> None:
         bytearray(64 << 30)
 
     def data(self, section: str, seconds: float) -> list[str]:
@@ -58,7 +58,7 @@ class Hungry(Good):
 
 
 class Faulty(Good):
-    def model(self) -> None:
+    def model(self, seconds: float) -> None:
         raise ZeroDivisionError
 
 
