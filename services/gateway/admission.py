@@ -64,11 +64,18 @@ class ChildAdmission:
     """Admission by child processes."""
 
     def __init__(
-        self, sandbox: Sandbox, settings: Settings, *, deadline_s: float = DEADLINE_S, checks: str = CHECKS
+        self, sandbox: Sandbox, settings: Settings, *, deadline_s: float = DEADLINE_S, checks: str | None = None
     ) -> None:
-        """Every check of one spec together may take `deadline_s` seconds; whoever made the sandbox stops it."""
+        """Whoever made the sandbox stops it.
+
+        Args:
+            sandbox: makes the children.
+            settings: where models and data may lie, and the operator's limits.
+            deadline_s: all checks of one spec together, seconds.
+            checks: the class whose methods are the checks, as `package.module:class` (default: CHECKS).
+        """
         self._sandbox, self._settings = sandbox, settings
-        self._deadline_s, self._checks = deadline_s, checks
+        self._deadline_s, self._checks = deadline_s, checks or CHECKS
         self._reading, self._checking = asyncio.Semaphore(PLACES), asyncio.Semaphore(PLACES)
 
     async def read(self, body: bytes, media_type: str) -> JobSpec:
