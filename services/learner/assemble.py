@@ -16,7 +16,9 @@ def assemble(groups: list[Judged], spec: JobSpec) -> list[Sequence]:
     """One sequence per rollout that was scored and holds a token, in the groups' order."""
     scored = [_scored(judged) for judged in groups]
     rewards = [np.array([reward + _shaping(rollout, spec) for rollout, reward in group]) for group in scored]
-    advantages = batch_advantages(rewards, spec.algorithm.advantage_estimator)
+    lengths = [[len(rollout.tokens) for rollout, _ in group] for group in scored]
+    algorithm = spec.algorithm
+    advantages = batch_advantages(rewards, algorithm.advantage_estimator, lengths, revision=algorithm.revision)
     return [
         _sequence(judged, rollout, float(advantage))
         for judged, group, group_advantages in zip(groups, scored, advantages, strict=True)

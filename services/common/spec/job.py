@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
 
 import yaml
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from services.common.errors import ConfigError
-from services.common.spec.algorithm import AlgorithmSpec
+from services.common.spec.algorithm import FIRST_REVISION, AlgorithmSpec
 from services.common.spec.base import Section
 from services.common.spec.data import DataSpec
 from services.common.spec.learner import CheckpointSpec, EvalSpec, LearnerSpec, OffPolicySpec
@@ -54,17 +55,42 @@ class JobSpec(Section):
 
 
 def parse_spec(text: str | bytes) -> JobSpec:
-    """A spec from YAML or JSON text.
+    """A spec from YAML or JSON text, as somebody wrote it for a new job.
 
     Raises:
         ConfigError: not YAML, or not a valid spec; one line per wrong field.
     """
+    return _validated(_mapping(text))
+
+
+def parse_recorded_spec(text: str | bytes) -> JobSpec:
+    """The spec of a job that there is, from what `dump_spec` wrote: a setting that it does not name has the meaning it had then.
+
+    Raises:
+        ConfigError: as `parse_spec`.
+    """
+    return _validated(as_recorded(_mapping(text)))
+
+
+def as_recorded(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A recorded spec as JSON values, with what later releases would read another way written out."""
+    algorithm = document.get("algorithm", {})
+    if isinstance(algorithm, Mapping):
+        algorithm = {"revision": FIRST_REVISION} | dict(algorithm)
+    return {**document, "algorithm": algorithm}
+
+
+def _mapping(text: str | bytes) -> dict[str, Any]:
     try:
         document = _document(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"the job spec is not valid YAML or JSON: {error}") from error
     if not isinstance(document, dict):
         raise ConfigError(f"the job spec must be a mapping with `model` and `data`, not {type(document).__name__}")
+    return document
+
+
+def _validated(document: dict[str, Any]) -> JobSpec:
     try:
         return JobSpec.model_validate(document)
     except ValidationError as error:

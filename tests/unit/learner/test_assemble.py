@@ -49,11 +49,20 @@ def test_the_advantage_is_the_estimators_within_the_group() -> None:
 
 
 def test_an_estimator_that_scales_by_the_batch_sees_every_group() -> None:
+    groups = [judged_group(0, [1.0, 0.0], lengths=[1, 3]), judged_group(1, [4.0, 0.0], lengths=[2, 2])]
     spec = job_spec(algorithm={"advantage_estimator": "reinforce_plus_plus_baseline"})
-    sequences = assemble([judged_group(0, [1.0, 0.0]), judged_group(1, [4.0, 0.0])], spec)
+    tokens = [0.5] + [-0.5] * 3 + [2.0] * 2 + [-2.0] * 2
+    mean, spread = statistics.fmean(tokens), statistics.stdev(tokens)
+    expected = [(value - mean) / spread for value in (0.5, -0.5, 2.0, -2.0)]
+    assert [float(s.advantage[0]) for s in assemble(groups, spec)] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_job_of_the_first_revision_is_assembled_as_it_was() -> None:
+    groups = [judged_group(0, [1.0, 0.0], lengths=[1, 3]), judged_group(1, [4.0, 0.0], lengths=[2, 2])]
+    spec = job_spec(algorithm={"advantage_estimator": "reinforce_plus_plus_baseline", "revision": 1})
     spread = statistics.stdev([0.5, -0.5, 2.0, -2.0])
     expected = [value / spread for value in (0.5, -0.5, 2.0, -2.0)]
-    assert [float(s.advantage[0]) for s in sequences] == pytest.approx(expected, rel=1e-5)
+    assert [float(s.advantage[0]) for s in assemble(groups, spec)] == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_rollout_that_could_not_be_judged_is_left_out_of_baseline_and_batch() -> None:
