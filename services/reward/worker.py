@@ -12,7 +12,7 @@ from typing import Any
 import msgpack
 
 from services.reward.check import ERROR, LIMIT, LOADED, MEMORY_MIB, SCORED, clean, unpacker
-from services.reward.verifiers.base import Score, Verifier
+from services.reward.verifiers.base import Score, Verifier, lowest_reward
 from services.reward.verifiers.registry import load
 
 CPU_MARGIN_S = 2.0
@@ -45,10 +45,12 @@ def _load(connection: socket.socket, verifiers: dict[str, Verifier], name: str) 
     """Loads the verifier and says so; when that fails, the reply to send instead of a verdict."""
     began = time.monotonic()
     try:
-        verifiers[name] = load(name)
+        verifier = load(name)
+        lowest = lowest_reward(verifier)
     except Exception as error:  # noqa: BLE001  foreign code: whatever it raises is a failure of the verifier
         return [ERROR, clean(f"{type(error).__name__}: {error}")]
-    _send(connection, [LOADED, time.monotonic() - began])
+    verifiers[name] = verifier
+    _send(connection, [LOADED, time.monotonic() - began, lowest])
     return None
 
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from services.reward.verifiers.base import Score, right_or_wrong
+from services.reward.verifiers.base import Score, right_or_wrong, scores_from
 from services.reward.verifiers.boxed import last_boxed
+
+WRONG = -1.0
+"""Reward of a wrong answer."""
 
 TAIL_CHARS = 300
 """Only this much of the response's end is read."""
@@ -51,12 +54,13 @@ _REWRITTEN = [
 ]
 
 
+@scores_from(WRONG)
 def verify(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:  # noqa: ARG001
     r"""The last `Answer: …` line, or where there is none the last `\boxed{…}`, says what the reference says."""
     found = stated_answer(response[-TAIL_CHARS:])
     reference = normalise(ground_truth)
     answer = None if found is None else normalise(found)
-    return right_or_wrong(answer == reference, answer, reference, wrong_reward=-1.0)
+    return right_or_wrong(answer == reference, answer, reference, wrong_reward=WRONG)
 
 
 def stated_answer(text: str) -> str | None:

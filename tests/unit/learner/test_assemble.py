@@ -9,7 +9,7 @@ import pytest
 
 from services.common.spec import JobSpec
 from services.learner.assemble import assemble
-from tests.unit.learner.scored_groups import PROMPT, job_spec, judged_group
+from tests.unit.learner.scored_groups import PROMPT, job_spec, judged_group, over_limit
 
 
 def advantages(spec: JobSpec, rewards: list[float | None], lengths: list[int]) -> list[float]:
@@ -69,6 +69,13 @@ def test_a_rollout_that_could_not_be_judged_is_left_out_of_baseline_and_batch() 
     assert advantages(job_spec(), [1.0, None, 0.0, 0.0], [1, 2, 3, 4]) == pytest.approx(grpo([1.0, 0.0, 0.0]), rel=1e-5)
     sequences = assemble([judged_group(0, [1.0, None, 0.0, 0.0], lengths=[1, 2, 3, 4])], job_spec())
     assert [s.response_len for s in sequences] == [1, 3, 4]
+
+
+def test_a_check_beyond_its_limit_is_trained_as_the_worst_answer() -> None:
+    group = over_limit(judged_group(0, [1.0, None, 0.0], lengths=[1, 2, 3]), reward=-1.0)
+    sequences = assemble([group], job_spec())
+    assert [s.response_len for s in sequences] == [1, 2, 3]
+    assert [float(s.advantage[0]) for s in sequences] == pytest.approx(grpo([1.0, -1.0, 0.0]), rel=1e-5)
 
 
 def test_an_empty_response_is_not_trained_but_its_reward_counts_in_the_baseline() -> None:
