@@ -39,10 +39,10 @@ class EvalRound:
     def result(self, answers: Mapping[int, Judged]) -> dict[str, object]:
         """The evaluation as `GET /jobs/{id}/metrics` shows it.
 
-        `avg_at_k` is the mean over tasks of the mean accuracy of each, so that a task with few verdicts weighs as much as any; a task counts
-        in `pass_at_k` when one of its rollouts is right. Tasks that failed or did not come back in time are counted in `unanswered`, and
-        in neither figure. Of all rollouts asked for, those of unanswered tasks too, `rollouts_judged` have a verdict and
-        `rollouts_not_judged` have none; `checks_over_limit` of those judged count as wrong for what their check would have taken.
+        `avg_at_k` is the mean over tasks of the mean accuracy of each, so that a task with few verdicts weighs as much as any; a task
+        counts in `pass_at_k` when one of its rollouts is right. Tasks that failed or did not come back in time are counted in
+        `unanswered`, and in neither figure. Of all rollouts asked for, those of unanswered tasks too, `rollouts_judged` have a verdict
+        and `rollouts_not_judged` have none; `checks_over_limit` of those judged count as wrong for what their check would have taken.
         """
         answered = [answers[group_id] for group_id in self.group_ids if group_id in answers]
         judged = [answer for answer in answered if answer.accuracies]
