@@ -60,6 +60,9 @@ class Settings(BaseSettings):
         default=None, min_length=1, description="Token of the services' gRPC; needed beyond loopback."
     )
     internal_token_file: Path | None = Field(default=None, description="File that holds the internal token.")
+    journal_key_file: Path | None = Field(
+        default=None, description="File with the key that the learner seals its journals with."
+    )
     model_roots: list[Path] = Field(
         default_factory=list, description="Directories that models may lie in (JSON list), besides <home>/models."
     )

@@ -18,6 +18,7 @@ from services.common.settings import Settings, load_settings
 from services.learner.agent import Agent
 from services.learner.agent_metrics import export_disk
 from services.learner.folder import METRICS_DIR
+from services.learner.journal_key import journal_key
 from services.learner.nodes import Nodes
 
 
@@ -55,6 +56,7 @@ def main() -> None:
         settings = load_settings()
         settings.require_token_beyond_loopback(settings.internal_token, "MILLRACE_INTERNAL_TOKEN")
         Nodes.of(settings)
+        journal_key(settings)
         require_platform(settings.platform)
         require_memory(settings.min_memory_gib)
         configure_logging("learner", settings.log_level)

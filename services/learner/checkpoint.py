@@ -64,6 +64,8 @@ class Checkpoint:
     state: dict[str, Any]
     """What the head needs beside the ranks' files: ledger, lineage, identity (JSON values)."""
     files: tuple[WrittenFile, ...]
+    digest: str = ""
+    """Of the manifest, and so of all that it names."""
 
     @property
     def size(self) -> int:
@@ -113,9 +115,7 @@ class CheckpointStore:
         known = sorted(files, key=lambda file: file.name)
         for file in known:
             _check_size(unfinished / file.name, file.bytes)
-        entries = {file.name: {"bytes": file.bytes, "xxh3": file.xxh3} for file in known}
-        document = {"format": FORMAT, "step": step, "state": state, "files": entries}
-        write_durably(unfinished / MANIFEST, _dump(document))
+        write_durably(unfinished / MANIFEST, _dump(_document(step, state, known)))
         for folder in {(unfinished / file.name).parent for file in known} | {unfinished}:
             fsync_directory(folder)
         self._guard()
@@ -176,7 +176,7 @@ def read_manifest(path: Path) -> Checkpoint:
             )
         digest = document.pop("xxh3")
         files = tuple(WrittenFile(name, int(e["bytes"]), str(e["xxh3"])) for name, e in document["files"].items())
-        checkpoint = Checkpoint(path, int(document["step"]), dict(document["state"]), files)
+        checkpoint = Checkpoint(path, int(document["step"]), dict(document["state"]), files, digest)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{manifest}: {error}") from error
     if digest != _digest_of(document) or data != _dump(document):
@@ -184,6 +184,11 @@ def read_manifest(path: Path) -> Checkpoint:
     if document["format"] != FORMAT:
         raise CheckpointRefused(f"{manifest}: format {document['format']} is not known (this is format {FORMAT})")
     return checkpoint
+
+
+def manifest_digest(step: int, state: dict[str, Any], files: Iterable[WrittenFile]) -> str:
+    """Of the manifest that `CheckpointStore.commit` will write of these."""
+    return _digest_of(_document(step, state, files))
 
 
 def newest_manifest(root: Path) -> Checkpoint | None:
@@ -228,6 +233,11 @@ def digest_of_file(path: Path) -> str:
 def _check_size(file: Path, size: int) -> None:
     if not file.is_file() or file.stat().st_size != size:
         raise CheckpointError(f"{file}: missing, or not {size} bytes long")
+
+
+def _document(step: int, state: dict[str, Any], files: Iterable[WrittenFile]) -> dict[str, Any]:
+    entries = {file.name: {"bytes": file.bytes, "xxh3": file.xxh3} for file in files}
+    return {"format": FORMAT, "step": step, "state": state, "files": entries}
 
 
 def _digest_of(document: dict[str, Any]) -> str:

@@ -40,6 +40,7 @@ from services.learner.identity import identity_of
 from services.learner.intake import Intake
 from services.learner.issuer import issue_loop
 from services.learner.journal import Journal
+from services.learner.journal_key import journal_key
 from services.learner.ledger import Ledger
 from services.learner.lineage import FIRST
 from services.learner.publisher import Publisher
@@ -130,7 +131,7 @@ class Head:
         held_out = None
         if spec.data.eval is not None and spec.eval.enabled:
             held_out = HeldOut(open_source(spec.data.eval, settings, field="data.eval"), train, spec.eval.tasks)
-        journal = Journal(folder / JOURNAL_DIR)
+        journal = Journal(folder / JOURNAL_DIR, journal_key(settings))
         journal.on_append = FateLog(folder / FATES_FILE, journal.records).append
         journal.guard = store.require_newest
         return JobContext(

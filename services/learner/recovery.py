@@ -127,7 +127,11 @@ async def _replay(job: JobContext, record: BatchRecord) -> None:
     notice_skip(job, stats)
     seconds = time.monotonic() - started
     times = StepTimes(wait_s=0.0, train_s=seconds, step_s=seconds)
-    told = step_record(job, groups, ages, stats, times, sequences) | {"lineage": record.lineage, "replayed": True}
+    told = step_record(job, groups, ages, stats, times, sequences) | {
+        "lineage": record.lineage,
+        "replayed": True,
+        "record_digest": record.digest,
+    }
     await job.store.append_step(job.job_id, job.step - job.start_step, told)
     job.flow = Flow()
 

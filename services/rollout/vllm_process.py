@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 import psutil
 
 from services.common.settings import Platform
-from services.common.spec import JobSpec
+from services.common.spec import DType, JobSpec
 from services.rollout.orphans import SERVICE_PID
 from services.rollout.platform import plan_engine
 
@@ -148,7 +148,8 @@ def _is_tracker(process: psutil.Process) -> bool:
 
 
 def _arguments(spec: JobSpec) -> dict[str, Any]:
-    return {
+    head = {"hf_overrides": {"head_dtype": DType.FLOAT32.value}} if spec.model.fp32_output_layer else {}
+    return head | {
         "dtype": spec.model.dtype.value,
         "max_model_len": spec.model.max_model_len,
         "tensor_parallel_size": spec.rollout.tensor_parallel_size,

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
 from services.common.spec.base import Section
+
+FIRST_REVISION = 1
+"""What a recorded spec that names no revision was trained with."""
+CURRENT_REVISION = 2
+"""What a new job is trained with."""
+
+GSPO_CLIPS = {"clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4}
+"""Clips of the sequence's ratio (arXiv 2507.18071): bounds made for a token's ratio never act on it."""
 
 
 class AdvantageEstimator(StrEnum):
@@ -70,23 +79,32 @@ class AlgorithmSpec(Section):
         default=AdvantageEstimator.GRPO, description="Advantage of a rollout within its group."
     )
     loss: LossName = Field(default=LossName.DAPO, description="Token loss.")
+    revision: int = Field(
+        default=CURRENT_REVISION,
+        ge=FIRST_REVISION,
+        le=CURRENT_REVISION,
+        description="Revision of the formulas behind these names. 2: GSPO weighs each token's own gradient by its correction, and "
+        "REINFORCE++ baseline is whitened over tokens. 1: as jobs without this setting were trained, so that they replay bit for bit.",
+    )
     clip_ratio_low: float = Field(
         default=0.2,
         ge=0.0,
         lt=1.0,
-        description="Ratio is clipped below 1 − this where the advantage is negative. CISPO has no lower clip.",
+        description="Ratio is clipped below 1 − this where the advantage is negative. CISPO has no lower clip. Default 0.2; with loss gspo "
+        "0.0003, for the ratio of a sequence.",
     )
     clip_ratio_high: float = Field(
         default=0.28,
         ge=0.0,
         le=10.0,
         description="Ratio is clipped above 1 + this where the advantage is positive (clip-higher); CISPO caps its weight there for "
-        "either sign.",
+        "either sign. Default 0.28; with loss gspo 0.0004, for the ratio of a sequence.",
     )
     dual_clip: float | None = Field(
         default=None,
         gt=1.0,
-        description="Where the advantage is negative the ratio is clipped above this as well, usually 3; not for CISPO. Off when null.",
+        description="Where the advantage is negative the ratio is clipped above this as well; not for CISPO. Off when null, as in DAPO's "
+        "paper and in TRL; verl clips at 3 unless told otherwise, and DAPO's recipe for verl at 10.",
     )
     token_level_loss: bool = Field(
         default=True, description="Mean over all response tokens of the global batch; else mean of sequence means."
@@ -145,6 +163,18 @@ class AlgorithmSpec(Section):
     filter_groups_train_batch_size: int = Field(
         default=64, ge=1, le=65_536, description="Informative groups that one step trains (groups_per_step)."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _clips_of_the_loss(cls, given: Any) -> Any:  # noqa: ANN401  whatever somebody sent
+        """The clips' defaults are those of the loss; what was recorded without a revision had one pair for all."""
+        if (
+            not isinstance(given, Mapping)
+            or given.get("loss") != LossName.GSPO
+            or given.get("revision") == FIRST_REVISION
+        ):
+            return given
+        return GSPO_CLIPS | dict(given)
 
     @model_validator(mode="after")
     def _loss_and_mean_agree(self) -> Self:
