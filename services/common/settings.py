@@ -54,6 +54,16 @@ class Settings(BaseSettings):
         default=0, ge=0, le=65535, description="Port of a rollout server's gRPC for chats; 0 takes a free one."
     )
     gateway_port: int = Field(default=8080, ge=0, le=65535, description="The gateway's port.")
+    gateway_hosts: list[str] = Field(
+        default_factory=list,
+        description="Further names (JSON list, without ports) under which the gateway is reached: of a proxy, or in a container network.",
+    )
+    max_event_streams: int = Field(default=1000, ge=1, description="Event streams that the gateway holds open at once.")
+    max_requests: int = Field(
+        default=256,
+        ge=4,
+        description="Reads that the gateway has in flight at once, and as many chats; a quarter of it of changes, and of submissions.",
+    )
     token: SecretStr | None = Field(default=None, description="Bearer token of the gateway.")
     token_file: Path | None = Field(default=None, description="File that holds the token.")
     internal_token: SecretStr | None = Field(

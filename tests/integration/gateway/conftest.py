@@ -76,7 +76,13 @@ def store(redis: redis.asyncio.Redis) -> JobStore:
 @pytest.fixture
 def app(redis: redis.asyncio.Redis, tmp_path: Path) -> FastAPI:
     times = EventTimes(poll_s=0.05, heartbeat_s=0.2)
-    return create_app(Settings(home=tmp_path), redis, TOKEN, admission=Admission(AllowAll()), event_times=times)
+    return create_app(
+        Settings(home=tmp_path, gateway_hosts=["gateway"]),
+        redis,
+        TOKEN,
+        admission=Admission(AllowAll()),
+        event_times=times,
+    )
 
 
 @pytest.fixture

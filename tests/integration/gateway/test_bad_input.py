@@ -31,7 +31,7 @@ async def gateway(redis: redis.asyncio.Redis, home: Path, token: str) -> AsyncIt
     }
     for name, lines in rows.items():
         (data / name).write_text("\n".join(lines))
-    transport = httpx.ASGITransport(create_app(Settings(home=home), redis, token))
+    transport = httpx.ASGITransport(create_app(Settings(home=home, gateway_hosts=["gateway"]), redis, token))
     headers = {"Authorization": f"Bearer {token}"}
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=headers) as opened:
         yield opened

@@ -26,7 +26,7 @@ async def cut_off(home: Path, token: str) -> AsyncIterator[httpx.AsyncClient]:
     """A gateway whose Redis is not there."""
     redis = connect("redis://user:canary-password@127.0.0.1:1/0")
     redis.set_retry(Retry(NoBackoff(), 0))
-    transport = httpx.ASGITransport(create_app(Settings(home=home), redis, token))
+    transport = httpx.ASGITransport(create_app(Settings(home=home, gateway_hosts=["gateway"]), redis, token))
     headers = {"Authorization": f"Bearer {token}"}
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=headers) as opened:
         yield opened
