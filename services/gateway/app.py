@@ -68,6 +68,7 @@ def create_app(
         title="Millrace gateway",
         summary="Submit, watch and cancel reinforcement-learning jobs.",
         version=release(),
+        docs_url=None,  # FastAPI's page loads its scripts from another host: `console_routes` has one of its own
         redoc_url=None,
         redirect_slashes=False,
         separate_input_output_schemas=False,
