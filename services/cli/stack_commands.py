@@ -24,7 +24,9 @@ def up(
 ) -> None:
     """Start Redis (unless REDIS_URL is set), gateway, reward, learner and rollout servers, and keep them alive."""
     from services.cli.up import detach, run_up
+    from services.common.lifecycle import keep_files_private
 
+    keep_files_private()
     home = home.resolve()
     if not background:
         run_up(home, servers=rollout, gateway_port=port, metrics_base=metrics_base, say=say)

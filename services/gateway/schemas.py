@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from services.common.dead_letters import DeadLetter
-from services.common.job_records import JobRecord, JobState
+from services.common.job_records import JobRecord, JobRow, JobState
 from services.common.keys import Stage
 from services.common.spec import JobSpec
 from services.common.workers import WorkerKind
@@ -86,9 +86,9 @@ class JobSummary(Answer):
     export: str | None = Field(description="Directory of the newest weights in Hugging Face format.")
 
     @classmethod
-    def of(cls, record: JobRecord) -> JobSummary:
-        """The record as people read it."""
-        return cls(**{name: value for name, value in _shallow(record).items() if name in cls.model_fields})
+    def of_row(cls, row: JobRow) -> JobSummary:
+        """The row as people read it."""
+        return cls(**{name: getattr(row, name) for name in JobRow.__slots__})
 
 
 class Job(JobSummary):
