@@ -2,6 +2,7 @@
 
 millrace:queue                   zset    job ids waiting for a learner, by submission
 millrace:jobs                    zset    all job ids, by submission
+millrace:held                    zset    job ids that a learner has taken and not ended, by when it took them
 millrace:active                  hash    job id → ActiveJob: what rollout and reward servers attach to
 millrace:order                   string  how many jobs were submitted
 millrace:idempotency:<digest>    hash    spec digest and job of an Idempotency-Key; expires
@@ -29,6 +30,7 @@ from enum import StrEnum
 
 QUEUE = "millrace:queue"
 JOBS = "millrace:jobs"
+HELD = "millrace:held"
 ACTIVE = "millrace:active"
 ORDER = "millrace:order"
 WORKERS = "millrace:workers"

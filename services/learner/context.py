@@ -10,6 +10,7 @@ from pathlib import Path
 from redis.asyncio import Redis
 
 from services.common.consumer import Consumer
+from services.common.errors import MillraceError
 from services.common.head_store import HeadStore
 from services.common.lifecycle import Drain
 from services.common.settings import Settings
@@ -27,6 +28,10 @@ from services.learner.tasks import TaskFactory
 
 class Stopped(Exception):  # noqa: N818  control flow, not an error
     """The job was asked to end, or the learner to drain."""
+
+
+class NoStepPossible(MillraceError):  # noqa: N818  what the matter is
+    """The job cannot go on, and says why."""
 
 
 @dataclass(slots=True)
@@ -86,6 +91,8 @@ class JobContext:
     """Whether servers may sample: the first version is out."""
     stopping: str = ""
     """Why the job should end before its last step; empty while it should not."""
+    hopeless: str = ""
+    """Why no further step is possible; empty while one is. `watch_loop` alone changes it, and the step loop ends the job."""
     paused_at: float | None = None
     """Monotonic seconds since when nothing new begins; None while the job is not paused. Once under way, `watch_loop` alone changes it."""
     no_space: str = ""
@@ -100,6 +107,8 @@ class JobContext:
     """What the next step waits for; empty while a step is under way."""
     progress_at: float = field(default_factory=time.monotonic)
     """When something last moved: a group arrived, a step was done."""
+    arrived: int = 0
+    """Groups that came from a server since this head began."""
     rounds: list[EvalRound] = field(default_factory=list)
     answers: dict[int, Judged] = field(default_factory=dict)
     """Evaluation groups that came back, by group_id; their entries are held until the evaluation is written down."""
@@ -118,6 +127,18 @@ class JobContext:
     def paused(self) -> bool:
         """Whether the job was asked to pause."""
         return self.paused_at is not None
+
+    def require_progress(self, drain: Drain) -> None:
+        """To be called again and again by whoever waits for what the job's servers do.
+
+        Raises:
+            Stopped: the job was asked to end, or the learner to drain.
+            NoStepPossible: it would wait for ever.
+        """
+        if self.stopping or drain.requested:
+            raise Stopped
+        if self.hopeless:
+            raise NoStepPossible(self.hopeless)
 
     def work_lost(self) -> None:
         """Redis has lost the tasks, rollouts and scored groups that were in its streams."""
@@ -141,6 +162,7 @@ class JobContext:
             evaluation.started += gone
             evaluation.deadline += gone
         self.flow.since += now - max(paused_at, self.flow.since)
+        self.intake.failures.clear()
         self.moved()
 
     async def recovered(self, drain: Drain) -> None:

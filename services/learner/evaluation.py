@@ -36,6 +36,18 @@ class EvalRound:
         """Whether every task was answered, or its time is over."""
         return all(group_id in answers for group_id in self.group_ids) or time.monotonic() > self.deadline
 
+    def failure(self, answers: Mapping[int, Judged]) -> str:
+        """Why none of its tasks could be judged; empty when one was."""
+        answered = [answers[group_id] for group_id in self.group_ids if group_id in answers]
+        if any(answer.accuracies for answer in answered):
+            return ""
+        words = f"none of {self.tasks} held-out tasks could be judged"
+        if not answered:
+            return f"{words}: no answer within {self.deadline - self.started:.0f} s"
+        newest = answered[-1].scored
+        details = [verdict.detail for verdict in newest.verdicts if verdict.detail]
+        return f"{words}; the newest: {newest.group.failure or next(iter(details), 'without a verdict')}"
+
     def result(self, answers: Mapping[int, Judged]) -> dict[str, object]:
         """The evaluation as `GET /jobs/{id}/metrics` shows it.
 

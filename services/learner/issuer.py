@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 
-from services.common import streams
+from services.common import streams, workers
 from services.common.codec import encode
 from services.common.errors import StreamFull
 from services.common.keys import Stage
 from services.common.lifecycle import Drain
 from services.common.types import Task
+from services.common.workers import WorkerKind
 from services.learner.context import JobContext, wait_event
 from services.learner.evaluation import EvalRound
 
@@ -18,10 +19,10 @@ LOOK_AGAIN_S = 1.0
 
 
 async def issue_loop(job: JobContext, drain: Drain) -> None:
-    """Issues training tasks.
+    """Issues training tasks, the slower the more groups have failed in a row.
 
     consumes:     free slots
-    waits for:    a slot (`issue_now`), at most a second at a time; while the job is paused, its resumption
+    waits for:    a slot (`issue_now`), at most a second at a time; while the job is paused, its resumption; after failures, a moment
     unblocked by: a fate, a published step
     produces:     tasks stream
     """
@@ -35,6 +36,8 @@ async def issue_loop(job: JobContext, drain: Drain) -> None:
             if not await send(job, job.tasks.training(group.group_id, group.attempt, job.step)):
                 # It was sent before a crash, at a version that the journal's last step may have been trained with.
                 group.issue_version = max(0, job.recovered_step - 1)
+            if job.intake.failures.count and await drain.wait(job.intake.failures.pause_s):
+                return
         await wait_event(job.issue_now, LOOK_AGAIN_S)
 
 
@@ -52,18 +55,31 @@ async def ask_again(job: JobContext) -> None:
 
 
 async def reissue_overdue(job: JobContext) -> None:
-    """Asks again for groups whose attempt failed or is beyond its deadline, or fails them after the last attempt."""
+    """Asks again for groups whose attempt failed or is beyond its deadline, or fails them after the last attempt.
+
+    Groups that nobody was there to answer say nothing about the job: they do not count as failures in a row.
+    """
+    served: bool | None = None
     for group in job.intake.overdue():
         if group.attempt >= job.spec.rollout.max_attempts:
             cause = group.failure or f"no verdict within {job.spec.rollout.group_timeout_s:.0f} s"
             reason = f"{cause} (attempt {group.attempt} of {job.spec.rollout.max_attempts})"
-            job.intake.give_up(group, reason)
+            if served is None:
+                served = await _is_served(job)
+            job.intake.give_up(group, reason, counts=bool(group.failure) or served)
             await job.store.event(job.job_id, "group_failed", {"group_id": group.group_id, "message": reason})
             job.moved()
             continue
         group.attempt, group.failure = group.attempt + 1, ""
         group.issued_at = time.monotonic()
         await send(job, job.tasks.training(group.group_id, group.attempt, job.step))
+
+
+async def _is_served(job: JobContext) -> bool:
+    """Whether a rollout server of the job's and a reward service are alive."""
+    alive = await workers.alive(job.redis)
+    serves = any(status.kind is WorkerKind.ROLLOUT and status.job_id == job.job_id for status in alive)
+    return serves and any(status.kind is WorkerKind.REWARD for status in alive)
 
 
 async def start_evaluation(job: JobContext) -> EvalRound:

@@ -11,9 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from typing import Any
 
 from services.common.codec import decode
+from services.common.fates import FATES_FILE, read_fates
 from services.common.lifecycle import Drain
 from services.common.types import ScoredGroup
 from services.learner.assemble import assemble
@@ -67,6 +69,7 @@ async def recover(job: JobContext, drain: Drain) -> None:
 
     await with_room(job, drain, settle)
     await with_room(job, drain, lambda: job.store.rewind(job.job_id, job.step))
+    await _know_failures(job)
     await _enter(job, lineage, reason)
 
 
@@ -130,6 +133,19 @@ async def _replay(job: JobContext, record: BatchRecord) -> None:
     told = step_record(job, groups, ages, stats, times, sequences) | {"lineage": record.lineage, "replayed": True}
     await job.store.append_step(job.job_id, job.step - job.start_step, told)
     job.flow = Flow()
+
+
+async def _know_failures(job: JobContext) -> None:
+    """Counts the failures of before by reason again: those of the journal, as the list beside it has them, and those of no record yet."""
+    ledger = job.intake.ledger
+    try:
+        told = await asyncio.to_thread(read_fates, job.folder / FATES_FILE, fate=None, offset=0, limit=0)
+        reasons = told.failed_reasons
+    except (OSError, ValueError, KeyError, TypeError):
+        reasons = Counter()  # it is made anew with the next record
+    ledger.failed_reasons.clear()
+    ledger.count_failures(reasons + ledger.unwritten_failures())
+    ledger.newest_failure = ledger.newest_failure or (await job.store.get(job.job_id)).failure
 
 
 async def _enter(job: JobContext, lineage: int, reason: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import time
 from collections.abc import Collection
@@ -13,6 +14,7 @@ import torch
 import xxhash
 from redis.asyncio import Redis
 
+from services.common import keys
 from services.common.job_folder import SPEC_FILE
 from services.common.job_records import JobRecord, JobState
 from services.common.jobs import JobStore
@@ -92,6 +94,7 @@ class ScriptedLearner:
 
     def __init__(self, home: Path, redis_url: str, redis: Redis) -> None:
         self.store = JobStore(redis)
+        self._redis = redis
         self.settings = Settings(home=home, redis_url=redis_url, worker="learner", drain_timeout_s=10.0)
         self.ranks = ScriptedRanks()
         self._head: Head | None = None
@@ -123,6 +126,10 @@ class ScriptedLearner:
             head.drain()
             await asyncio.to_thread(head.join, 30.0)
             head.release()  # as the end of its process would
+
+    async def evals(self, job_id: str) -> list[dict[str, Any]]:
+        """The job's evaluations, oldest first."""
+        return [json.loads(raw) for raw in await self._redis.lrange(keys.evals(job_id), 0, -1)]
 
     async def until(self, job_id: str, condition: Any, timeout_s: float = 60.0) -> JobRecord:
         """The record as soon as it is as wanted."""
