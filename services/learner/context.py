@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,8 @@ from services.learner.journal import Journal
 from services.learner.publisher import Publisher
 from services.learner.ranks import Ranks
 from services.learner.tasks import TaskFactory
+
+log = logging.getLogger(__name__)
 
 
 class Stopped(Exception):  # noqa: N818  control flow, not an error
@@ -92,7 +95,7 @@ class JobContext:
     stopping: str = ""
     """Why the job should end before its last step; empty while it should not."""
     hopeless: str = ""
-    """Why no further step is possible; empty while one is. `watch_loop` alone changes it, and the step loop ends the job."""
+    """Why no further step is possible; empty while one is. `give_up` alone changes it."""
     paused_at: float | None = None
     """Monotonic seconds since when nothing new begins; None while the job is not paused. Once under way, `watch_loop` alone changes it."""
     no_space: str = ""
@@ -139,6 +142,13 @@ class JobContext:
             raise Stopped
         if self.hopeless:
             raise NoStepPossible(self.hopeless)
+
+    def give_up(self, why: str) -> None:
+        """No further step is possible: the step loop ends the job. Only the first reason counts."""
+        if not self.hopeless:
+            log.error("%s", why)
+            self.hopeless = why
+            self.moved()
 
     def work_lost(self) -> None:
         """Redis has lost the tasks, rollouts and scored groups that were in its streams."""

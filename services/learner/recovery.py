@@ -26,7 +26,7 @@ from services.learner.intake import Judged
 from services.learner.journal import BatchRecord, JournalError
 from services.learner.ledger import Ledger
 from services.learner.lineage import LineageError, Rise, raise_lineage, read_rises
-from services.learner.non_finite import notice_skip
+from services.learner.non_finite import notice_skip, require_finite_weights
 from services.learner.origin import Origin, check_origin, find_origin, verify_origin, weights_of
 from services.learner.records import StepTimes, ages_of, step_record
 from services.learner.room import with_room
@@ -39,7 +39,7 @@ async def recover(job: JobContext, drain: Drain) -> None:
 
     Raises:
         Stopped: the learner drains while there is no space to say so.
-        ConfigError: the checkpoint was made of something else than this job, or `checkpoint.load` cannot be loaded.
+        ConfigError: the checkpoint was made of something else than this job, `checkpoint.load` cannot be loaded, or weights are not finite.
     """
     rises, doubts = _known_rises(job)
     job.lineage = rises[-1].lineage
@@ -84,11 +84,15 @@ async def _load(job: JobContext) -> None:
             )
         log.info("resuming from the checkpoint of step %d", checkpoint.step)
         await job.ranks.load(checkpoint.path)
+        await require_finite_weights(job, str(checkpoint.path))
         job.step = job.saved_step = job.begun_step = checkpoint.step
         _take_state(job, checkpoint.state)
     elif (origin := find_origin(job.spec, job.settings)) is not None:
         check_origin(origin, job.spec, job.identity)
         await _begin_elsewhere(job, origin)
+        await require_finite_weights(job, f"checkpoint.load: {job.spec.checkpoint.load}")
+    else:
+        await require_finite_weights(job, f"model.path: {job.model_dir}")
 
 
 def _take_state(job: JobContext, state: dict[str, Any]) -> None:

@@ -50,9 +50,9 @@ async def watch_loop(job: JobContext, drain: Drain) -> None:
         await _close_evaluations(job)
         cause = await _standstill(job)
         if stalled and job.steps_left and job.intake.hopeless:
-            _give_up(job, f"no step is possible: {job.intake.hopeless}")
+            job.give_up(f"no step is possible: {job.intake.hopeless}")
         elif verdict := await _servers_die(job, deaths):
-            _give_up(job, verdict)
+            job.give_up(verdict)
         if cause and not stalled:
             log.warning("stalled: %s", cause)
             stalled = await _move(job, JobState.STALLED, cause)
@@ -90,13 +90,6 @@ async def _standstill(job: JobContext) -> str:
     if still > STALLED_AFTER_S:
         still = min(still, await _work_age_s(job))
     return await _name_the_wait(job, still) if still > STALLED_AFTER_S else ""
-
-
-def _give_up(job: JobContext, why: str) -> None:
-    if not job.hopeless:
-        log.error("%s", why)
-        job.hopeless = why
-        job.moved()
 
 
 async def _servers_die(job: JobContext, count: DeathCount) -> str:

@@ -30,15 +30,16 @@ FILE = "rank-00000.bin"
 
 
 class ScriptedRanks:
-    """Stands where `Ranks` does; `not_finite` names the steps that are skipped."""
+    """Stands where `Ranks` does; `not_finite` names the steps that are skipped, and without `finite` a tensor is broken from the start."""
 
-    def __init__(self, *, not_finite: Collection[int] = (), write_s: float = 0.0) -> None:
+    def __init__(self, *, not_finite: Collection[int] = (), write_s: float = 0.0, finite: bool = True) -> None:
         self.state = b"\0" * 16
         self.trained: list[int] = []
         self.loaded: list[tuple[str, bool, bool]] = []
         self.saves: list[int] = []
         self.error: BaseException | None = None
         self._not_finite = not_finite
+        self._finite = finite
         self._write_s = write_s
         self._writing: asyncio.Task[WrittenFile] | None = None
 
@@ -52,8 +53,12 @@ class ScriptedRanks:
             micro_batches=1, padding=0.0, skipped=skipped,
         )  # fmt: skip
 
+    async def finite(self) -> bool:
+        return self._finite
+
     async def weights(self) -> dict[str, torch.Tensor]:
-        return {"w": torch.tensor(list(self.state), dtype=torch.float32)}
+        weights = torch.tensor(list(self.state), dtype=torch.float32)
+        return {"w": weights} if self._finite else {"w": weights, "broken": torch.tensor([1.0, math.nan])}
 
     async def save(self, path: Path, *, export: bool) -> None:
         assert not export

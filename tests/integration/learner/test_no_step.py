@@ -19,10 +19,11 @@ from services.common.job_deaths import Death
 from services.common.job_records import JobRecord, JobState
 from services.common.spec import JobSpec
 from services.common.types import RolloutGroup, ScoredGroup, Task, Verdict, VerdictStatus
-from services.learner import failures, intake
+from services.learner import failures, intake, job_data
 from tests.integration.learner.peers import answer, peers_of
 from tests.integration.learner.scripted_ranks import ScriptedLearner
 from tests.integration.rollout.conftest import write_model
+from tests.unit.learner.odd_sources import HANGS, RAISES
 
 pytestmark = pytest.mark.parametrize("redis_url", ["embedded"], indirect=True, scope="session")
 """What differs between servers is tested elsewhere."""
@@ -189,6 +190,34 @@ async def test_servers_that_die_again_and_again_never_fail_a_job_that_trains(
             await asyncio.sleep(0.05)
         assert record.state is JobState.SUCCEEDED, record.cause
     assert number > 20
+
+
+async def test_weights_that_are_not_finite_are_refused_before_anything_is_sampled(
+    learner: ScriptedLearner, tmp_path: Path
+) -> None:
+    job_id = await learner.submit(job_spec())
+    await learner.start(job_id, finite=False)
+    ended = await learner.ended(job_id, JobState.FAILED)
+    model = tmp_path / "models" / "tiny"
+    assert ended.cause == f"model.path: {model} has values that are not finite: broken"
+    assert ended.groups.get("issued", 0) == 0
+    assert job_id not in await learner.store.active()
+
+
+async def test_a_task_that_raises_fails_its_group_and_one_that_never_comes_the_job(
+    learner: ScriptedLearner, redis: Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_data, "SOURCES", "tests.unit.learner.odd_sources:OddSources")
+    monkeypatch.setattr(job_data, "TASK_S", 1.0)
+    source = {"train": {"source": "reasoning_gym:chain_sum"}, "shuffle": False}
+    job_id = await learner.submit(job_spec(data=source, learner={"steps": 1000}))
+    async with peers_of(redis, redis_url, job_id, delay_s=0.001):
+        await learner.start(job_id)
+        ended = await learner.ended(job_id, JobState.FAILED)
+    assert ended.cause == f"no step is possible: data.train: task {HANGS} was not made within 1 s"
+    assert ended.failed_reasons == {f"data.train: task {RAISES}: ZeroDivisionError: division by zero": 1}
+    assert ended.step > 0, "the others were trained"
+    assert (sums(ended), ended.groups["active"]) == (ended.groups["issued"], 0)
 
 
 async def test_deaths_are_not_counted_while_the_job_is_paused(

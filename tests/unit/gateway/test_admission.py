@@ -44,7 +44,9 @@ async def found(
     sandbox: Sandbox, trial: str, *, deadline_s: float = 20.0, **changes: Any
 ) -> tuple[list[tuple[str, str]], tuple[str, ...]]:
     """What was wrong, and what was not checked."""
-    admission = ChildAdmission(sandbox, Settings(token=SecretStr("t" * 40)), deadline_s=deadline_s, checks=f"{TRIALS}:{trial}")
+    admission = ChildAdmission(
+        sandbox, Settings(token=SecretStr("t" * 40)), deadline_s=deadline_s, checks=f"{TRIALS}:{trial}"
+    )
     try:
         return [], await admission.admit(JobSpec.model_validate(DOCUMENT | changes))
     except SpecRefused as refusal:
