@@ -35,7 +35,9 @@ FIGURES = {
 def print_ledger(console: Console, ledger: JsonObject, *, listed: bool) -> None:
     """The sums, why groups failed, and the page of groups if it was asked for."""
     if ledger["source"] == "record":
-        console.print("[yellow]remark[/yellow] the gateway cannot read the job's journal: sums only, by the last step")
+        console.print(
+            "[yellow]remark[/yellow] no journal that the gateway can read: sums and reasons of the job's record"
+        )
     names = ("issued", *(fate.value for fate in Fate), "active")
     step = ("step", f"{ledger['step']}, lineage {ledger['lineage']}")
     print_rows(console, [step, *((name, str(ledger[name])) for name in names)])

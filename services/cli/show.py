@@ -11,6 +11,9 @@ from rich.table import Table
 
 from services.cli.client import ENDED, JsonObject
 
+SHOWN_REASONS = 5
+"""Reasons of failed groups that are shown with a job; `millrace ledger` has more."""
+
 
 def step_line(step: JsonObject, steps: int | None = None) -> str:
     """One line for one step record; what a record lacks is shown as a dash.
@@ -52,17 +55,20 @@ def print_job(console: Console, job: JsonObject, evals: Sequence[JsonObject], la
         "step": f"{job['step']} of {job['steps']}, policy version {job['policy_version']}, lineage {job['lineage']}",
         "learner": job.get("learner"),
         "groups": groups,
+        "newest failure": job.get("failure"),
         "submitted": _ago(job.get("created_at")),
         "took": _duration(job.get("started_at"), job.get("finished_at")),
         "weights": job.get("export"),
         "newest step": step_line(last) if last else None,
     }
     rows = [(name, str(value)) for name, value in values.items() if value]
+    reasons = job.get("failed_reasons", {})
+    rows += [("failed groups", f"{count} × {reason}") for reason, count in list(reasons.items())[:SHOWN_REASONS]]
     for item in evals:
         shown = ", ".join(
             f"{name} {_number(value, '.4g')}" for name, value in item.items() if _is_number(value) and name != "at"
         )
-        rows.append(("evaluation", shown))
+        rows.append(("evaluation", "; ".join(filter(None, (shown, item.get("failure"))))))
     print_rows(console, rows)
 
 

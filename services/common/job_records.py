@@ -33,6 +33,9 @@ LIVE = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STALLED, JobStat
 """States in which a learner may own the job; it does if the record names one."""
 PAUSED_CAUSE = "paused by request"
 
+_NEWER = frozenset({"failure", "failed_reasons"})
+"""Fields that a record in a job's folder may lack: it was written before there were any."""
+
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
@@ -63,6 +66,10 @@ class JobRecord:
     """Its place among all jobs, by submission."""
     incarnation: int = 0
     """How often a head has begun to run it; 0 in a record that no head has begun with since it was restored."""
+    failure: str = ""
+    """Why the newest failed group failed; empty while none has."""
+    failed_reasons: dict[str, int] = field(default_factory=dict)
+    """Failed groups by reason, the most frequent ones."""
     idempotency: str = ""
     """Name of the Redis key that stands for its Idempotency-Key, and the digest of the spec sent with it; empty without one."""
 
@@ -87,6 +94,7 @@ class JobRow:
     pause_requested: bool
     groups: dict[str, int]
     export: str | None
+    failure: str
 
 
 ROW_FIELDS = tuple(name for name in JobRow.__slots__ if name != "id")
@@ -115,6 +123,7 @@ def from_hash(job_id: str, raw: Mapping[str, str]) -> JobRecord:
         spec=JobSpec.model_validate(as_recorded(json.loads(raw["spec"]))),
         order=int(raw.get("order", 0)),
         incarnation=int(raw.get("incarnation", 0)),
+        failed_reasons=json.loads(raw.get("failed_reasons", "{}")),
         idempotency=raw.get("idempotency", ""),
     )
 
@@ -147,6 +156,7 @@ def _row_values(job_id: str, raw: Mapping[str, str]) -> dict[str, Any]:
         "pause_requested": raw.get("pause_requested") == "1",
         "groups": json.loads(raw.get("groups", "{}")),
         "export": raw.get("export") or None,
+        "failure": raw.get("failure", ""),
     }
 
 
@@ -155,7 +165,8 @@ def to_hash(record: JobRecord) -> dict[str, str]:
     values = {name: value for name, value in asdict(record).items() if name not in {"id", "incarnation", "spec"}}
     flags = {name: "1" if value else "" for name, value in values.items() if isinstance(value, bool)}
     plain = {name: str(value) for name, value in values.items() if value is not None and name not in flags}
-    return plain | flags | {"groups": json.dumps(record.groups), "spec": record.spec.model_dump_json()}
+    tables = {"groups": json.dumps(record.groups), "failed_reasons": json.dumps(record.failed_reasons)}
+    return plain | flags | tables | {"spec": record.spec.model_dump_json()}
 
 
 def to_document(record: JobRecord) -> dict[str, Any]:
@@ -164,10 +175,11 @@ def to_document(record: JobRecord) -> dict[str, Any]:
 
 
 def from_document(document: Mapping[str, Any], spec: JobSpec) -> JobRecord:
-    """The record that `to_document` described.
+    """The record that `to_document` described; fields that are newer than it have their defaults.
 
     Raises:
         KeyError, TypeError, ValueError: it is no such document.
     """
-    values = {name: document[name] for name in JobRecord.__slots__ if name != "spec"}
+    names = [name for name in JobRecord.__slots__ if name != "spec" and (name in document or name not in _NEWER)]
+    values = {name: document[name] for name in names}
     return JobRecord(**values | {"state": JobState(values["state"]), "spec": spec})

@@ -18,7 +18,7 @@ import hashlib
 import json
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 from pydantic import TypeAdapter
@@ -116,6 +116,7 @@ class JobStore(SavedJobs):
             return held
         for raw in await self._redis.zrange(keys.QUEUE, 0, -1):
             job_id = text(raw)
+            await self._redis.zadd(keys.HELD, {job_id: time.time()})  # first: one too many there does no harm
             try:
                 await self.transition(job_id, JobState.STARTING, allowed=[JobState.QUEUED], learner=learner)
             except JobConflict:
@@ -127,15 +128,28 @@ class JobStore(SavedJobs):
 
     async def held_by(self, learner: str) -> JobRecord | None:
         """The job that this learner has taken and not ended, or None."""
-        ids = [text(job_id) for job_id in await self._redis.zrevrange(keys.JOBS, 0, -1)]
-        async with self._redis.pipeline(transaction=False) as pipe:  # an idle learner asks this every second
-            for job_id in ids:
-                pipe.hmget(keys.record(job_id), ["learner", "state"])
-            owners = await pipe.execute()
-        for job_id, (owner, state) in zip(ids, owners, strict=True):
-            if owner is not None and text(owner) == learner and text(state) in LIVE:
+        ids = [text(job_id) for job_id in await self._redis.zrevrange(keys.HELD, 0, -1)]
+        for job_id, (owner, state, _) in zip(ids, await self._owners(ids), strict=True):
+            if state is None or JobState(text(state)).ended:
+                await self._redis.zrem(keys.HELD, job_id)  # a record that is put back is added again
+            elif owner is not None and text(owner) == learner and text(state) in LIVE:
                 return await self.find(job_id)
         return None
+
+    async def find_held(self) -> None:
+        """Looks through all jobs for those that a learner holds, and lists them: for a Redis that does not have the list, or an old one."""
+        ids = [text(job_id) for job_id in await self._redis.zrange(keys.JOBS, 0, -1)]
+        owners = zip(ids, await self._owners(ids), strict=True)
+        held = {job_id: float(at or 0) for job_id, (owner, state, at) in owners if owner and text(state) in LIVE}
+        if held:
+            await self._redis.zadd(keys.HELD, held)
+
+    async def _owners(self, ids: Sequence[str]) -> Sequence[Sequence[bytes | None]]:
+        """Learner, state and time of start of each job, as their records have them."""
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for job_id in ids:
+                pipe.hmget(keys.record(job_id), ["learner", "state", "started_at"])
+            return await pipe.execute()
 
     async def _forget_unless_held(self, job_id: str) -> None:
         """Takes a job off the queue that another learner has, or that has ended; neither ever waits again. A paused one stays."""
@@ -193,10 +207,18 @@ class JobStore(SavedJobs):
         Raises:
             JobConflict: there is no such job.
         """
+        await self.note(job_id, **values)
+        await self.save(job_id)
+
+    async def note(self, job_id: str, **values: str | float) -> None:
+        """As `update`, for what changes all the time: the job's folder has it with the next update or move.
+
+        Raises:
+            JobConflict: there is no such job.
+        """
         pairs = [item for k, v in values.items() for item in (k, str(v))]
         if await self._run(job_scripts.UPDATE, [keys.record(job_id)], pairs) != b"ok":
             raise JobConflict(f"there is no job {job_id!r}")
-        await self.save(job_id)
 
     async def activate(self, job: ActiveJob) -> None:
         """Lets rollout and reward servers see the job, or its newer address and version."""

@@ -2,12 +2,14 @@
 
 millrace:queue                   zset    job ids waiting for a learner, by submission
 millrace:jobs                    zset    all job ids, by submission
+millrace:held                    zset    job ids that a learner has taken and not ended, by when it took them
 millrace:active                  hash    job id → ActiveJob: what rollout and reward servers attach to
 millrace:order                   string  how many jobs were submitted
 millrace:idempotency:<digest>    hash    spec digest and job of an Idempotency-Key; expires
 millrace:restored:<who>          string  that <who> has put its jobs back since Redis was emptied
 millrace:workers                 set     worker names; each has millrace:worker:<name>, which expires
 millrace:incarnation:<worker>    hash    the newest process of a worker's name; expires
+millrace:serving:<worker>        hash    job id → mark that this worker's process serves it; expires
 millrace:{<job>}:record          hash    the job's record
 millrace:{<job>}:events          stream  what happened, for people (capped)
 millrace:{<job>}:steps           list    one JSON object per optimizer step
@@ -17,6 +19,7 @@ millrace:{<job>}:<stage>         stream  tasks | rollouts | scored: work, never 
 millrace:{<job>}:seen:<stage>    set     members already added to that stream
 millrace:{<job>}:dead:<stage>    stream  entries that could not be used, with the reason
 millrace:{<job>}:dead-bytes      hash    stage → bytes of payload that its dead letters keep
+millrace:{<job>}:deaths          list    processes that died while they served the job (capped); expires
 millrace:{<job>}:once:<token>    string  a command that has had its effect, in case it is repeated; expires
 """
 
@@ -27,6 +30,7 @@ from enum import StrEnum
 
 QUEUE = "millrace:queue"
 JOBS = "millrace:jobs"
+HELD = "millrace:held"
 ACTIVE = "millrace:active"
 ORDER = "millrace:order"
 WORKERS = "millrace:workers"
@@ -48,6 +52,11 @@ def worker(name: str) -> str:
 def incarnation(name: str) -> str:
     """Which process of a worker's name is the newest."""
     return f"millrace:incarnation:{name}"
+
+
+def serving(name: str) -> str:
+    """Which jobs a worker's process serves."""
+    return f"millrace:serving:{name}"
 
 
 def idempotency(key: str) -> str:
@@ -98,6 +107,11 @@ def dead(job_id: str, stage: Stage) -> str:
 def dead_bytes(job_id: str) -> str:
     """How much the dead letters of each stage keep."""
     return f"millrace:{{{job_id}}}:dead-bytes"
+
+
+def deaths(job_id: str) -> str:
+    """The processes that died while they served the job."""
+    return f"millrace:{{{job_id}}}:deaths"
 
 
 def once(job_id: str, token: str) -> str:

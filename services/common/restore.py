@@ -49,6 +49,7 @@ class Restorer:
     async def _put_back(self) -> list[str]:
         found = [record for record in await asyncio.to_thread(self._folders, await self._known()) if self._mine(record)]
         restored = [record.id for record in sorted(found, key=_by_age) if await self._store.restore(record)]
+        await self._store.find_held()
         await self._redis.set(self._marker, "1")
         self._looked, self._order = True, await self._submitted()
         return restored

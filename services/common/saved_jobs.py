@@ -13,7 +13,7 @@ from services.common.connection import text
 from services.common.errors import ConfigError, JobConflict
 from services.common.job_folder import JobFolder
 from services.common.job_history import JobHistory
-from services.common.job_records import JobRecord, JobState, from_document, from_hash, to_document, to_hash
+from services.common.job_records import LIVE, JobRecord, JobState, from_document, from_hash, to_document, to_hash
 from services.common.spec import dump_spec, parse_recorded_spec
 
 log = logging.getLogger(__name__)
@@ -86,6 +86,8 @@ class SavedJobs(JobHistory):
             args=[record.id, "" if incarnation is None else incarnation, record.order, int(waits), now, event,
                   int(record.created_at + KEY_KEPT_S - now), digest, *pairs],
         )  # fmt: skip
+        if record.learner and record.state in LIVE:
+            await self._redis.zadd(keys.HELD, {record.id: record.started_at or now})
         if done:
             log.warning("Redis had lost job %s (%s): its record is back", record.id, record.state)
             await self.refill(record.id)

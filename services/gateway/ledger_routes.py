@@ -48,7 +48,7 @@ class LedgerAnswer(Answer):
 
     source: LedgerSource = Field(
         description="`journal`: from the job's folder. `record`: the gateway cannot read that, or nothing was trained yet; "
-        "then there are the last step's sums only, without reasons and groups."
+        "then there are sums and reasons only, without groups."
     )
     step: int = Field(ge=0, description="The step by which this was so.", examples=[7])
     lineage: int = Field(ge=0, description="Rises with every rollback of the learner.", examples=[1])
@@ -59,6 +59,10 @@ class LedgerAnswer(Answer):
     stale: int = Field(ge=0, description="Groups that came too late for the off-policy bound.", examples=[1])
     failed: int = Field(ge=0, description="Groups that could not be sampled or judged.", examples=[2])
     cancelled: int = Field(ge=0, description="Groups that the job's end cut off.", examples=[0])
+    failure: str = Field(
+        description="Why the newest failed group failed; empty while none has.",
+        examples=["8 of 8 checks failed: ValueError: boom"],
+    )
     failed_reasons: dict[str, int] = Field(
         description=f"Failed groups by reason, the {MAX_REASONS} most frequent.",
         examples=[{"a reward is not finite": 2}],
@@ -84,7 +88,7 @@ async def job_ledger(
     """Every group's fate as the learner's journal has it: trained at which step, degenerate, stale, failed (why), cancelled."""
     path = context.settings.job_dir(record.id) / FATES_FILE
     found = await asyncio.to_thread(_read, path, fate, offset, limit)
-    return _of_record(record) if found is None else _of_journal(found, fate)
+    return _of_record(record) if found is None else _of_journal(found, fate, record)
 
 
 def _read(path: Path, fate: Fate | None, offset: int, limit: int) -> FateList | None:
@@ -97,15 +101,18 @@ def _read(path: Path, fate: Fate | None, offset: int, limit: int) -> FateList | 
         return None
 
 
-def _of_journal(found: FateList, fate: Fate | None) -> LedgerAnswer:
+def _of_journal(found: FateList, fate: Fate | None, record: JobRecord) -> LedgerAnswer:
+    """The journal's accounts. Where the record, which is live, knows of more fates since the same step, sums and reasons are its own."""
+    newer = sum(record.groups.get(kind, 0) for kind in Fate) > found.fates.total()
+    live = newer and found.step == record.step and all(record.groups.get(kind, 0) >= found.fates[kind] for kind in Fate)
+    journal = {"issued": found.issued, "active": found.active, **{kind.value: found.fates[kind] for kind in Fate}}
     return LedgerAnswer(
         source=LedgerSource.JOURNAL,
         step=found.step,
         lineage=found.lineage,
-        issued=found.issued,
-        active=found.active,
-        **{kind.value: found.fates[kind] for kind in Fate},
-        failed_reasons=dict(found.failed_reasons.most_common(MAX_REASONS)),
+        **(_sums(record) if live else journal),
+        failure=record.failure,
+        failed_reasons=record.failed_reasons if live else dict(found.failed_reasons.most_common(MAX_REASONS)),
         total=found.fates.total() if fate is None else found.fates[fate],
         groups=[
             GroupFateAnswer(group_id=g.group_id, fate=g.fate, step=g.step, lineage=g.lineage, reason=g.reason)
@@ -115,13 +122,17 @@ def _of_journal(found: FateList, fate: Fate | None) -> LedgerAnswer:
 
 
 def _of_record(record: JobRecord) -> LedgerAnswer:
-    sums = {name: record.groups.get(name, 0) for name in ("issued", "active", *(kind.value for kind in Fate))}
     return LedgerAnswer(
         source=LedgerSource.RECORD,
         step=record.step,
         lineage=record.lineage,
-        **sums,
-        failed_reasons={},
+        **_sums(record),
+        failure=record.failure,
+        failed_reasons=record.failed_reasons,
         total=0,
         groups=[],
     )
+
+
+def _sums(record: JobRecord) -> dict[str, int]:
+    return {name: record.groups.get(name, 0) for name in ("issued", "active", *(kind.value for kind in Fate))}

@@ -83,6 +83,10 @@ class JobSummary(Answer):
     cancel_requested: bool = Field(description="Whether the learner has been asked to stop.")
     pause_requested: bool = Field(description="Whether the job is to be paused, or is.")
     groups: dict[str, int] = Field(description="Groups issued, active, and by fate.", examples=[{"trained": 1088}])
+    failure: str = Field(
+        description="Why the newest failed group failed; empty while none has.",
+        examples=["8 of 8 checks failed: ValueError: boom"],
+    )
     export: str | None = Field(description="Directory of the newest weights in Hugging Face format.")
 
     @classmethod
@@ -94,6 +98,10 @@ class JobSummary(Answer):
 class Job(JobSummary):
     """A job and its resolved spec."""
 
+    failed_reasons: dict[str, int] = Field(
+        description="Failed groups by reason, the most frequent; live, before the first step too.",
+        examples=[{"8 of 8 checks failed: ValueError: boom": 17}],
+    )
     spec: JobSpec = Field(description="The spec with every default written out.")
 
     @classmethod

@@ -13,34 +13,67 @@ import os
 import shutil
 import signal
 import tempfile
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from redis.asyncio import Redis
 
-from services.common import workers
-from services.common.data import open_source
-from services.common.errors import ConfigError, JobConflict, MillraceError
+from services.common import job_deaths, workers
+from services.common.errors import ConfigError, JobConflict, MillraceError, SandboxError
+from services.common.job_deaths import Death
 from services.common.job_records import LIVE, JobRecord, JobState
 from services.common.jobs import JobStore
 from services.common.lifecycle import Drain, every
 from services.common.logs import log_context
-from services.common.models import check_parallel_sizes, inspect_model, resolve_model
 from services.common.restore import Restorer
+from services.common.sandbox.pool import Sandbox
 from services.common.settings import Settings
 from services.common.workers import WorkerKind, WorkerStatus
 from services.learner.books import close_books
 from services.learner.folder import ERROR_FILE, FENCED_FILE
 from services.learner.folder_lock import FolderLock
+from services.learner.job_data import JobData
 from services.learner.journal_key import journal_key
 from services.learner.launch import rank_command, rank_environment
+from services.learner.named_wait import NamedWait, say
 from services.learner.nodes import Nodes
 from services.learner.pulse import FOLDER, RanksWatch
+from services.learner.rank_deaths import RankDeath, RankDeaths
+from services.learner.starts import MOST as MOST_STARTS
+from services.learner.starts import count_start, forget_starts
 
 log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 1.0
+CANCEL_AFTER_S = 15.0
+"""Ranks that still start so long after a cancel are stopped: their head, which would end the job, may never come to it."""
+CANCELLED = "cancelled on request"
+KILLED = "the learner was killed each time, or its machine failed"
+MOST_LOADING = 2
+"""Times that a job's ranks may fail before it ever ran; to load it again would not help."""
 RESTARTS = 3
 """Times a job's ranks are restarted without doing a step in between before the job fails."""
+
+
+@dataclass(slots=True)
+class Deaths:
+    """The deaths of one job's ranks under this agent."""
+
+    newest: str = ""
+    """Why they failed the last time."""
+    loading: int = 0
+    """Times that they failed before the job ran, by themselves."""
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether they cannot load what the job brings."""
+        return self.loading >= MOST_LOADING
+
+    def add(self, death: RankDeath, *, loading: bool) -> None:
+        """Counts one."""
+        self.newest = death.cause
+        self.loading += loading and not death.killed
 
 
 class Agent:
@@ -60,6 +93,7 @@ class Agent:
         self._metrics_dir = metrics_dir
         self._metrics_port = metrics_port
         self._job: str | None = None
+        self._deaths = Deaths()
 
     async def work_loop(self) -> None:
         """Runs jobs, one after the other.
@@ -107,18 +141,24 @@ class Agent:
         await self._store.save(record.id)
         for name in (ERROR_FILE, FENCED_FILE):
             (folder / name).unlink(missing_ok=True)
+        self._deaths = Deaths()
         try:
-            await asyncio.to_thread(self._check, record)
-        except ConfigError as error:
-            await self._fail(record, str(error))
+            begins = await self._check(record)
+        except (ConfigError, SandboxError) as error:
+            await self._end(record, JobState.FAILED, str(error))
             return
-        code = await self._run_ranks(record)
-        ended = (await self._newest(record)).state.ended
+        code = await self._run_ranks(record) if begins else 0
+        newest = await self._newest(record)
         if (folder / FENCED_FILE).exists():
             log.error("another process runs the job: %s", (folder / FENCED_FILE).read_text())
-        elif not ended and not self._drain.requested:
+        elif newest.state.ended or self._drain.requested:
+            return
+        elif newest.cancel_requested:
+            await self._end(record, JobState.CANCELLED, CANCELLED)
+        else:
             said = folder / ERROR_FILE
-            await self._fail(record, said.read_text() if said.exists() else f"the ranks ended with exit code {code}")
+            words = said.read_text() if said.exists() else f"the ranks ended with exit code {code}"
+            await self._end(record, JobState.FAILED, self._deaths.newest or words)
 
     async def _follow(self, record: JobRecord) -> None:
         """Runs this node's ranks of node 0's job; whether it failed is for node 0 to say. Until it has ended, they are started again."""
@@ -126,31 +166,68 @@ class Agent:
         log.info("this node's ranks ended with exit code %d", code)
         await self._drain.wait(LOOK_AGAIN_S)
 
-    def _check(self, record: JobRecord) -> None:
-        """Finds a person's mistakes before any rank is started."""
-        spec = record.spec
-        self._nodes.ranks_here(spec.learner.world_size)
-        check_parallel_sizes(inspect_model(resolve_model(spec.model.path, self._settings)), spec)
-        for name, source in (("train", spec.data.train), ("eval", spec.data.eval)):
-            if source is not None:
-                open_source(source, self._settings, field=f"data.{name}")
+    async def _check(self, record: JobRecord) -> bool:
+        """Finds a person's mistakes before any rank is started, in a child that may be killed.
+
+        Returns False when the learner drains, or the job was cancelled before it ever ran or while this hangs.
+
+        Raises:
+            ConfigError: names the field.
+            SandboxError: there is no child to be had.
+        """
+        self._nodes.ranks_here(record.spec.learner.world_size)
+        began, wait = time.monotonic(), NamedWait(self._store, record, "its model and data are being read")
+        async with Sandbox(service="learner-check", log_level=self._settings.log_level) as sandbox:
+            data = JobData(sandbox, record.spec, self._settings)
+            checking = asyncio.create_task(data.check())
+            try:
+                while not checking.done():
+                    await asyncio.wait({checking}, timeout=LOOK_AGAIN_S)
+                    await wait.say()
+                    newest = await self._newest(record)
+                    hangs = time.monotonic() - began > CANCEL_AFTER_S
+                    never_ran = newest.state is JobState.STARTING
+                    if self._drain.requested or (newest.cancel_requested and (never_ran or hangs)):
+                        return False
+                checking.result()
+                return True
+            finally:
+                checking.cancel()
+                await asyncio.gather(checking, return_exceptions=True)
+                await data.close()
 
     async def _run_ranks(self, record: JobRecord) -> int:
         """Runs torchelastic until it succeeds, or has restarted the ranks in vain. Each step that they do gives it all its restarts again.
 
         Returns its exit code.
         """
-        launches = 0
+        launches, folder = 0, self._settings.job_dir(record.id)
         while True:
             before = await self._newest(record)
+            if before.state is JobState.PAUSED:
+                forget_starts(folder)
+            if count_start(folder, before.step) > MOST_STARTS:
+                forget_starts(folder)
+                self._deaths.newest = (
+                    f"the ranks were started {MOST_STARTS} times, and did no step; {self._deaths.newest or KILLED}"
+                )
+                return 1
             code = await self._launch(record)
             after = await self._newest(record)
             launches = 0 if after.step > before.step else launches + 1
             # It ends by a signal when it was killed itself, which says nothing of the ranks.
-            in_vain = launches > (RESTARTS if code < 0 else 0)
-            if code == 0 or in_vain or self._drain.requested or after.state.ended:
+            in_vain = self._deaths.hopeless or launches > (RESTARTS if code < 0 else 0)
+            if self._drain.requested or after.state.ended:
+                forget_starts(folder)
+                return code
+            if code == 0 or in_vain or self._gave_way(after):
                 return code
             log.warning("torchelastic ended with exit code %d: it is started again", code)
+
+    @staticmethod
+    def _gave_way(record: JobRecord) -> bool:
+        """Whether the ranks were stopped for a cancel that their head did not come to."""
+        return record.state is JobState.STARTING and record.cancel_requested
 
     async def _newest(self, record: JobRecord) -> JobRecord:
         """The job's record as it is now, put back first if Redis had lost it."""
@@ -166,20 +243,43 @@ class Agent:
         shutil.rmtree(self._metrics_dir, ignore_errors=True)
         self._metrics_dir.mkdir(parents=True)
         watch = RanksWatch(beats)
+        deaths = self._deaths_in(beats, record)
         command = rank_command(self._nodes, record.id, record.spec.learner.world_size, RESTARTS)
         environment = rank_environment(self._settings, record.id, record.spec, self._metrics_dir)
         process = await asyncio.create_subprocess_exec(
             *command, env={**environment, FOLDER: str(beats)}, start_new_session=True
         )
         waiter = asyncio.create_task(process.wait())
+        wait = NamedWait(self._store, record, "its ranks load the model")
         while not waiter.done():
             await asyncio.wait({waiter}, timeout=LOOK_AGAIN_S)
             for trouble in watch.look(process.pid):
                 log.error("%s: killed", trouble)
-            if not waiter.done() and (self._drain.requested or await self._left_behind(record)):
+            await self._note(record, deaths.look())
+            if self._nodes.leads:
+                await wait.say()
+            useless = self._deaths.hopeless or wait.cancelled_s > CANCEL_AFTER_S
+            if not waiter.done() and (self._drain.requested or useless or await self._left_behind(record)):
                 log.info("draining the ranks")
                 await self._stop(process, waiter)
+        await self._note(record, deaths.look())
         return waiter.result()
+
+    def _deaths_in(self, beats: Path, record: JobRecord) -> RankDeaths:
+        first = self._nodes.index * self._nodes.ranks_here(record.spec.learner.world_size)
+        return RankDeaths(beats, self._settings.job_dir(record.id) / ERROR_FILE, first)
+
+    async def _note(self, record: JobRecord, deaths: list[RankDeath]) -> None:
+        """Tells of deaths at once: in the job's events, among its deaths, and as its cause while it starts."""
+        for death in deaths:
+            newest = await self._newest(record)
+            loading = newest.state is JobState.STARTING
+            self._deaths.add(death, loading=loading)
+            log.error("the ranks failed: %s", death.cause)
+            await self._store.event(record.id, "rank_died", {"message": death.cause})
+            await job_deaths.report(self._redis, record.id, Death(self.name, death.cause, time.time(), loading))
+            if loading and not self._deaths.hopeless:
+                await say(self._store, newest, f"{death.cause}; the ranks are started again")
 
     async def _left_behind(self, record: JobRecord) -> bool:
         """Whether this node's ranks would wait for a job that node 0 has ended: its own ranks end by themselves."""
@@ -196,12 +296,13 @@ class Agent:
             os.killpg(process.pid, signal.SIGKILL)
             await waiter
 
-    async def _fail(self, record: JobRecord, cause: str) -> None:
-        log.error("job %s failed: %s", record.id, cause)
-        await self._close_books(record, f"the job failed: {cause}")
+    async def _end(self, record: JobRecord, state: JobState, cause: str) -> None:
+        """Ends a job without a head, as failed or cancelled."""
+        log.error("job %s %s: %s", record.id, state, cause)
+        await self._close_books(record, f"the job {state}: {cause}")
         await self._store.retire(record.id)
-        try:  # last: until the job has ended, an agent that comes after this one fails it again
-            await self._store.transition(record.id, JobState.FAILED, allowed=LIVE, cause=cause)
+        try:  # last: until the job has ended, an agent that comes after this one ends it again
+            await self._store.transition(record.id, state, allowed=LIVE, cause=cause)
         except JobConflict as error:
             log.warning("%s", error)
 

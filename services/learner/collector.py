@@ -50,6 +50,7 @@ async def take(job: JobContext, entry: Entry) -> None:
     if task.lineage != job.lineage:
         await job.consumer.ack(entry)
         return
+    job.arrived += 1
     if task.purpose is Purpose.EVAL:
         job.answers.setdefault(task.group_id, Judged(scored, entry.payload, entry))
     else:

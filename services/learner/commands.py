@@ -29,6 +29,11 @@ class Train:
 
 
 @dataclass(frozen=True, slots=True)
+class Finite:
+    """Every rank looks whether its parameters are finite."""
+
+
+@dataclass(frozen=True, slots=True)
 class Publish:
     """Gather the weights on rank 0."""
 
@@ -68,7 +73,7 @@ class Finish:
     """Leave the loop."""
 
 
-Command = Idle | Train | Publish | Save | Saved | Load | LoadWeights | Finish
+Command = Idle | Train | Finite | Publish | Save | Saved | Load | LoadWeights | Finish
 
 
 def encode_command(command: Command) -> bytes:
@@ -93,7 +98,7 @@ def decode_command(payload: bytes) -> Command:
     kind, body = msgpack.unpackb(payload, max_bin_len=_MAX_COMMAND_BYTES, max_array_len=100_000_000)
     if kind == "Train":
         return Train(body[0], [_unpack_sequence(s) for s in body[1]])
-    known: tuple[type[Command], ...] = (Idle, Publish, Save, Saved, Load, LoadWeights, Finish)
+    known: tuple[type[Command], ...] = (Idle, Finite, Publish, Save, Saved, Load, LoadWeights, Finish)
     return {cls.__name__: cls for cls in known}[kind](*body)
 
 

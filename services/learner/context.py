@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from redis.asyncio import Redis
 
 from services.common.consumer import Consumer
+from services.common.errors import MillraceError
 from services.common.head_store import HeadStore
 from services.common.lifecycle import Drain
 from services.common.settings import Settings
@@ -24,9 +26,15 @@ from services.learner.publisher import Publisher
 from services.learner.ranks import Ranks
 from services.learner.tasks import TaskFactory
 
+log = logging.getLogger(__name__)
+
 
 class Stopped(Exception):  # noqa: N818  control flow, not an error
     """The job was asked to end, or the learner to drain."""
+
+
+class NoStepPossible(MillraceError):  # noqa: N818  what the matter is
+    """The job cannot go on, and says why."""
 
 
 @dataclass(slots=True)
@@ -93,6 +101,8 @@ class JobContext:
     """Whether servers may sample: the first version is out."""
     stopping: str = ""
     """Why the job should end before its last step; empty while it should not."""
+    hopeless: str = ""
+    """Why no further step is possible; empty while one is. `give_up` alone changes it."""
     paused_at: float | None = None
     """Monotonic seconds since when nothing new begins; None while the job is not paused. Once under way, `watch_loop` alone changes it."""
     no_space: str = ""
@@ -107,6 +117,8 @@ class JobContext:
     """What the next step waits for; empty while a step is under way."""
     progress_at: float = field(default_factory=time.monotonic)
     """When something last moved: a group arrived, a step was done."""
+    arrived: int = 0
+    """Groups that came from a server since this head began."""
     rounds: list[EvalRound] = field(default_factory=list)
     answers: dict[int, Judged] = field(default_factory=dict)
     """Evaluation groups that came back, by group_id; their entries are held until the evaluation is written down."""
@@ -125,6 +137,25 @@ class JobContext:
     def paused(self) -> bool:
         """Whether the job was asked to pause."""
         return self.paused_at is not None
+
+    def require_progress(self, drain: Drain) -> None:
+        """To be called again and again by whoever waits for what the job's servers do.
+
+        Raises:
+            Stopped: the job was asked to end, or the learner to drain.
+            NoStepPossible: it would wait for ever.
+        """
+        if self.stopping or drain.requested:
+            raise Stopped
+        if self.hopeless:
+            raise NoStepPossible(self.hopeless)
+
+    def give_up(self, why: str) -> None:
+        """No further step is possible: the step loop ends the job. Only the first reason counts."""
+        if not self.hopeless:
+            log.error("%s", why)
+            self.hopeless = why
+            self.moved()
 
     def work_lost(self) -> None:
         """Redis has lost the tasks, rollouts and scored groups that were in its streams."""
@@ -148,6 +179,7 @@ class JobContext:
             evaluation.started += gone
             evaluation.deadline += gone
         self.flow.since += now - max(paused_at, self.flow.since)
+        self.intake.failures.clear()
         self.moved()
 
     async def recovered(self, drain: Drain) -> None:

@@ -26,6 +26,8 @@ class EvalRound:
     deadline: float
     """Monotonic seconds at which it ends with what it has."""
     started: float = field(default_factory=time.monotonic)
+    not_asked: dict[int, str] = field(default_factory=dict)
+    """Why tasks could not be asked, by group id: nobody will answer them."""
 
     @property
     def group_ids(self) -> range:
@@ -34,7 +36,23 @@ class EvalRound:
 
     def done(self, answers: Mapping[int, Judged]) -> bool:
         """Whether every task was answered, or its time is over."""
-        return all(group_id in answers for group_id in self.group_ids) or time.monotonic() > self.deadline
+        return (
+            all(group_id in answers or group_id in self.not_asked for group_id in self.group_ids)
+            or time.monotonic() > self.deadline
+        )
+
+    def failure(self, answers: Mapping[int, Judged]) -> str:
+        """Why none of its tasks could be judged; empty when one was."""
+        answered = [answers[group_id] for group_id in self.group_ids if group_id in answers]
+        if any(answer.accuracies for answer in answered):
+            return ""
+        words = f"none of {self.tasks} held-out tasks could be judged"
+        if not answered:
+            silence = f"no answer within {self.deadline - self.started:.0f} s"
+            return f"{words}: {next(iter(self.not_asked.values()), silence)}"
+        newest = answered[-1].scored
+        details = [verdict.detail for verdict in newest.verdicts if verdict.detail]
+        return f"{words}; the newest: {newest.group.failure or next(iter(details), 'without a verdict')}"
 
     def result(self, answers: Mapping[int, Judged]) -> dict[str, object]:
         """The evaluation as `GET /jobs/{id}/metrics` shows it.

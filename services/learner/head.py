@@ -19,13 +19,13 @@ from redis.asyncio import Redis
 
 from services.common.connection import BLOCK_S, connect
 from services.common.consumer import Consumer
-from services.common.data import open_source
 from services.common.fates import FATES_FILE
 from services.common.head_store import HeadStore
 from services.common.keys import Stage
 from services.common.lifecycle import Drain, run_service
 from services.common.logs import log_context
 from services.common.models import inspect_model
+from services.common.sandbox.pool import Sandbox
 from services.common.settings import Settings
 from services.common.spec import JobSpec
 from services.learner.checkpoint import CheckpointStore
@@ -35,10 +35,10 @@ from services.learner.fate_log import FateLog
 from services.learner.fitness import Limits
 from services.learner.folder import CHECKPOINTS_DIR, JOURNAL_DIR
 from services.learner.folder_lock import FolderLock
-from services.learner.held_out import HeldOut
 from services.learner.identity import identity_of
 from services.learner.intake import Intake
 from services.learner.issuer import issue_loop
+from services.learner.job_data import JobData
 from services.learner.journal import Journal
 from services.learner.journal_key import journal_key
 from services.learner.ledger import Ledger
@@ -109,28 +109,31 @@ class Head:
         publisher = Publisher(
             self._job_id, host=settings.bind_host, port=0, token=token, advertise_host=settings.advertise_host
         )
+        sandbox = Sandbox(service="learner-data", log_level=settings.log_level)
+        data = JobData(sandbox, self._spec, settings)
         try:
             store = await HeadStore.begin(redis, settings.home / "jobs", self._job_id)
             log.info("incarnation %d of this job's head", store.fence.incarnation)
             folder = settings.job_dir(self._job_id)
             self._lock = await asyncio.to_thread(FolderLock.take, folder, kill_after_s=REPLACED_S)
-            job = self._context(redis, blocking, publisher, store)
+            await data.open()
+            job = self._context(redis, blocking, publisher, store, data)
             store.on_restored = job.work_lost
             loops = {"step": step_loop, "issue": issue_loop, "collect": collect_loop, "watch": watch_loop}
             bound = {name: partial(loop, job, drain) for name, loop in loops.items()}
             await run_service(drain, bound, drain_timeout_s=settings.drain_timeout_s, blocked_s=BLOCKED_S)
         finally:
             publisher.stop()
+            await data.close()
+            await sandbox.stop()
             await redis.aclose()
             await blocking.aclose()
 
-    def _context(self, redis: Redis, blocking: Redis, publisher: Publisher, store: HeadStore) -> JobContext:
+    def _context(
+        self, redis: Redis, blocking: Redis, publisher: Publisher, store: HeadStore, data: JobData
+    ) -> JobContext:
         job_id, settings, spec = self._job_id, self._settings, self._spec
         folder = settings.job_dir(job_id)
-        train = open_source(spec.data.train, settings, field="data.train")
-        held_out = None
-        if spec.data.eval is not None and spec.eval.enabled:
-            held_out = HeldOut(open_source(spec.data.eval, settings, field="data.eval"), train, spec.eval.tasks)
         journal = Journal(folder / JOURNAL_DIR, journal_key(settings))
         journal.on_append = FateLog(folder / FATES_FILE, journal.records).append
         journal.guard = store.require_newest
@@ -139,14 +142,14 @@ class Head:
             spec=spec,
             lineage=FIRST.lineage,
             folder=folder,
-            identity=identity_of(job_id, spec, self._model_dir, train.fingerprint),
+            identity=identity_of(job_id, spec, self._model_dir, data.fingerprint),
             model_dir=self._model_dir,
             settings=settings,
             redis=redis,
             store=store,
             ranks=self.ranks,
             intake=Intake(spec, Limits.of(inspect_model(self._model_dir), spec), Ledger()),
-            tasks=TaskFactory(job_id, spec, lineage=FIRST.lineage, train=train, held_out=held_out),
+            tasks=TaskFactory(job_id, spec, lineage=FIRST.lineage, data=data),
             journal=journal,
             checkpoints=CheckpointStore(
                 folder / CHECKPOINTS_DIR, keep=spec.checkpoint.keep_last, guard=store.require_newest

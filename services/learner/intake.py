@@ -17,9 +17,15 @@ from services.common.fates import Fate
 from services.common.spec import JobSpec
 from services.common.types import ScoredGroup, VerdictStatus
 from services.learner.algorithms.dynamic_sampling import filter_values, is_degenerate
+from services.learner.failures import FailureRun
 from services.learner.fitness import Limits, unfit
 from services.learner.gate import AcceptRate, ReadyGroup, issue_budget, select_batch
 from services.learner.ledger import ActiveGroup, Ledger
+
+HOPELESS_REFILLS = 2
+"""Times `filter_groups_max_batches` batches that are judged without an informative group before no step is possible."""
+HOPELESS_GROUPS = 256
+"""And so many groups at the least: at an accept rate of 3 %, one in 2,400 such runs would have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,7 @@ class Intake:
         """Starts from a ledger that may hold active groups of an earlier run."""
         self.ledger = ledger
         self.accept_rate = AcceptRate()
+        self.failures = FailureRun(spec.slots, clock)
         self.judged_since_step = 0
         self.step_under_way = False
         """A step has taken its groups and is not published yet: its slots are still taken."""
@@ -72,6 +79,7 @@ class Intake:
         self._ready: dict[int, Judged] = {}
         self._failed: dict[int, list[Judged]] = {}
         self._settled: list[Judged] = []
+        self._degenerate_since_step = 0
 
     @property
     def ready(self) -> int:
@@ -111,6 +119,10 @@ class Intake:
         self.judged_since_step += 1
         if fate is None or fate is Fate.DEGENERATE:
             self.accept_rate.update(fate is None)
+            self.failures.clear()
+            self._degenerate_since_step += fate is Fate.DEGENERATE
+        else:
+            self.failures.add(reason)
         if fate is None:
             active.ready = True
             self._ready[judged.group_id] = judged
@@ -124,10 +136,18 @@ class Intake:
         self.ledger.settle(judged.group_id, fate, reason)
         self._settled += [*self._failed.pop(judged.group_id, []), judged]
 
-    def give_up(self, group: ActiveGroup, reason: str) -> None:
-        """Ends a group whose last attempt has failed."""
+    def give_up(self, group: ActiveGroup, reason: str, *, counts: bool = True) -> None:
+        """Ends a group whose last attempt has failed, or whose task could not be made.
+
+        Args:
+            group: an active one.
+            reason: why.
+            counts: whether it says something about the job; not so when nobody was there to answer.
+        """
         self.ledger.settle(group.group_id, Fate.FAILED, reason)
         self._settled += self._failed.pop(group.group_id, [])
+        if counts:
+            self.failures.add(reason)
 
     def select(self, policy_version: int) -> list[Judged] | None:
         """The groups of the next step, oldest first, or None while it has to wait. They stay ready until `settle`."""
@@ -148,7 +168,22 @@ class Intake:
         for judged in groups:
             self.settle(judged, Fate.TRAINED)
         self.step_under_way = True
-        self.judged_since_step = 0
+        self.judged_since_step = self._degenerate_since_step = 0
+
+    @property
+    def fruitless(self) -> str:
+        """What stands in the way of the next step: failures in a row, or refills without an informative group; empty when nothing does."""
+        if self.failures.stalled:
+            return str(self.failures)
+        return self._no_informative if self._degenerate_since_step >= self._refills and not self._ready else ""
+
+    @property
+    def hopeless(self) -> str:
+        """The same once it has gone on for so long that no step is possible."""
+        if self.failures.hopeless:
+            return str(self.failures)
+        bound = max(HOPELESS_REFILLS * self._refills, HOPELESS_GROUPS)
+        return self._no_informative if self._degenerate_since_step >= bound and not self._ready else ""
 
     def published(self) -> None:
         """The step's weights are out: its slots are free."""
@@ -191,10 +226,19 @@ class Intake:
         )
 
     @property
-    def _refills_exhausted(self) -> bool:
-        """Whether dynamic sampling has judged `filter_groups_max_batches` batches for this step already."""
+    def _refills(self) -> int:
+        """Groups that dynamic sampling may judge for one step: `filter_groups_max_batches` batches."""
         algorithm = self._spec.algorithm
-        return self.judged_since_step >= algorithm.filter_groups_max_batches * algorithm.groups_per_step
+        return algorithm.filter_groups_max_batches * algorithm.groups_per_step
+
+    @property
+    def _refills_exhausted(self) -> bool:
+        return self.judged_since_step >= self._refills
+
+    @property
+    def _no_informative(self) -> str:
+        metric = self._spec.algorithm.filter_groups_metric
+        return f"{self._degenerate_since_step} groups were judged for one step and none was informative: each had equal {metric}"
 
     def _judge(self, judged: Judged) -> tuple[Fate | None, str]:
         unusable = unfit(judged.scored, self._spec, self._limits)

@@ -5,6 +5,7 @@ A process of its own between agent and ranks: the agent stays light and answers 
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -14,6 +15,8 @@ from services.common.parent import die_with_parent
 from services.common.settings import Platform, Settings
 from services.common.spec import JobSpec
 from services.learner.nodes import Nodes
+from services.learner.pulse import FOLDER
+from services.learner.rank_deaths import TORCH_LOG, DeathsHandler
 
 RANK_MODULE = "services.learner.rank"
 
@@ -54,4 +57,6 @@ if __name__ == "__main__":
     die_with_parent(signal.SIGTERM)
     from torch.distributed.run import main
 
+    if FOLDER in os.environ:
+        logging.getLogger(TORCH_LOG).addHandler(DeathsHandler(Path(os.environ[FOLDER])))
     main(sys.argv[1:])

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from services.common.fates import Fate
+
+MOST_REASONS = 1000
+"""Reasons of failures that are counted apart; further ones are counted together."""
+REASON_CHARS = 300
+"""What is kept of each for counting; the journal has it whole."""
+OTHER_REASONS = "other reasons"
+TOLD_REASONS = 10
+"""Reasons that the job's record names, the most frequent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +52,10 @@ class Ledger:
         self.issued = 0
         self.frontier = 0
         self.counts: Counter[Fate] = Counter()
+        self.failed_reasons: Counter[str] = Counter()
+        """Failed groups by reason, since this process began unless others are added."""
+        self.newest_failure = ""
+        """Why the newest failed group failed."""
         self.active: dict[int, ActiveGroup] = {}
         self._beyond: set[int] = set()
         self._unwritten: list[Settled] = []
@@ -82,6 +96,15 @@ class Ledger:
         """Groups issued, active, and by fate."""
         return {"issued": self.issued, "active": len(self.active), **{fate.value: self.counts[fate] for fate in Fate}}
 
+    def accounts(self) -> dict[str, str]:
+        """The fields of the job's record that people read of its groups, as `JobStore.update` takes them."""
+        reasons = dict(self.failed_reasons.most_common(TOLD_REASONS))
+        return {
+            "groups": json.dumps(self.summary()),
+            "failure": self.newest_failure,
+            "failed_reasons": json.dumps(reasons),
+        }
+
     def state(self) -> dict[str, Any]:
         """JSON values from which `restore` makes the same ledger."""
         return {
@@ -104,8 +127,23 @@ class Ledger:
         ledger.active = {group_id: ActiveGroup(group_id, issue_version=0) for group_id in without}
         return ledger
 
+    def count_failures(self, reasons: Mapping[str, int]) -> None:
+        """Adds failures to those by reason: of groups that another process settled."""
+        for reason, count in reasons.items():
+            known = reason[:REASON_CHARS]
+            if known not in self.failed_reasons and len(self.failed_reasons) >= MOST_REASONS:
+                known = OTHER_REASONS
+            self.failed_reasons[known] += count
+
+    def unwritten_failures(self) -> Counter[str]:
+        """Failures by reason that no journal record has yet."""
+        return Counter(item.reason for item in self._unwritten if item.fate is Fate.FAILED)
+
     def _record(self, item: Settled) -> None:
         self.counts[item.fate] += 1
+        if item.fate is Fate.FAILED:
+            self.count_failures({item.reason: 1})
+            self.newest_failure = item.reason[:REASON_CHARS]
         self._unwritten.append(item)
         self._beyond.add(item.group_id)
         while self.frontier in self._beyond:

@@ -5,7 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from services.learner.commands import Command, Finish, Idle, Load, LoadWeights, Publish, Save, Saved, Train, share
+from services.learner.commands import (
+    Command,
+    Finish,
+    Finite,
+    Idle,
+    Load,
+    LoadWeights,
+    Publish,
+    Save,
+    Saved,
+    Train,
+    share,
+)
 from services.learner.megatron.trainer import MegatronTrainer, OldLogprobs
 from services.learner.ranks import IDLE, Ranks
 
@@ -42,6 +54,8 @@ def execute(trainer: MegatronTrainer, command: Command, old_logprobs: OldLogprob
     match command:
         case Train(_, sequences):
             return trainer.train(sequences, old_logprobs=old_logprobs)
+        case Finite():
+            return trainer.finite()
         case Publish():
             return trainer.export()
         case Save(path, export):

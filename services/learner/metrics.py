@@ -51,6 +51,9 @@ ACTIVE_GROUPS = _gauge("active_groups", "Groups issued and without a fate.")
 READY_GROUPS = _gauge("ready_groups", "Informative groups that wait for a step.")
 ACCEPT_RATE = _gauge("accept_rate_ratio", "Share of judged groups that are informative.")
 JUDGE_SECONDS = Histogram("millrace_learner_judge_seconds", "Time the verifiers took over a group.", buckets=_SECONDS)
+FAILURES_IN_A_ROW = _gauge(
+    "failures_in_a_row_groups", "Groups that failed since the last one that was informative or degenerate."
+)
 DEAD_LETTERS = Counter("millrace_learner_dead_letters", "Scored entries that could not be used and were put aside.")
 JOURNAL_BYTES = Counter("millrace_learner_journal_bytes", "Bytes appended to the journal.")
 CHECKPOINT_SECONDS = Histogram(
@@ -136,6 +139,7 @@ def observe_intake(intake: Intake) -> None:
         GROUPS.labels(fate.value).set(intake.ledger.counts[fate])
     ACTIVE_GROUPS.set(len(intake.ledger.active))
     READY_GROUPS.set(intake.ready)
+    FAILURES_IN_A_ROW.set(intake.failures.count)
     ACCEPT_RATE.set(intake.accept_rate.value)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.common.errors import MillraceError
+from services.common.errors import ConfigError, MillraceError
 from services.learner.context import JobContext
 from services.learner.megatron.stats import StepStats
 
@@ -11,6 +11,23 @@ MOST_IN_A_ROW = 3
 
 class NotFinite(MillraceError):  # noqa: N818  what the matter is
     """The job cannot go on: its weights are those of the last good step."""
+
+
+async def require_finite_weights(job: JobContext, source: str) -> None:
+    """Refuses weights that have just been loaded, before anything is sampled with them.
+
+    Args:
+        job: its ranks hold them.
+        source: the field or file that they come from.
+
+    Raises:
+        ConfigError: a tensor has values that are not finite; names it.
+    """
+    if await job.ranks.finite():
+        return
+    weights = await job.ranks.weights()
+    broken = [name for name, tensor in weights.items() if not bool(tensor.isfinite().all())]
+    raise ConfigError(f"{source} has values that are not finite: {broken[0] if broken else 'a parameter'}")
 
 
 def notice_skip(job: JobContext, stats: StepStats) -> None:

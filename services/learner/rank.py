@@ -5,6 +5,7 @@ Started by torchelastic; told by MILLRACE_JOB which job, whose folder holds the 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -81,8 +82,14 @@ def main() -> None:
             _end()
         except Exception as error:
             log.exception("rank %d failed", rank)
-            (settings.job_dir(job_id) / ERROR_FILE).write_text(f"rank {rank}: {type(error).__name__}: {error}")
+            _leave_word(settings.job_dir(job_id) / ERROR_FILE, f"rank {rank}: {type(error).__name__}: {error}")
             _end()
+
+
+def _leave_word(path: Path, text: str) -> None:
+    """Writes it down, unless another rank was first: what follows the first failure says only that a rank is gone."""
+    with contextlib.suppress(FileExistsError), path.open("x") as file:
+        file.write(text)
 
 
 def _end() -> NoReturn:

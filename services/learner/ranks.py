@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from services.learner.checkpoint import WrittenFile
-from services.learner.commands import Command, Finish, Idle, Load, LoadWeights, Publish, Save, Saved, Train
+from services.learner.commands import Command, Finish, Finite, Idle, Load, LoadWeights, Publish, Save, Saved, Train
 from services.learner.megatron.background import files_of
 from services.learner.megatron.batch import Sequence
 from services.learner.megatron.trainer import StepStats
@@ -42,6 +42,11 @@ class Ranks:
         """One optimizer step."""
         stats: StepStats = await self._call(Train(step, sequences))
         return stats
+
+    async def finite(self) -> bool:
+        """Whether every parameter is, on every rank."""
+        found: bool = await self._call(Finite())
+        return found
 
     async def weights(self) -> Weights:
         """The weights under their Hugging Face names, gathered on rank 0."""

@@ -11,9 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from typing import Any
 
 from services.common.codec import decode
+from services.common.fates import FATES_FILE, read_fates
 from services.common.lifecycle import Drain
 from services.common.types import ScoredGroup
 from services.learner.assemble import assemble
@@ -24,7 +26,7 @@ from services.learner.intake import Judged
 from services.learner.journal import BatchRecord, JournalError
 from services.learner.ledger import Ledger
 from services.learner.lineage import LineageError, Rise, raise_lineage, read_rises
-from services.learner.non_finite import notice_skip
+from services.learner.non_finite import notice_skip, require_finite_weights
 from services.learner.origin import Origin, check_origin, find_origin, verify_origin, weights_of
 from services.learner.records import StepTimes, ages_of, step_record
 from services.learner.room import with_room
@@ -37,7 +39,7 @@ async def recover(job: JobContext, drain: Drain) -> None:
 
     Raises:
         Stopped: the learner drains while there is no space to say so.
-        ConfigError: the checkpoint was made of something else than this job, or `checkpoint.load` cannot be loaded.
+        ConfigError: the checkpoint was made of something else than this job, `checkpoint.load` cannot be loaded, or weights are not finite.
     """
     rises, doubts = _known_rises(job)
     job.lineage = rises[-1].lineage
@@ -67,6 +69,7 @@ async def recover(job: JobContext, drain: Drain) -> None:
 
     await with_room(job, drain, settle)
     await with_room(job, drain, lambda: job.store.rewind(job.job_id, job.step))
+    await _know_failures(job)
     await _enter(job, lineage, reason)
 
 
@@ -81,11 +84,15 @@ async def _load(job: JobContext) -> None:
             )
         log.info("resuming from the checkpoint of step %d", checkpoint.step)
         await job.ranks.load(checkpoint.path)
+        await require_finite_weights(job, str(checkpoint.path))
         job.step = job.saved_step = job.begun_step = checkpoint.step
         _take_state(job, checkpoint.state)
     elif (origin := find_origin(job.spec, job.settings)) is not None:
         check_origin(origin, job.spec, job.identity)
         await _begin_elsewhere(job, origin)
+        await require_finite_weights(job, f"checkpoint.load: {job.spec.checkpoint.load}")
+    else:
+        await require_finite_weights(job, f"model.path: {job.model_dir}")
 
 
 def _take_state(job: JobContext, state: dict[str, Any]) -> None:
@@ -134,6 +141,19 @@ async def _replay(job: JobContext, record: BatchRecord) -> None:
     }
     await job.store.append_step(job.job_id, job.step - job.start_step, told)
     job.flow = Flow()
+
+
+async def _know_failures(job: JobContext) -> None:
+    """Counts the failures of before by reason again: those of the journal, as the list beside it has them, and those of no record yet."""
+    ledger = job.intake.ledger
+    try:
+        told = await asyncio.to_thread(read_fates, job.folder / FATES_FILE, fate=None, offset=0, limit=0)
+        reasons = told.failed_reasons
+    except (OSError, ValueError, KeyError, TypeError):
+        reasons = Counter()  # it is made anew with the next record
+    ledger.failed_reasons.clear()
+    ledger.count_failures(reasons + ledger.unwritten_failures())
+    ledger.newest_failure = ledger.newest_failure or (await job.store.get(job.job_id)).failure
 
 
 async def _enter(job: JobContext, lineage: int, reason: str) -> None:

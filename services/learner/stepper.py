@@ -9,7 +9,6 @@ A paused job holds between two steps, or where it waits; what was under way come
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 
 from services.common.errors import ConfigError
@@ -17,7 +16,7 @@ from services.common.job_records import LIVE, PAUSED_CAUSE, ActiveJob, JobState
 from services.common.lifecycle import Drain
 from services.learner import metrics
 from services.learner.assemble import assemble
-from services.learner.context import Flow, JobContext, Stopped, wait_event
+from services.learner.context import Flow, JobContext, NoStepPossible, Stopped, wait_event
 from services.learner.intake import Judged
 from services.learner.issuer import start_evaluation
 from services.learner.journal import BatchRecord
@@ -59,10 +58,10 @@ async def _run(job: JobContext, drain: Drain) -> None:
             await _evaluate(job, drain)
         while job.steps_left > 0:
             await _step(job, drain)
-    except NotFinite as error:
+        await _evaluate(job, drain)
+    except (NotFinite, NoStepPossible) as error:
         await _end(job, drain, JobState.FAILED, str(error))
     else:
-        await _evaluate(job, drain)
         await _end(job, drain, JobState.SUCCEEDED, "")
 
 
@@ -103,7 +102,7 @@ async def hold(job: JobContext, drain: Drain) -> bool:
     if not job.paused:
         return False
     await save(job, drain, wait=True)
-    await job.store.update(job.job_id, groups=json.dumps(job.intake.ledger.summary()))
+    await job.store.update(job.job_id, **job.intake.ledger.accounts())
     await job.store.transition(job.job_id, JobState.PAUSED, allowed=LIVE, cause=PAUSED_CAUSE)
     if not await job.resumed(drain):
         raise Stopped
@@ -133,9 +132,7 @@ async def _step(job: JobContext, drain: Drain) -> None:
     times.step_s = time.monotonic() - started
     record = step_record(job, groups, ages, stats, times, sequences) | {"record_digest": journalled.digest}
     job.flow = Flow()
-    await job.store.update(
-        job.job_id, step=job.step, policy_version=job.step, groups=json.dumps(job.intake.ledger.summary())
-    )  # fmt: skip
+    await job.store.update(job.job_id, step=job.step, policy_version=job.step, **job.intake.ledger.accounts())
     await job.store.append_step(job.job_id, job.step - job.start_step, record)
     await with_room(job, drain, job.store.write_history)
     metrics.observe_step(record, ages)
@@ -153,8 +150,7 @@ async def _next_batch(job: JobContext, drain: Drain) -> list[Judged] | None:
     """The groups of the next step, or None when the job was paused before they were there."""
     job.waiting_for = "scored groups"
     while True:
-        if job.stopping or drain.requested:
-            raise Stopped
+        job.require_progress(drain)
         if job.paused:
             return None
         groups = job.intake.select(job.step)
@@ -211,8 +207,7 @@ async def _evaluate(job: JobContext, drain: Drain) -> None:
     evaluation = await start_evaluation(job)
     job.waiting_for = f"the evaluation at step {evaluation.step}"
     while evaluation in job.rounds:
-        if job.stopping or drain.requested:
-            raise Stopped
+        job.require_progress(drain)
         await hold(job, drain)
         await wait_event(job.step_now, LOOK_AGAIN_S)
     job.waiting_for = ""
@@ -237,6 +232,6 @@ async def _end(job: JobContext, drain: Drain, state: JobState, cause: str) -> No
 
 async def _finish(job: JobContext, state: JobState, cause: str) -> None:
     """The state comes last: a head that dies before it is started again and ends the job once more; one that dies after it is not."""
-    await job.store.update(job.job_id, groups=json.dumps(job.intake.ledger.summary()))
+    await job.store.update(job.job_id, **job.intake.ledger.accounts())
     await job.store.retire(job.job_id)
     await job.store.transition(job.job_id, state, allowed=LIVE, cause=cause)

@@ -2,50 +2,54 @@
 
 from __future__ import annotations
 
-from services.common.data import TaskRecord, TaskSource
-from services.common.data.order import task_index
+from services.common.data import TaskRecord
 from services.common.spec import JobSpec
 from services.common.types import Purpose, Task
-from services.learner.held_out import HeldOut
+from services.learner.job_data import JobData
 
 
 class TaskFactory:
     """Makes the tasks of one job."""
 
-    def __init__(
-        self, job_id: str, spec: JobSpec, *, lineage: int, train: TaskSource, held_out: HeldOut | None
-    ) -> None:
-        """The sources are opened already, so that nothing here can fail for a person's mistake."""
+    def __init__(self, job_id: str, spec: JobSpec, *, lineage: int, data: JobData) -> None:
+        """The job's data are open."""
         self._job_id = job_id
         self._spec = spec
         self.lineage = lineage
         self.offset = 0
         """Tasks of the data's order that a job before this one has used."""
-        self._train = train
-        self._held_out = held_out
+        self._data = data
 
     @property
     def held_out_tasks(self) -> int:
         """Tasks of one evaluation."""
-        return len(self._held_out) if self._held_out is not None else 0
+        return self._data.held_out_tasks
 
-    def training(self, group_id: int, attempt: int, policy_version: int) -> Task:
-        """The task of a training group; the same ordinal always asks the same."""
-        index = task_index(self._spec.data.seed, self.offset + group_id, len(self._train), self._spec.data.shuffle)
+    async def training(self, group_id: int, attempt: int, policy_version: int) -> Task:
+        """The task of a training group; the same ordinal always asks the same.
+
+        Raises:
+            TaskNotMade: it cannot be made; others may.
+            DataError: no task can be made any more.
+        """
+        record = await self._data.training(self.offset + group_id)
         rollout = self._spec.rollout
         return self._task(
-            self._train[index], Purpose.TRAIN, group_id, attempt, policy_version, group_size=rollout.group_size,
+            record, Purpose.TRAIN, group_id, attempt, policy_version, group_size=rollout.group_size,
             temperature=rollout.temperature, timeout_s=rollout.group_timeout_s, rollout_timeout_s=rollout.rollout_timeout_s,
             min_group_size=rollout.fewest_rollouts,
         )  # fmt: skip
 
-    def evaluation(self, group_id: int, index: int, attempt: int, policy_version: int) -> Task:
-        """The task of an evaluation group: held-out row `index`. It needs all of its rollouts: pass@k of fewer would not be pass@k."""
-        if self._held_out is None:
-            raise ValueError("the job has no held-out tasks")
+    async def evaluation(self, group_id: int, index: int, attempt: int, policy_version: int) -> Task:
+        """The task of an evaluation group: held-out row `index`. It needs all of its rollouts: pass@k of fewer would not be pass@k.
+
+        Raises:
+            TaskNotMade, DataError: as `training`.
+        """
+        record = await self._data.evaluation(index)
         evaluation = self._spec.eval
         return self._task(
-            self._held_out[index], Purpose.EVAL, group_id, attempt, policy_version, group_size=evaluation.samples,
+            record, Purpose.EVAL, group_id, attempt, policy_version, group_size=evaluation.samples,
             temperature=evaluation.temperature, timeout_s=evaluation.timeout_s, min_group_size=evaluation.samples,
         )  # fmt: skip
 

@@ -158,7 +158,8 @@ class AlgorithmSpec(Section):
         default=20,
         ge=1,
         le=10_000,
-        description="Most batches of groups judged for one step; then it trains on what it has, and says so.",
+        description="Most batches of groups judged for one step; then it trains on what it has, and says so. With nothing to train on the "
+        "job is stalled, and after twice as many (256 groups at the least) it fails: no step is possible.",
     )
     filter_groups_train_batch_size: int = Field(
         default=64, ge=1, le=65_536, description="Informative groups that one step trains (groups_per_step)."

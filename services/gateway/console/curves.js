@@ -51,8 +51,8 @@ export async function showCurves(place, signal, job, changes) {
       h("div", { class: "charts" }, drawn.map(({ chart }) => chart.element))),
     h("section", { "aria-labelledby": "steps-title" }, h("h2", { id: "steps-title" }, "Newest steps"),
       h("div", { class: "panel flush" }, table.element)));
-  fates.show(job.groups);
-  changes.addEventListener("job", ({ detail }) => fates.show(detail.groups), { signal });
+  fates.show(job);
+  changes.addEventListener("job", ({ detail }) => fates.show(detail), { signal });
 
   const history = new History();
   const draw = () => {

@@ -12,11 +12,13 @@ const FATES = [
   ["active", "still on its way"],
 ];
 
-/** The bar; its parts add up to the groups issued. */
+const why = ([reason, times]) => h("li", {}, h("b", {}, `${count(times)} ×`), " ", reason);
+
+/** The bar and why groups failed; its parts add up to the groups issued. */
 export class Fates {
   element = h("div", { class: "fates panel" });
 
-  show(groups) {
+  show({ groups, failed_reasons: reasons = {} }) {
     const issued = groups.issued ?? 0;
     const part = ([fate]) => {
       const piece = h("span", { class: `fate-${fate}` });
@@ -28,6 +30,7 @@ export class Fates {
         h("dd", {}, count(groups[fate] ?? 0), h("small", {}, groups[fate] ? ` ${percent(groups[fate] / issued)}` : "")));
     put(this.element,
       h("div", { class: "stack", "aria-hidden": "true" }, issued ? FATES.map(part) : null),
-      h("dl", {}, h("div", {}, h("dt", {}, "issued"), h("dd", {}, count(issued))), FATES.map(entry)));
+      h("dl", {}, h("div", {}, h("dt", {}, "issued"), h("dd", {}, count(issued))), FATES.map(entry)),
+      Object.keys(reasons).length ? h("ul", { class: "reasons", "aria-label": "Why groups failed" }, Object.entries(reasons).map(why)) : null);
   }
 }

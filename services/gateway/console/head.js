@@ -84,4 +84,5 @@ const facts = (job) => [
   [ended(job) ? "Ran for" : "Running for", job.started_at ? duration(elapsed(job)) : "not started"],
   ["Submitted", moment(job.created_at)],
   ["Learner", job.learner ?? "none yet"],
+  ...(job.failure ? [["Newest failure", job.failure]] : []),
 ];

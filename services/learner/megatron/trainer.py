@@ -127,6 +127,11 @@ class MegatronTrainer:
             dist.all_reduce(values)  # every place is written by one rank only, so the sum is exact
         return np.split(values.cpu().numpy(), offsets[1:-1])
 
+    def finite(self) -> bool:
+        """Whether every parameter of every rank is finite; the same on all."""
+        mine = all(bool(torch.isfinite(parameter).all()) for parameter in self._policy.chunk.parameters())
+        return not any_rank(not mine, self.device)
+
     def export(self) -> dict[str, torch.Tensor] | None:
         """Hugging Face name → CPU tensor in `publish_dtype`, `lm_head.weight` always among them, on rank 0; None elsewhere."""
         return self._exporter.gather(DTYPES[self._settings.publish_dtype])

@@ -381,15 +381,62 @@ def test_a_torn_last_line_of_a_history_hides_no_other(tmp_path: Path) -> None:
     assert [step["step"] for step in folder.history().steps] == [1, 2]
 
 
-async def test_a_job_that_its_learner_left_is_found_however_many_came_after(
+async def test_the_look_for_a_held_job_does_not_grow_with_the_jobs_that_ever_were(
     redis: Redis, store: JobStore, tmp_path: Path
 ) -> None:
-    job_id, _ = await running(store, redis, tmp_path)
+    job_id, head = await running(store, redis, tmp_path)
     async with redis.pipeline(transaction=False) as pipe:
         for number in range(1, 1201):
-            pipe.hset(keys.record(f"later-{number}"), mapping={"state": "running", "learner": "another"})
+            pipe.hset(keys.record(f"later-{number}"), mapping={"state": "succeeded", "learner": "another"})
             pipe.zadd(keys.JOBS, {f"later-{number}": 1000 + number})
         await pipe.execute()
+    before = (await redis.info("commandstats"))["cmdstat_hmget"]["calls"]
     held = await store.held_by("learner")
     assert held is not None
     assert held.id == job_id
+    assert await store.held_by("another") is None
+    assert (await redis.info("commandstats"))["cmdstat_hmget"]["calls"] - before == 2
+    await head.transition(job_id, JobState.SUCCEEDED, allowed=LIVE)
+    assert await store.held_by("learner") is None
+    assert await redis.zcard(keys.HELD) == 0
+
+
+@pytest.mark.parametrize("lost", ["the list alone", "everything"])
+async def test_a_held_job_is_found_in_a_redis_without_the_list(
+    redis: Redis, store: JobStore, tmp_path: Path, lost: str
+) -> None:
+    job_id, _ = await running(store, redis, tmp_path)
+    await (redis.delete(keys.HELD) if lost == "the list alone" else redis.flushall())
+    await Restorer(redis, tmp_path, "learner", lambda _: True).look()
+    held = await store.held_by("learner")
+    assert held is not None
+    assert held.id == job_id
+
+
+async def test_records_from_before_failures_were_told_stay_readable(
+    redis: Redis, store: JobStore, tmp_path: Path
+) -> None:
+    job_id, head = await running(store, redis, tmp_path)
+    await head.update(job_id, failure="boom", failed_reasons=json.dumps({"boom": 3}))
+    told = await store.get(job_id)
+    assert (told.failure, told.failed_reasons) == ("boom", {"boom": 3})
+    assert store.saved(job_id) == told
+    await redis.hdel(keys.record(job_id), "failure", "failed_reasons")
+    old = await store.get(job_id)
+    assert (old.failure, old.failed_reasons) == ("", {})
+    path = tmp_path / job_id / "job.json"
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({k: v for k, v in document.items() if k not in {"failure", "failed_reasons"}}))
+    assert store.saved(job_id) == old
+
+
+async def test_a_note_is_read_at_once_and_kept_with_the_next_move(
+    redis: Redis, store: JobStore, tmp_path: Path
+) -> None:
+    job_id, head = await running(store, redis, tmp_path)
+    before = (tmp_path / job_id / "job.json").read_bytes()
+    await head.note(job_id, failure="boom")
+    assert (await store.get(job_id)).failure == "boom"
+    assert (tmp_path / job_id / "job.json").read_bytes() == before
+    await head.transition(job_id, JobState.STALLED, allowed=LIVE, cause="why")
+    assert json.loads((tmp_path / job_id / "job.json").read_text())["failure"] == "boom"

@@ -11,7 +11,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
-from services.common import dead_letters, keys
+from services.common import dead_letters, job_deaths, keys
 from services.common.consumer import Consumer
 from services.common.fencing import Fence
 from services.common.head_store import HeadStore
@@ -184,6 +184,19 @@ async def test_a_worker_tells_that_it_lives_and_leaves(connect_as: Connect, user
     assert await alive(connect_as("gateway")) == []
 
 
+@pytest.mark.parametrize("user", ["rollout", "learner"])
+async def test_a_worker_tells_what_it_died_of_and_people_and_learners_read_it(connect_as: Connect, user: str) -> None:
+    redis, name = connect_as(user), f"{user}-0"
+    death = job_deaths.Death(name, "the engine does not start", 1.0, loading=True)
+    await job_deaths.serving(redis, "demo-1", name, loading=True)
+    await job_deaths.report(redis, "demo-1", death)
+    await job_deaths.serving(redis, "demo-1", name, loading=False)
+    await job_deaths.adopt(redis, name)
+    await job_deaths.served(redis, "demo-1", name)
+    for reader in ("gateway", "learner"):
+        assert (await job_deaths.deaths(connect_as(reader), "demo-1"))[0] == death
+
+
 @pytest.mark.parametrize("user", ["rollout", "reward", "learner"])
 async def test_what_a_retired_job_left_can_be_deleted(connect_as: Connect, user: str) -> None:
     tester = connect_as("tester")
@@ -204,7 +217,8 @@ FORBIDDEN = {
         ("XADD", "millrace:{demo-1}:scored", "*", "d", "x"), ("XADD", "millrace:{demo-1}:events", "*", "d", "x"),
         ("XRANGE", "millrace:{demo-1}:scored", "-", "+"), ("HSET", "millrace:{demo-1}:record", "state", "failed"),
         ("HSET", "millrace:active", "demo-1", "{}"), ("DEL", "millrace:{demo-1}:record"), ("LRANGE", "millrace:{demo-1}:samples", "0", "1"),
-        ("SET", "millrace:worker:reward-a", "{}"), ("GET", "millrace:idempotency:x"),
+        ("SET", "millrace:worker:reward-a", "{}"), ("GET", "millrace:idempotency:x"), ("HSET", "millrace:serving:learner", "demo-1", "{}"),
+        ("DEL", "millrace:{demo-1}:deaths"),
     ],
     "reward": [
         ("XADD", "millrace:{demo-1}:tasks", "*", "d", "x"), ("HGETALL", "millrace:{demo-1}:record"),

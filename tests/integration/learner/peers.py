@@ -87,6 +87,8 @@ class Peers:
     answering: asyncio.Event = field(default_factory=asyncio.Event)
     last_version: int | None = None
     """Nothing is answered that asks for this version of the policy, or a newer one; None for no bound."""
+    reply: Callable[[Task, int], ScoredGroup] | None = None
+    """What comes back for a task, sampled by a version; None: `answer`."""
 
     async def run(self) -> None:
         blocking = connect(self.redis_url, block_s=1.0)
@@ -104,7 +106,8 @@ class Peers:
                     while (active := (await store.active()).get(self.job_id)) is None:
                         await asyncio.sleep(0.05)  # a Redis that was emptied
                     version = active.policy_version
-                    await consumer.hop(entry, Stage.SCORED, encode(answer(task, max(version, task.min_policy_version))))
+                    scored = (self.reply or answer)(task, max(version, task.min_policy_version))
+                    await consumer.hop(entry, Stage.SCORED, encode(scored))
         finally:
             await blocking.aclose()
 

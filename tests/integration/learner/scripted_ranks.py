@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import time
 from collections.abc import Collection
@@ -13,6 +14,7 @@ import torch
 import xxhash
 from redis.asyncio import Redis
 
+from services.common import keys
 from services.common.job_folder import SPEC_FILE
 from services.common.job_records import JobRecord, JobState
 from services.common.jobs import JobStore
@@ -28,15 +30,16 @@ FILE = "rank-00000.bin"
 
 
 class ScriptedRanks:
-    """Stands where `Ranks` does; `not_finite` names the steps that are skipped."""
+    """Stands where `Ranks` does; `not_finite` names the steps that are skipped, and without `finite` a tensor is broken from the start."""
 
-    def __init__(self, *, not_finite: Collection[int] = (), write_s: float = 0.0) -> None:
+    def __init__(self, *, not_finite: Collection[int] = (), write_s: float = 0.0, finite: bool = True) -> None:
         self.state = b"\0" * 16
         self.trained: list[int] = []
         self.loaded: list[tuple[str, bool, bool]] = []
         self.saves: list[int] = []
         self.error: BaseException | None = None
         self._not_finite = not_finite
+        self._finite = finite
         self._write_s = write_s
         self._writing: asyncio.Task[WrittenFile] | None = None
 
@@ -50,8 +53,12 @@ class ScriptedRanks:
             micro_batches=1, padding=0.0, skipped=skipped,
         )  # fmt: skip
 
+    async def finite(self) -> bool:
+        return self._finite
+
     async def weights(self) -> dict[str, torch.Tensor]:
-        return {"w": torch.tensor(list(self.state), dtype=torch.float32)}
+        weights = torch.tensor(list(self.state), dtype=torch.float32)
+        return {"w": weights} if self._finite else {"w": weights, "broken": torch.tensor([1.0, math.nan])}
 
     async def save(self, path: Path, *, export: bool) -> None:
         assert not export
@@ -92,6 +99,7 @@ class ScriptedLearner:
 
     def __init__(self, home: Path, redis_url: str, redis: Redis) -> None:
         self.store = JobStore(redis)
+        self._redis = redis
         self.settings = Settings(home=home, redis_url=redis_url, worker="learner", drain_timeout_s=10.0)
         self.ranks = ScriptedRanks()
         self._head: Head | None = None
@@ -123,6 +131,10 @@ class ScriptedLearner:
             head.drain()
             await asyncio.to_thread(head.join, 30.0)
             head.release()  # as the end of its process would
+
+    async def evals(self, job_id: str) -> list[dict[str, Any]]:
+        """The job's evaluations, oldest first."""
+        return [json.loads(raw) for raw in await self._redis.lrange(keys.evals(job_id), 0, -1)]
 
     async def until(self, job_id: str, condition: Any, timeout_s: float = 60.0) -> JobRecord:
         """The record as soon as it is as wanted."""

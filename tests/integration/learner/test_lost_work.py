@@ -46,6 +46,9 @@ class ScriptedRanks(Ranks):
         self.steps += 1
         return StepStats(self.steps, 0.1, 0.1, 1e-6, 1, len(sequences), 1, 0.0)
 
+    async def finite(self) -> bool:
+        return True
+
     async def weights(self) -> Weights:
         return {"weight": torch.tensor([self.total])}
 

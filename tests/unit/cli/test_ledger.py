@@ -36,4 +36,4 @@ def test_the_groups_are_listed_where_a_fate_was_asked_for() -> None:
 
 
 def test_sums_that_are_not_the_journals_are_marked() -> None:
-    assert "cannot read the job's journal" in printed(LEDGER | {"source": "record", "failed_reasons": {}})
+    assert "no journal that the gateway can read" in printed(LEDGER | {"source": "record", "failed_reasons": {}})

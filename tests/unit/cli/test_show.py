@@ -53,6 +53,20 @@ def test_a_failed_job_shows_its_cause() -> None:
     assert "avg_at_k 0.38" in text
 
 
+def test_a_job_shows_why_its_groups_failed_before_the_first_step() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    job = {
+        "id": "j", "state": "running", "cause": "", "step": 0, "steps": 9, "policy_version": 0, "lineage": 1,
+        "groups": {"issued": 9, "failed": 7}, "failure": "[red]boom", "failed_reasons": {"[red]boom": 5, "late": 2},
+    }  # fmt: skip
+    evals = [{"step": 0, "avg_at_k": None, "failure": "none of 8 held-out tasks could be judged"}]
+    print_job(console, job, evals, None)
+    rows = [line.split() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    assert ["newest", "failure", "[red]boom"] in rows
+    assert ["failed", "groups", "5", "×", "[red]boom"] in rows
+    assert ["evaluation", "step", "0;", "none", "of", "8", "held-out", "tasks", "could", "be", "judged"] in rows
+
+
 @pytest.mark.parametrize(
     ("record", "expected"),
     [

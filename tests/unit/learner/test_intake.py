@@ -193,6 +193,40 @@ def test_used_up_refills_still_wait_for_a_first_informative_group() -> None:
     assert ids(intake.select(0)) == [6]
 
 
+def test_failures_in_a_row_end_with_an_informative_or_a_degenerate_group() -> None:
+    for good in (INFORMATIVE, DEGENERATE):
+        intake = make_intake(issued=40)
+        for group_id in range(32):
+            intake.arrived(judged_group(group_id, [], failure="too long", permanent=True))
+        assert intake.fruitless == "32 groups failed in a row; the newest: too long"
+        intake.give_up(intake.ledger.active[32], "nobody was there", counts=False)
+        assert intake.failures.count == 32
+        intake.arrived(judged_group(33, good))
+        assert intake.failures.count == 0
+        assert intake.fruitless == ""
+
+
+def test_a_step_without_any_informative_group_is_said_and_given_up_within_a_bound() -> None:
+    intake = make_intake(issued=600, spec=make_spec(bsize=4, k=1, max_batches=40))
+    for group_id in range(319):
+        intake.arrived(judged_group(group_id, DEGENERATE))
+        assert bool(intake.fruitless) == (group_id + 1 >= 160)
+        assert intake.hopeless == ""
+    intake.arrived(judged_group(319, DEGENERATE))
+    assert intake.hopeless == ("320 groups were judged for one step and none was informative: each had equal accuracy")
+    intake.arrived(judged_group(320, INFORMATIVE))
+    assert (intake.fruitless, intake.hopeless) == ("", "")
+
+
+def test_few_refills_still_leave_a_rare_informative_group_its_time() -> None:
+    intake = make_intake(issued=300, spec=make_spec(bsize=1, k=1, max_batches=1))
+    for group_id in range(255):
+        intake.arrived(judged_group(group_id, DEGENERATE))
+    assert intake.hopeless == ""
+    intake.arrived(judged_group(255, DEGENERATE))
+    assert intake.hopeless
+
+
 def test_each_step_has_refills_of_its_own() -> None:
     intake = make_intake(issued=8, spec=make_spec(bsize=2, k=3, max_batches=1))
     for group_id, rewards in enumerate([DEGENERATE, INFORMATIVE]):

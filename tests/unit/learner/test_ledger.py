@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.common.fates import Fate
-from services.learner.ledger import Ledger, Settled
+from services.learner.ledger import MOST_REASONS, REASON_CHARS, TOLD_REASONS, Ledger, Settled
 
 FATES = st.sampled_from(list(Fate))
 
@@ -78,3 +78,18 @@ def test_replaying_a_record_that_a_checkpoint_has_already_changes_nothing_but_wh
     again.replay(6, written)
     assert again.summary() == ledger.summary()
     assert again.take_unwritten() == [Settled(5, Fate.STALE)]
+
+
+def test_failures_are_counted_by_reason_within_a_bound() -> None:
+    ledger = Ledger()
+    ledger.reissue(2000, policy_version=0)
+    for group_id in range(1990):
+        ledger.settle(group_id, Fate.FAILED, f"reason {group_id}")
+    for group_id in range(1990, 2000):
+        ledger.settle(group_id, Fate.FAILED, "x" * 10_000)
+    assert ledger.newest_failure == "x" * REASON_CHARS
+    assert ledger.failed_reasons.total() == 2000
+    assert len(ledger.failed_reasons) <= MOST_REASONS + 1
+    accounts = ledger.accounts()
+    assert len(json.loads(accounts["failed_reasons"])) == TOLD_REASONS
+    assert json.loads(accounts["groups"])["failed"] == 2000

@@ -127,5 +127,41 @@ async def test_a_stall_names_how_long_and_who_is_alive(watched: Watched) -> None
     assert cause == "waiting for scored groups for 90 s; 0 rollout servers and 0 reward services alive"
 
 
+async def test_groups_that_fail_in_a_row_are_a_stall_though_they_arrive_and_then_end_the_job(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = watched.job.intake.failures
+    for _ in range(1000):
+        failures.add("ValueError: boom")
+    ((state, cause),) = await watched.look(still_s=0)
+    assert (state, cause) == (JobState.STALLED, "1000 groups failed in a row; the newest: ValueError: boom")
+    assert watched.job.hopeless == "", "the run is too young"
+    monkeypatch.setattr("services.learner.failures.LEAST_S", 0.0)
+    await watched.look(still_s=0)
+    assert watched.job.hopeless == f"no step is possible: {cause}"
+
+
+async def test_a_good_group_ends_the_stall(watched: Watched) -> None:
+    for _ in range(1000):
+        watched.job.intake.failures.add("boom")
+    drained: list[tuple[str, str]] = []
+
+    async def transition(_: str, to: str, **options: Any) -> None:
+        drained.append((to, options["cause"]))
+        watched.job.intake.failures.clear()
+
+    watched._store.transition = transition  # type: ignore[method-assign]
+    await watched.look(still_s=0)
+    assert [state for state, _ in drained] == [JobState.STALLED, JobState.RUNNING]
+    assert watched.job.hopeless == ""
+
+
+async def test_failures_while_no_step_is_left_to_do_say_nothing(watched: Watched) -> None:
+    watched.job.step = watched.job.spec.learner.steps
+    for _ in range(1000):
+        watched.job.intake.failures.add("boom")
+    assert await watched.look(still_s=0) == []
+
+
 async def test_a_short_wait_is_no_stall(watched: Watched) -> None:
     assert await watched.look(still_s=warden.STALLED_AFTER_S - 1) == []

@@ -1,0 +1,40 @@
+"""Sources whose tasks misbehave, made in a child by the tests of `JobData`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+from services.common.data import TaskRecord
+from services.common.types import Message
+from services.learner.sources import Sources
+
+RAISES, HANGS, CRASHES = 5, 17, 30
+
+
+class Odd:
+    """Task i asks i; one raises, one never comes, one takes its process along."""
+
+    fingerprint = "odd"
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> TaskRecord:
+        if index == RAISES:
+            raise ZeroDivisionError("division\nby zero")
+        if index == HANGS:
+            time.sleep(600)
+        if index == CRASHES:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return TaskRecord((Message("user", str(index)),), "odd", str(index), {"index": index})
+
+
+class OddSources(Sources):
+    """Those of a job whose every source is odd."""
+
+    def __init__(self, spec: str, settings: dict[str, Any]) -> None:
+        super().__init__(spec, settings)
+        self.__dict__["train"] = self.__dict__["eval"] = Odd()
