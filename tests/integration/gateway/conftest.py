@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,26 +22,26 @@ import redis.asyncio
 from fastapi import FastAPI
 
 from services.common.jobs import JobStore
+from services.common.sandbox.pool import Sandbox
 from services.common.settings import Settings
-from services.common.spec import DataSourceSpec, JobSpec
-from services.gateway.admission import Admission
+from services.common.spec import JobSpec
+from services.gateway.admission import PREPARE, ChildAdmission
 from services.gateway.app import create_app
 from services.gateway.context import EventTimes
+from services.gateway.spec_body import parse_body
+from tests.tiny_model import write_tiny_model
 
 TOKEN = "the-token-of-these-tests-0123456789abcdef"  # noqa: S105
 
 
 class AllowAll:
-    """Checks that find nothing wrong: for tests of what comes after them."""
+    """Admission that finds nothing wrong with a spec: for tests of what comes after it."""
 
-    def model(self, spec: JobSpec) -> None: ...
+    async def read(self, body: bytes, media_type: str) -> JobSpec:
+        return parse_body(body, media_type)
 
-    def data(self, source: DataSourceSpec, field: str, until: float) -> frozenset[str]:
-        return frozenset()
-
-    def verifiers(self, overrides: Mapping[str, str]) -> None: ...
-
-    def verifier(self, data_source: str, overrides: Mapping[str, str]) -> None: ...
+    async def admit(self, spec: JobSpec) -> tuple[str, ...]:
+        return ()
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,14 @@ def store(redis: redis.asyncio.Redis) -> JobStore:
 
 
 @pytest.fixture
-def app(redis: redis.asyncio.Redis, tmp_path: Path) -> FastAPI:
+def unchecked() -> AllowAll:
+    return AllowAll()
+
+
+@pytest.fixture
+def app(redis: redis.asyncio.Redis, tmp_path: Path, unchecked: AllowAll) -> FastAPI:
     times = EventTimes(poll_s=0.05, heartbeat_s=0.2)
-    return create_app(Settings(home=tmp_path), redis, TOKEN, admission=Admission(AllowAll()), event_times=times)
+    return create_app(Settings(home=tmp_path), redis, TOKEN, admission=unchecked, event_times=times)
 
 
 @pytest.fixture
@@ -95,31 +100,26 @@ async def stranger(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
         yield opened
 
 
+@pytest.fixture(scope="session")
+def sandbox() -> Iterator[Sandbox]:
+    """Children that are warm, for all tests of this session."""
+    shared = Sandbox(prepare=[PREPARE])
+    yield shared
+    asyncio.run(shared.stop())
+
+
+@pytest.fixture
+def admission(home: Path, sandbox: Sandbox) -> ChildAdmission:
+    """The real checks of what lies in `home`."""
+    return ChildAdmission(sandbox, Settings(home=home))
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A home with a registered model named `tiny`: whole as far as the gateway looks, 4 heads, 2 key-value heads."""
+    """A home with a registered model named `tiny`: 4 heads, 2 key-value heads."""
     folder = tmp_path / "home"
-    write_model(folder / "models" / "tiny")
+    write_tiny_model(folder / "models" / "tiny")
     return folder
-
-
-def write_model(folder: Path, **changes: object) -> None:
-    folder.mkdir(parents=True)
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "vocab_size": 128,
-        "max_position_embeddings": 1024,
-        **changes,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "model.safetensors").write_bytes(b"")
-    (folder / "tokenizer.json").write_text("{}")
-    (folder / "chat_template.jinja").write_text("{{ messages }}")
 
 
 @pytest.fixture
