@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from services.common.checkpoint_manifest import Checkpoint
 from services.common.errors import ConfigError, MillraceError
 from services.common.job_folder import HISTORY_FILE, SPEC_FILE, JobFolder
 from services.common.job_records import JobState
 from services.common.spec import JobSpec, parse_recorded_spec
 from services.learner.audit import Audit
 from services.learner.audit_report import AuditReport, Breach
-from services.learner.checkpoint import Checkpoint
 from services.learner.evidence import sound_checkpoints
 from services.learner.folder import JOURNAL_DIR
 from services.learner.journal import BatchRecord, Journal

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from services.common.checkpoint_manifest import CHECKPOINTS_DIR, newest_manifest
 from services.common.fates import Fate
-from services.learner.checkpoint import newest_manifest
-from services.learner.folder import CHECKPOINTS_DIR, JOURNAL_DIR
+from services.learner.folder import JOURNAL_DIR
 from services.learner.journal import BatchRecord, Journal, JournalError
 from services.learner.ledger import Ledger
 from services.learner.lineage import FIRST, LineageError, Rise, read_rises

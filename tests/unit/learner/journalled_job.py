@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from services.common.checkpoint_manifest import WrittenFile, digest_of_file
 from services.common.codec import encode
 from services.common.fates import Fate
 from services.common.job_folder import SPEC_FILE
 from services.common.spec import dump_spec
 from services.common.types import ScoredGroup
-from services.learner.checkpoint import CheckpointStore, WrittenFile, digest_of_file
+from services.learner.checkpoint import CheckpointStore
 from services.learner.journal import BatchRecord, Journal
 from services.learner.ledger import Ledger
 from tests.unit.learner.scored_groups import make_spec, scored_group

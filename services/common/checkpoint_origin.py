@@ -16,12 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from services.common.errors import ConfigError, ModelError
-from services.common.models import inspect_model
-from services.common.paths import locate
-from services.common.settings import Settings
-from services.common.spec import JobSpec
-from services.learner.checkpoint import (
+from services.common.checkpoint_manifest import (
+    CHECKPOINTS_DIR,
     EXPORT,
     MANIFEST,
     Checkpoint,
@@ -30,8 +26,12 @@ from services.learner.checkpoint import (
     read_manifest,
     verify_files,
 )
-from services.learner.folder import CHECKPOINTS_DIR
-from services.learner.identity import Identity
+from services.common.errors import ConfigError, ModelError
+from services.common.identity import Identity
+from services.common.models import inspect_model
+from services.common.paths import locate
+from services.common.settings import Settings
+from services.common.spec import JobSpec
 
 FIELD = "checkpoint.load"
 _LAYOUT = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "use_distributed_optimizer")
