@@ -22,6 +22,7 @@ MANIFEST = "MANIFEST.json"
 EXPORT = "hf"
 """Directory of the weights in Hugging Face format, where they are exported."""
 FORMAT = 2
+MAX_MANIFEST_BYTES = 256 * 1024 * 1024
 CHECKPOINTS_DIR = "checkpoints"
 """Of a job's folder: its checkpoints, a directory each."""
 
@@ -73,7 +74,10 @@ def read_manifest(path: Path) -> Checkpoint:
     """
     manifest = path / MANIFEST
     try:
-        data = manifest.read_bytes()
+        with manifest.open("rb") as file:
+            data = file.read(MAX_MANIFEST_BYTES + 1)
+        if len(data) > MAX_MANIFEST_BYTES:
+            raise CheckpointError(f"{manifest}: is larger than {MAX_MANIFEST_BYTES} bytes")
         document = json.loads(data)
         if document.get("format") != FORMAT and "xxh3" not in document:
             raise CheckpointRefused(
@@ -82,10 +86,12 @@ def read_manifest(path: Path) -> Checkpoint:
         digest = document.pop("xxh3")
         files = tuple(WrittenFile(name, int(e["bytes"]), str(e["xxh3"])) for name, e in document["files"].items())
         checkpoint = Checkpoint(path, int(document["step"]), dict(document["state"]), files)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{manifest}: {error}") from error
     if digest != _digest_of(document) or data != dump_manifest(document):
         raise CheckpointError(f"{manifest}: its checksum differs")
+    if any(Path(name).is_absolute() or ".." in Path(name).parts for name in document["files"]):
+        raise CheckpointError(f"{manifest}: names a file outside of its directory")
     if document["format"] != FORMAT:
         raise CheckpointRefused(f"{manifest}: format {document['format']} is not known (this is format {FORMAT})")
     return checkpoint
