@@ -43,6 +43,7 @@ class ModelFacts(TypedDict):
     takes_system: bool
     """Whether the chat template takes a system message."""
     tensors: int
+    parameters: int
     weight_bytes: int
     looked_bytes: int
     """Bytes of values that were looked at, and are finite."""
@@ -72,6 +73,7 @@ def try_model(path: str, until: float) -> ModelFacts:
         vocabulary=vocabulary,
         takes_system=takes_system,
         tensors=looked.tensors,
+        parameters=looked.parameters,
         weight_bytes=looked.of_bytes,
         looked_bytes=looked.bytes,
         all_looked=looked.all,

@@ -61,6 +61,7 @@ class Looked:
     """How much of the values was looked at."""
 
     tensors: int
+    parameters: int
     bytes: int
     of_bytes: int
 
@@ -186,14 +187,15 @@ def check_values(tensors: Iterable[StoredTensor], until: float) -> Looked:
     """
     ordered = sorted(tensors, key=lambda tensor: (tensor.file, tensor.start))
     looked, total = 0, sum(tensor.bytes for tensor in ordered)
+    parameters = sum(math.prod(tensor.shape) for tensor in ordered)
     for whole in (False, True):
         for tensor in ordered:
             for start, size in _pieces(tensor, whole=whole):
                 if time.monotonic() > until:
-                    return Looked(len(ordered), looked, total)
+                    return Looked(len(ordered), parameters, looked, total)
                 _check_piece(tensor, start, size)
                 looked += size
-    return Looked(len(ordered), looked, total)
+    return Looked(len(ordered), parameters, looked, total)
 
 
 def _pieces(tensor: StoredTensor, *, whole: bool) -> Iterator[tuple[int, int]]:
