@@ -102,6 +102,19 @@ class Settings(BaseSettings):
     max_prompt_chars: int = Field(
         default=256 * 1024, ge=1, description="Longest prompt and longest ground truth of a task, characters."
     )
+    max_ranks: int | None = Field(default=None, ge=1, description="Ranks of one job (default: by this machine).")
+    max_threads: int | None = Field(default=None, ge=1, description="CPU platform: threads of a job's ranks together.")
+    max_engine_devices: int | None = Field(default=None, ge=1, description="Processes, or devices, of one engine.")
+    max_kv_cache_gib: float | None = Field(default=None, gt=0, description="CPU platform: KV cache of one engine, GiB.")
+    max_memory_gib: float | None = Field(
+        default=None, gt=0, description="Memory that a job's ranks and one engine need for its model, GiB."
+    )
+    max_tokens_in_flight: int | None = Field(default=None, ge=1, description="Slots × group_size × rollout_max_tokens.")
+    max_rollouts_in_flight: int | None = Field(default=None, ge=1, description="Slots × group_size.")
+    max_sequence_tokens: int | None = Field(default=None, ge=1, description="Longest prompt + response, tokens.")
+    max_steps: int | None = Field(default=None, ge=1, description="Optimizer steps of one job.")
+    max_eval_rollouts: int | None = Field(default=None, ge=1, description="Rollouts of one evaluation.")
+    max_verifier_memory_mib: int | None = Field(default=None, ge=1, description="Memory limit of one check, MiB.")
     drain_timeout_s: float = Field(default=30.0, gt=0, description="Longest drain after SIGTERM.")
     log_level: str = Field(default="INFO", description="DEBUG, INFO, WARNING or ERROR.")
 

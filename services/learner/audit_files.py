@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from services.common.checkpoint_manifest import Checkpoint
 from services.common.differences import MISSING, differences
 from services.common.errors import ConfigError, MillraceError
 from services.common.fates import Fate
@@ -24,7 +25,6 @@ from services.learner.audit import Audit
 from services.learner.audit_history import HistoryAudit
 from services.learner.audit_report import AuditReport, Breach
 from services.learner.audit_seals import SealAudit
-from services.learner.checkpoint import Checkpoint
 from services.learner.evidence import finished_checkpoints, sound_checkpoints
 from services.learner.folder import JOURNAL_DIR, LINEAGE_FILE
 from services.learner.journal import BatchRecord, Journal

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from services.common.checkpoint_manifest import CHECKPOINTS_DIR, newest_manifest
 from services.common.fates import Fate
 from services.common.history_mark import HistoryReader
 from services.common.job_folder import HISTORY_FILE
-from services.learner.checkpoint import newest_manifest
-from services.learner.folder import CHECKPOINTS_DIR, JOURNAL_DIR
+from services.learner.folder import JOURNAL_DIR
 from services.learner.journal import BatchRecord, Journal, JournalError
 from services.learner.journal_key import JournalKey
 from services.learner.ledger import Ledger

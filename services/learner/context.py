@@ -13,13 +13,13 @@ from redis.asyncio import Redis
 from services.common.consumer import Consumer
 from services.common.errors import MillraceError
 from services.common.head_store import HeadStore
+from services.common.identity import Identity
 from services.common.lifecycle import Drain
 from services.common.settings import Settings
 from services.common.spec import JobSpec
 from services.common.types import ScoredGroup, VerdictStatus
 from services.learner.checkpoint import CheckpointStore
 from services.learner.evaluation import EvalRound
-from services.learner.identity import Identity
 from services.learner.intake import Intake, Judged
 from services.learner.journal import Journal
 from services.learner.publisher import Publisher

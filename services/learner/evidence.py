@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from services.common.checkpoint_manifest import CHECKPOINTS_DIR, Checkpoint, read_manifest, verify_files
 from services.common.errors import MillraceError
-from services.learner.checkpoint import Checkpoint, read_manifest, verify_files
-from services.learner.folder import CHECKPOINTS_DIR
 
 
 def sound_checkpoints(folder: Path) -> tuple[dict[int, Checkpoint], dict[Path, str]]:

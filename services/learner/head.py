@@ -17,10 +17,12 @@ from pathlib import Path
 
 from redis.asyncio import Redis
 
+from services.common.checkpoint_manifest import CHECKPOINTS_DIR
 from services.common.connection import BLOCK_S, connect
 from services.common.consumer import Consumer
 from services.common.fates import FATES_FILE
 from services.common.head_store import HeadStore
+from services.common.identity import identity_of
 from services.common.keys import Stage
 from services.common.lifecycle import Drain, run_service
 from services.common.logs import log_context
@@ -33,9 +35,8 @@ from services.learner.collector import collect_loop
 from services.learner.context import JobContext
 from services.learner.fate_log import FateLog
 from services.learner.fitness import Limits
-from services.learner.folder import CHECKPOINTS_DIR, JOURNAL_DIR
+from services.learner.folder import JOURNAL_DIR
 from services.learner.folder_lock import FolderLock
-from services.learner.identity import identity_of
 from services.learner.intake import Intake
 from services.learner.issuer import issue_loop
 from services.learner.job_data import JobData

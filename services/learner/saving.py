@@ -9,9 +9,9 @@ import asyncio
 import time
 from typing import Any
 
+from services.common.checkpoint_manifest import EXPORT, manifest_digest
 from services.common.lifecycle import Drain
 from services.learner import metrics
-from services.learner.checkpoint import EXPORT, manifest_digest
 from services.learner.context import JobContext
 from services.learner.disk import is_full
 from services.learner.room import with_room

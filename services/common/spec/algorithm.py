@@ -76,9 +76,9 @@ class AlgorithmSpec(Section):
     """Section `algorithm`; the defaults are DAPO's (arXiv 2503.14476)."""
 
     advantage_estimator: AdvantageEstimator = Field(
-        default=AdvantageEstimator.GRPO, description="Advantage of a rollout within its group."
+        default=AdvantageEstimator.GRPO, strict=False, description="Advantage of a rollout within its group."
     )
-    loss: LossName = Field(default=LossName.DAPO, description="Token loss.")
+    loss: LossName = Field(default=LossName.DAPO, strict=False, description="Token loss.")
     revision: int = Field(
         default=CURRENT_REVISION,
         ge=FIRST_REVISION,
@@ -117,6 +117,7 @@ class AlgorithmSpec(Section):
     )
     importance_correction: ImportanceCorrection = Field(
         default=ImportanceCorrection.NONE,
+        strict=False,
         description="Weight of a token's loss, made of w = π_prox / π_inference, where π_prox is the trainer's policy at the start of the "
         "step: none is 1, decoupled is w, truncated is w up to the cap, masked is w between floor and cap, else 0. "
         "Since a batch gets one optimizer step, π_trainer / π_prox is then 1: no clip acts and the proximal KL is 0.",
@@ -139,6 +140,7 @@ class AlgorithmSpec(Section):
     )
     proximal_kl_estimator: KlEstimator = Field(
         default=KlEstimator.K3,
+        strict=False,
         description="Estimate of that KL from a token, x being the log-ratio: −x, x²/2 or e^x − x − 1.",
     )
     overlong_buffer_enable: bool = Field(default=False, description="Soft overlong punishment.")
@@ -152,7 +154,7 @@ class AlgorithmSpec(Section):
         default=True, description="Dynamic sampling: train only on groups that carry an advantage."
     )
     filter_groups_metric: FilterMetric = Field(
-        default=FilterMetric.ACCURACY, description="What must differ within a group."
+        default=FilterMetric.ACCURACY, strict=False, description="What must differ within a group."
     )
     filter_groups_max_batches: int = Field(
         default=20,

@@ -25,7 +25,9 @@ class ModelSpec(Section):
         examples=["tiny", "smollm2-135m-instruct", "/models/Qwen2.5-7B-Instruct"],
     )
     dtype: DType = Field(
-        default=DType.BFLOAT16, description="Weights' type in learner and engine; bfloat16 keeps float32 masters."
+        default=DType.BFLOAT16,
+        strict=False,
+        description="Weights' type in learner and engine; bfloat16 keeps float32 masters.",
     )
     fp32_output_layer: bool = Field(
         default=False,

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import xxhash
 
-from services.learner.checkpoint import WrittenFile
+from services.common.checkpoint_manifest import WrittenFile
 from services.learner.megatron.background import BackgroundWriter
 from services.learner.megatron.batch import Sequence
 from services.learner.megatron.collectives import gather_json

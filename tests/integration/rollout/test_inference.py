@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 from safetensors.torch import save_file
 
+from services.common.checkpoint_manifest import WrittenFile, digest_of_file
 from services.common.connection import connect
 from services.common.inference_channel import PARAM_HEADER, PROBLEM_HEADER, Problem
 from services.common.job_records import JobState
@@ -24,7 +25,7 @@ from services.common.pb import inference_pb2_grpc as pb_grpc
 from services.common.settings import Platform, Settings
 from services.common.spec import JobSpec
 from services.common.weight_channel import token_metadata
-from services.learner.checkpoint import CheckpointStore, WrittenFile, digest_of_file
+from services.learner.checkpoint import CheckpointStore
 from services.rollout import metrics
 from services.rollout.engine import Engine
 from services.rollout.exports import ExportLoader

@@ -16,6 +16,7 @@ import msgpack
 import pytest
 import xxhash
 
+from services.common.checkpoint_manifest import MANIFEST, WrittenFile, digest_of_file, manifest_digest
 from services.common.codec import decode, encode
 from services.common.errors import ConfigError
 from services.common.fates import Fate
@@ -26,7 +27,7 @@ from services.common.types import Purpose, ScoredGroup
 from services.learner import audit_files, evidence
 from services.learner.audit_files import audit_job
 from services.learner.audit_report import AuditReport, Breach
-from services.learner.checkpoint import MANIFEST, CheckpointStore, WrittenFile, digest_of_file, manifest_digest
+from services.learner.checkpoint import CheckpointStore
 from services.learner.journal import BatchRecord, Journal, _scan
 from services.learner.journal_key import JournalKey
 from services.learner.ledger import Ledger, Settled
