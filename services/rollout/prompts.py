@@ -29,8 +29,8 @@ class PromptEncoder:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(
                 model_dir, trust_remote_code=False, local_files_only=True
             )
-        except (OSError, ValueError, KeyError) as error:
-            raise ModelError(f"{model_dir}: the tokenizer cannot be loaded: {error}") from error
+        except Exception as error:
+            raise ModelError(f"{model_dir}: the tokenizer cannot be loaded: {type(error).__name__}: {error}") from error
         if not getattr(self._tokenizer, "chat_template", None):
             raise ModelError(f"{model_dir}: the tokenizer has no chat template (chat_template.jinja)")
 

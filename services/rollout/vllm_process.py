@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import os
 import secrets
@@ -84,7 +85,7 @@ def in_daemon_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
-    def settle(result: T | None, error: BaseException | None) -> None:
+    def settle(result: T | None, error: Exception | None) -> None:
         if done.done():  # nobody waits any more
             return
         if error is not None:
@@ -92,12 +93,17 @@ def in_daemon_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
         else:
             done.set_result(cast("T", result))
 
+    context = contextvars.copy_context()
+
     def run() -> None:
-        result, error = None, None
+        result: T | None = None
+        error: Exception | None = None
         try:
-            result = work()
-        except BaseException as problem:  # noqa: BLE001  handed to whoever waits, whatever it is
+            result = context.run(work)
+        except Exception as problem:  # noqa: BLE001  handed to whoever waits, whatever it is
             error = problem
+        except BaseException as problem:  # noqa: BLE001  one that would end the event loop of whoever waits
+            error = RuntimeError(f"{type(problem).__name__}: {problem}")
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(settle, result, error)
 
