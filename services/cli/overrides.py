@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from services.common.document import parse_document
 from services.common.errors import ConfigError
 
 
@@ -19,11 +18,11 @@ def load_job(path: Path, changes: Sequence[str] = ()) -> dict[str, Any]:
         ConfigError: no such file, not YAML, not a mapping of JSON values, or a change that cannot be made.
     """
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = parse_document(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: is not valid YAML: {error}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
     if not isinstance(document, dict):
         raise ConfigError(f"{path}: must be a mapping with `model` and `data`, not {type(document).__name__}")
     for change in changes:
@@ -57,12 +56,6 @@ def apply_change(document: dict[str, Any], change: str) -> None:
 
 def _value(change: str, text: str) -> object:
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--set {change}: the value is not valid YAML: {error}") from error
-    if isinstance(value, str):
-        try:
-            return float(value)  # YAML 1.1 takes 3e-4, without a point, for text
-        except ValueError:
-            return value
-    return value
+        return parse_document(text)
+    except ConfigError as error:
+        raise ConfigError(f"--set {change}: the value {error}") from error

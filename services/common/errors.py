@@ -13,7 +13,11 @@ MillraceError
 ├── LetterRefused        a dead letter that cannot be put back
 ├── KeyReused            an Idempotency-Key that stands for another spec
 ├── DeadlineExceeded     a wait that ended at its deadline (names what it waited for)
-└── VerifierError        a verifier's infrastructure failed (never a wrong answer)
+├── VerifierError        a verifier's infrastructure failed (never a wrong answer)
+└── SandboxError         work in a child process failed: it raised something, or there is no child to be had
+    ├── ChildTimeout     it took longer than it may
+    ├── ChildDied        it needed more than it may have, or its process ended
+    └── ChildLost        its process was ended from outside: the same work may be tried again
 """
 
 from __future__ import annotations
@@ -73,3 +77,19 @@ class DeadlineExceeded(MillraceError):  # noqa: N818  the name gRPC uses for the
 
 class VerifierError(MillraceError):
     """A verifier's infrastructure failed (its process died, it raised); never to be read as a wrong answer."""
+
+
+class SandboxError(MillraceError):
+    """Work in a child process failed: it raised something that is no error of ours, or there is no child to be had."""
+
+
+class ChildTimeout(SandboxError):  # noqa: N818  what happened
+    """Work in a child process took longer than it may; the child was killed."""
+
+
+class ChildDied(SandboxError):  # noqa: N818  what happened
+    """Work in a child process needed more than it may have, or ended its process."""
+
+
+class ChildLost(SandboxError):  # noqa: N818  what happened
+    """The child process was ended from outside, by no doing of its work: the same work may be tried again."""

@@ -14,7 +14,7 @@ from services.common.errors import ConfigError, JobConflict
 from services.common.job_folder import JobFolder
 from services.common.job_history import JobHistory
 from services.common.job_records import JobRecord, JobState, from_document, from_hash, to_document, to_hash
-from services.common.spec import dump_spec, parse_spec
+from services.common.spec import dump_spec, parse_recorded_spec
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class SavedJobs(JobHistory):
         """The record in the job's folder; None when there is none, or it cannot be read (the log says why)."""
         found = JobFolder(self._jobs_dir / job_id).load() if self._jobs_dir is not None else None
         try:
-            return None if found is None else from_document(found[0], parse_spec(found[1]))
+            return None if found is None else from_document(found[0], parse_recorded_spec(found[1]))
         except (ConfigError, KeyError, TypeError, ValueError) as error:
             log.warning("the folder of job %s holds no record that is understood here: %s", job_id, error)
             return None

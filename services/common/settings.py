@@ -6,7 +6,7 @@ import ipaddress
 import socket
 from enum import StrEnum
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -95,6 +95,12 @@ class Settings(BaseSettings):
         if self.advertise_host is None and self.bind_host in _ALL_ADDRESSES:
             object.__setattr__(self, "advertise_host", socket.gethostname())
         return self
+
+    def public(self) -> dict[str, Any]:
+        """The settings as JSON values, secrets and where they lie left out: for a process that has no business with those."""
+        values = self.model_dump(mode="json", exclude_none=True, exclude={"redis_url"})
+        secret = ("token", "internal_token", "redis_password")
+        return {name: value for name, value in values.items() if not name.startswith(secret)}
 
     @property
     def models_dir(self) -> Path:

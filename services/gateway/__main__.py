@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
@@ -15,11 +16,13 @@ from redis.backoff import ExponentialWithJitterBackoff
 from redis.exceptions import RedisError
 
 from services.common.connection import connect
-from services.common.errors import ConfigError
+from services.common.errors import ConfigError, SandboxError
 from services.common.logs import configure_logging
 from services.common.preflight import RedisAway, require_redis
 from services.common.restore import Restorer
+from services.common.sandbox.pool import Sandbox
 from services.common.settings import Settings, load_settings
+from services.gateway.admission import PREPARE, ChildAdmission
 from services.gateway.app import create_app
 from services.gateway.auth import load_token
 
@@ -53,7 +56,8 @@ async def _serve(settings: Settings, token: str, listener: socket.socket) -> Non
     # People wait for these answers: give up on Redis after about a second instead of ten, and say 503.
     redis.set_retry(Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 3))
     await _look_for(settings)
-    app = create_app(settings, redis, token)
+    sandbox = Sandbox(prepare=[PREPARE], service="gateway-check", log_level=settings.log_level)
+    app = create_app(settings, redis, token, ChildAdmission(sandbox, settings))
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -66,6 +70,7 @@ async def _serve(settings: Settings, token: str, listener: socket.socket) -> Non
     )
     host, port = listener.getsockname()[:2]
     log.info("listening on http://%s:%d", host, port)
+    warming = asyncio.create_task(_warm(sandbox), name="warm")
     restoring = asyncio.create_task(_restore_loop(app.state.context.restorer), name="restore")
     server = uvicorn.Server(config)
     restoring.add_done_callback(partial(_ended, server))
@@ -74,9 +79,18 @@ async def _serve(settings: Settings, token: str, listener: socket.socket) -> Non
         if restoring.done():
             restoring.result()
     finally:
-        restoring.cancel()
+        for task in (restoring, warming):
+            task.cancel()
+        await asyncio.gather(restoring, warming, return_exceptions=True)
+        await sandbox.stop()
         await app.state.context.inference.close()
         await redis.aclose()
+
+
+async def _warm(sandbox: Sandbox) -> None:
+    """Imports what the checks of a job need before the first one comes; a sandbox that does not start says so to whoever submits."""
+    with contextlib.suppress(SandboxError):
+        await sandbox.start()
 
 
 async def _restore_loop(restorer: Restorer) -> None:

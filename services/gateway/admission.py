@@ -1,178 +1,216 @@
-"""What is checked before a job is taken in, beyond the shape of its spec: its model, its data and its verifiers.
+"""Admission: what is checked before a job is taken in, each part in a child process that may be killed.
 
-The checks read files and may take long, so each runs in a thread with a deadline. One that is not done by then does not refuse the job: its
-field is handed back as unchecked, and the learner, which checks again, will find what is wrong.
+    body ──► child: parse, validate ──► spec ──► operator's limits ──► child: model, data ──► verifiers by name ──► queue
+                │ too long, too large, broken: 422 that names the field                │ a file not read in time: unchecked
+
+A file or a model that is not done in time does not refuse the job: its field is handed back as unchecked, and the learner, which checks again
+with limits of its own, will find what is wrong. A procedural source that cannot make its first task in time never will: it is refused.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol
 
-from services.common.errors import ConfigError
+from services.common.errors import (
+    ChildDied,
+    ChildLost,
+    ChildTimeout,
+    ConfigError,
+    SandboxError,
+)
+from services.common.sandbox.limits import Limits
+from services.common.sandbox.pool import Child, Sandbox
 from services.common.settings import Settings
 from services.common.spec import DataSourceSpec, JobSpec
-from services.gateway.errors import SpecRefused
+from services.common.verifier_names import check, choose
+from services.gateway.errors import AdmissionBusy, SpecRefused
 from services.gateway.schemas import FieldProblem
 from services.gateway.spec_body import problems_of
 
+log = logging.getLogger(__name__)
+
+CHECKS = "services.gateway.checks:JobChecks"
+PREPARE = "services.gateway.checks:prepare"
+READ = "services.gateway.checks:read_body"
+
 DEADLINE_S = 20.0
-MAX_THREADS = 4
-"""Checks at once; one that outlives its deadline keeps its place until it ends."""
-
-MARGIN_S = 1.0
-"""What remains of the deadline when a reader of a large file stops looking for more."""
-
-T = TypeVar("T")
-
-
-class Checks(Protocol):
-    """The checks themselves. Each raises ConfigError with `field: message` lines."""
-
-    def model(self, spec: JobSpec) -> None:
-        """The model is there, safe, and fits the parallel sizes."""
-
-    def data(self, source: DataSourceSpec, field: str, until: float) -> frozenset[str]:
-        """The source opens; the `data_source`s that its tasks name, as many as are found before `until` (monotonic seconds)."""
-
-    def verifiers(self, overrides: Mapping[str, str]) -> None:
-        """Every verifier that the job names is there."""
-
-    def verifier(self, data_source: str, overrides: Mapping[str, str]) -> None:
-        """There is a verifier for tasks of this `data_source`."""
+"""All checks of one spec."""
+PLACES = 3
+"""Specs whose checks run at once, and bodies that are parsed at once."""
+PLACE_WAIT_S = 10.0
+READ_LIMITS = Limits(wall_s=5.0, memory_mib=512, reply_bytes=16 * 1024 * 1024, makes_way=True)
+CHECK_LIMITS = Limits(wall_s=DEADLINE_S, memory_mib=4096, reply_bytes=1024 * 1024, makes_way=True)
 
 
-class InstalledChecks:
-    """The checks by the parts that learner and reward servers use themselves."""
+class Admission(Protocol):
+    """What the routes need."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Looks for models and data where these settings say."""
-        self._settings = settings
+    async def read(self, body: bytes, media_type: str) -> JobSpec:
+        """The spec in a request's body; SpecRefused names every wrong field."""
 
-    def model(self, spec: JobSpec) -> None:
-        """The model is there, safe, and fits the parallel sizes."""
-        from services.common.models import check_parallel_sizes, inspect_model, resolve_model
-
-        check_parallel_sizes(inspect_model(resolve_model(spec.model.path, self._settings)), spec)
-
-    def data(self, source: DataSourceSpec, field: str, until: float) -> frozenset[str]:
-        """The source opens; the `data_source`s that its tasks name."""
-        from services.common.data import open_source
-
-        tasks = open_source(source, self._settings, field=field)
-        if source.procedural_task is not None or source.data_source is not None:
-            return frozenset({tasks[0].data_source})
-        found = set()
-        for index in range(len(tasks)):
-            found.add(tasks[index].data_source)
-            if time.monotonic() > until:
-                break
-        return frozenset(found)
-
-    def verifiers(self, overrides: Mapping[str, str]) -> None:
-        """Every verifier that the job names is there."""
-        from services.common.verifier_names import check
-
-        check(overrides)
-
-    def verifier(self, data_source: str, overrides: Mapping[str, str]) -> None:
-        """There is a verifier for tasks of this `data_source`."""
-        from services.common.verifier_names import choose
-
-        choose(data_source, overrides)
+    async def admit(self, spec: JobSpec) -> tuple[str, ...]:
+        """The fields that could not be checked in time; SpecRefused names every wrong one."""
 
 
-@dataclass(slots=True)
-class _Outcome:
-    """What the checks of one spec have found."""
+class ChildAdmission:
+    """Admission by child processes."""
 
-    problems: list[FieldProblem] = field(default_factory=list)
-    unchecked: list[str] = field(default_factory=list)
+    def __init__(
+        self, sandbox: Sandbox, settings: Settings, *, deadline_s: float = DEADLINE_S, checks: str = CHECKS
+    ) -> None:
+        """Every check of one spec together may take `deadline_s` seconds; whoever made the sandbox stops it."""
+        self._sandbox, self._settings = sandbox, settings
+        self._deadline_s, self._checks = deadline_s, checks
+        self._reading, self._checking = asyncio.Semaphore(PLACES), asyncio.Semaphore(PLACES)
 
+    async def read(self, body: bytes, media_type: str) -> JobSpec:
+        """The spec in a request's body.
 
-class Admission:
-    """Runs the checks on a spec."""
-
-    def __init__(self, checks: Checks, *, deadline_s: float = DEADLINE_S) -> None:
-        """Every check of one spec together may take `deadline_s` seconds."""
-        self._checks = checks
-        self._deadline_s = deadline_s
-        self._places = threading.BoundedSemaphore(MAX_THREADS)
+        Raises:
+            SpecRefused: names every wrong field.
+            AdmissionBusy: too many bodies are being read.
+        """
+        async with _place(self._reading):
+            try:
+                found = await self._sandbox.call(READ, body, media_type, limits=READ_LIMITS)
+            except (ChildTimeout, ChildDied) as error:
+                raise SpecRefused([FieldProblem(field="spec", message=f"the body cannot be read: it {error}")]) from error
+        if found["problems"]:
+            raise SpecRefused([FieldProblem(field=name, message=message) for name, message in found["problems"]])
+        return JobSpec.model_validate_json(found["spec"])
 
     async def admit(self, spec: JobSpec) -> tuple[str, ...]:
         """The fields that could not be checked in time; usually none.
 
         Raises:
             SpecRefused: names every wrong field.
+            AdmissionBusy: too many specs are being checked.
         """
-        until = time.monotonic() + self._deadline_s
-        outcome = _Outcome()
-        await self._check(outcome, until, "model.path", lambda: self._checks.model(spec))
-        overrides = spec.reward.verifiers
-        before = len(outcome.problems)
-        await self._check(outcome, until, "reward.verifiers", lambda: self._checks.verifiers(overrides))
-        known = len(outcome.problems) == before
-        named: dict[str, str] = {}
-        for section, source in _sources(spec):
-            action = partial(self._checks.data, source, section, until - MARGIN_S)
-            found = await self._check(outcome, until, f"{section}.source", action)
-            named |= {name: f"{section}.data_source" for name in sorted(found or ()) if name not in named}
-        for name, where in named.items() if known else ():
-            await self._check(outcome, until, where, partial(self._checks.verifier, name, overrides))
-        if outcome.problems:
-            raise SpecRefused(outcome.problems)
-        return tuple(outcome.unchecked)
+        async with _place(self._checking):
+            trial = _Trial(self._sandbox, self._checks, spec, self._settings, time.monotonic() + self._deadline_s)
+            try:
+                await trial.run()
+            finally:
+                await trial.close()
+        if trial.problems:
+            raise SpecRefused(trial.problems)
+        return tuple(trial.unchecked)
 
-    async def _check(self, outcome: _Outcome, until: float, where: str, action: Callable[[], T]) -> T | None:
-        """The action's result, or None with what was wrong added to the outcome."""
+
+@dataclass(slots=True)
+class _Trial:
+    """The checks of one spec, and what they have found."""
+
+    sandbox: Sandbox
+    checks: str
+    spec: JobSpec
+    settings: Settings
+    until: float
+    problems: list[FieldProblem] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+    child: Child | None = None
+
+    async def run(self) -> None:
+        """Makes every check, whatever the others find."""
+        sources = _sources(self.spec)
+        await self._in_child("model.path", "model", left=1 + len(sources))
+        named: dict[str, str] = {}
+        for number, (section, source) in enumerate(sources):
+            found = await self._data(section, source, left=len(sources) - number)
+            named |= {name: f"data.{section}.data_source" for name in found if name not in named}
+        self._verifiers(named)
+
+    async def close(self) -> None:
+        """Ends the child."""
+        if self.child is not None:
+            await self.child.close()
+
+    async def _data(self, section: str, source: DataSourceSpec, *, left: int) -> list[str]:
+        """The `data_source`s of a section's tasks."""
+        seconds = self._share(left)
+        before = len(self.unchecked)
+        found = await self._in_child(f"data.{section}.source", "data", section, seconds, left=left)
+        if source.procedural_task is not None and len(self.unchecked) > before:
+            self.unchecked.pop()
+            self._wrong(f"data.{section}.config", f"the first task was not made within {seconds:.0f} s")
+        return list(found or ())
+
+    def _verifiers(self, named: dict[str, str]) -> None:
+        """Every verifier that the job names is there, and there is one for each `data_source`, by the field that named it."""
+        overrides = self.spec.reward.verifiers
         try:
-            return await self._in_thread(action, until)
-        except TimeoutError:
-            outcome.unchecked.append(where)
+            check(overrides)
         except ConfigError as error:
-            outcome.problems += problems_of(error, where)
-        except OSError as error:
-            outcome.problems.append(FieldProblem(field=where, message=f"cannot be read: {error.strerror or error}"))
+            self.problems += problems_of(error, "reward.verifiers")
+            return
+        for name, where in named.items():
+            try:
+                choose(name, overrides)
+            except ConfigError as error:
+                self.problems += problems_of(error, where)
+
+    async def _in_child(self, where: str, method: str, *arguments: object, left: int) -> Any:  # noqa: ANN401
+        """A check's result, or None with what was wrong noted; `left`: checks that share the time, this one included."""
+        for last in (False, True):
+            try:
+                child = await self._fresh()
+                return await child.request(method, *arguments, wall_s=self._share(left))
+            except ChildTimeout:
+                self.unchecked.append(where)
+            except ConfigError as error:
+                self.problems += problems_of(error, where)
+            except ChildLost as error:
+                if not last:
+                    continue
+                self._wrong(where, f"cannot be checked: {error}")
+            except ChildDied as error:
+                self._wrong(where, f"cannot be read: it {error}")
+            except SandboxError as error:
+                log.warning("%s cannot be checked: %s", where, error)
+                self._wrong(where, f"cannot be checked: {error}")
+            return None
         return None
 
-    async def _in_thread(self, action: Callable[[], T], until: float) -> T:
-        """The action's result, from a thread that nobody waits for beyond the deadline, the process's end included."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
+    async def _fresh(self) -> Child:
+        if self.child is None or not self.child.alive:
+            document = self.settings.public()
+            self.child = await self.sandbox.spawn(
+                self.checks, self.spec.model_dump_json(), document, limits=CHECK_LIMITS
+            )
+        return self.child
 
-        def settle(result: T | None, error: Exception | None) -> None:
-            if future.done():
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(result)  # type: ignore[arg-type]
+    def _share(self, left: int) -> float:
+        """Seconds for the next of so many checks."""
+        return max(0.01, (self.until - time.monotonic()) / left)
 
-        def work() -> None:
-            result, error = None, None
-            if not self._places.acquire(timeout=max(0.0, until - time.monotonic())):
-                return  # the request has stopped waiting too
-            try:
-                result = action()
-            except Exception as caught:  # noqa: BLE001  carried over to the waiting request
-                error = caught
-            finally:
-                self._places.release()
-            try:
-                loop.call_soon_threadsafe(settle, result, error)
-            except RuntimeError:
-                return  # the loop has closed: nobody waits any more
+    def _wrong(self, where: str, message: str) -> None:
+        self.problems.append(FieldProblem(field=where, message=message))
 
-        threading.Thread(target=work, name="admission", daemon=True).start()
-        async with asyncio.timeout_at(loop.time() + max(0.0, until - time.monotonic())):
-            return await future
+
+@asynccontextmanager
+async def _place(places: asyncio.Semaphore) -> AsyncIterator[None]:
+    """One of the places.
+
+    Raises:
+        AdmissionBusy: none became free in time.
+    """
+    try:
+        async with asyncio.timeout(PLACE_WAIT_S):
+            await places.acquire()
+    except TimeoutError as error:
+        raise AdmissionBusy("too many submissions are being checked: try again in a moment") from error
+    try:
+        yield
+    finally:
+        places.release()
 
 
 def _sources(spec: JobSpec) -> list[tuple[str, DataSourceSpec]]:
-    train = [("data.train", spec.data.train)]
-    return train if spec.data.eval is None else [*train, ("data.eval", spec.data.eval)]
+    held_out = [("eval", spec.data.eval)] if spec.data.eval is not None else []
+    return [("train", spec.data.train), *held_out]

@@ -25,7 +25,7 @@ from services.gateway import (
     reads_routes,
     service_routes,
 )
-from services.gateway.admission import Admission, InstalledChecks
+from services.gateway.admission import Admission
 from services.gateway.auth import BearerAuth, open_paths
 from services.gateway.body_limit import BodyLimit, RequestTimeout
 from services.gateway.context import Context, EventTimes
@@ -42,8 +42,8 @@ def create_app(
     settings: Settings,
     redis: Redis,
     token: str,
+    admission: Admission,
     *,
-    admission: Admission | None = None,
     event_times: EventTimes | None = None,
 ) -> FastAPI:
     """The application; whoever made the Redis client closes it.
@@ -52,7 +52,7 @@ def create_app(
         settings: address and directories.
         redis: client whose replies are bytes.
         token: what requests must bear.
-        admission: checks on new jobs (default: the installed ones).
+        admission: reads and checks new jobs.
         event_times: pace of event streams.
     """
     metrics = GatewayMetrics()
@@ -69,7 +69,7 @@ def create_app(
         redis=redis,
         store=JobStore(redis, jobs_dir),
         restorer=Restorer(redis, jobs_dir, "gateway", lambda _: True),
-        admission=admission or Admission(InstalledChecks(settings)),
+        admission=admission,
         metrics=metrics,
         event_times=event_times or EventTimes(),
         inference=InferenceClient(

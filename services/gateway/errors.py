@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.routing import Match
 
-from services.common.errors import ConfigError, JobConflict, LetterRefused
+from services.common.errors import ConfigError, JobConflict, LetterRefused, MillraceError, SandboxError
 from services.gateway.schemas import ErrorAnswer, FieldProblem
 
 log = logging.getLogger(__name__)
@@ -39,6 +39,10 @@ CODES = {
     503: "unavailable",
     504: "timeout",
 }
+
+
+class AdmissionBusy(MillraceError):  # noqa: N818  what it is
+    """Too many submissions are being checked; answered with 503."""
 
 
 class SpecRefused(ConfigError):  # noqa: N818  a refusal, as people say
@@ -87,6 +91,8 @@ def install_handlers(app: FastAPI) -> None:
     app.add_exception_handler(JobConflict, _conflict)
     app.add_exception_handler(LetterRefused, _conflict)
     app.add_exception_handler(RedisError, _redis)
+    app.add_exception_handler(AdmissionBusy, _busy)
+    app.add_exception_handler(SandboxError, _no_child)
     app.add_exception_handler(Exception, _unexpected)
 
 
@@ -125,6 +131,15 @@ async def _conflict(_: Request, error: Exception) -> JSONResponse:
 async def _redis(_: Request, error: Exception) -> JSONResponse:
     log.error("Redis failed: %s", type(error).__name__)
     return unavailable("the job store does not answer; try again")
+
+
+async def _busy(_: Request, error: Exception) -> JSONResponse:
+    return unavailable(str(error))
+
+
+async def _no_child(_: Request, error: Exception) -> JSONResponse:
+    log.error("a job could not be checked: %s", error)
+    return unavailable("this gateway cannot check jobs at the moment; try again")
 
 
 async def _unexpected(_: Request, __: Exception) -> JSONResponse:

@@ -15,7 +15,7 @@ from services.gateway.context import Context, ContextDep, RecordDep
 from services.gateway.errors import SpecRefused, documented
 from services.gateway.refused_writes import with_cause
 from services.gateway.schemas import EXAMPLE_JOB_ID, EXAMPLE_SPEC, FieldProblem, Job, JobList, JobSummary
-from services.gateway.spec_body import MEDIA_TYPES, UnsupportedMediaType, read_spec
+from services.gateway.spec_body import MEDIA_TYPES, UnsupportedMediaType, media_type_of
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -75,7 +75,7 @@ async def submit(
 ) -> Job:
     """Checks the spec, its model, its data and its verifiers, and queues the job. Jobs run one at a time per learner."""
     try:
-        spec = await read_spec(request)
+        spec = await context.admission.read(await request.body(), media_type_of(request))
         unchecked = await context.admission.admit(spec)
     except UnsupportedMediaType as error:
         raise HTTPException(415, str(error)) from error

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from typing import Any, NoReturn
 
-import yaml
 from pydantic import ConfigDict, JsonValue, TypeAdapter, ValidationError
 from starlette.requests import Request
 
+from services.common.document import parse_document, parse_json
 from services.common.errors import ConfigError
-from services.common.spec import JobSpec, parse_spec
+from services.common.spec import JobSpec
 from services.common.spec.job import describe_errors
 from services.gateway.errors import SpecRefused
 from services.gateway.schemas import FieldProblem
@@ -20,9 +19,6 @@ from services.gateway.schemas import FieldProblem
 JSON_TYPE = "application/json"
 YAML_TYPES = ("application/yaml", "text/yaml")
 MEDIA_TYPES = (JSON_TYPE, *YAML_TYPES)
-
-MAX_YAML_NODES = 20_000
-"""A spec has some hundred; parsing is slow enough in Python for more to be a burden."""
 
 _SETTINGS: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue], config=ConfigDict(allow_inf_nan=False))
 _LINE = re.compile(r"([a-z_]+(?:\.[A-Za-z0-9_*]+)+(?:\[[^\]]*\])?): (.+)", re.DOTALL)
@@ -44,8 +40,25 @@ async def read_spec(request: Request) -> JobSpec:
     if media_type not in MEDIA_TYPES:
         known = ", ".join(MEDIA_TYPES)
         raise UnsupportedMediaType(f"Content-Type must be one of {known}; it is {media_type or 'missing'}")
-    body = await request.body()
-    return await asyncio.to_thread(_from_json if media_type == JSON_TYPE else _from_yaml, body)
+    return await asyncio.to_thread(parse_body, await request.body(), media_type)
+
+
+def parse_body(body: bytes, media_type: str) -> JobSpec:
+    """The spec in a body of one of MEDIA_TYPES; takes well below a second for each MiB, whatever it holds.
+
+    Raises:
+        SpecRefused: names every wrong field.
+    """
+    try:
+        document = (parse_json if media_type == JSON_TYPE else parse_document)(body)
+    except ConfigError as error:
+        raise _refused("spec", f"the body {error}") from error
+    if not isinstance(document, dict):
+        raise _refused("spec", f"must be an object with `model` and `data`, not {type(document).__name__}")
+    try:
+        return _storable(JobSpec.model_validate(document))
+    except ValidationError as error:
+        raise SpecRefused(_validation_problems(error)) from error
 
 
 def problems_of(error: ConfigError, field: str) -> list[FieldProblem]:
@@ -59,43 +72,6 @@ def problems_of(error: ConfigError, field: str) -> list[FieldProblem]:
         named, message = match.groups() if match else (field, line)
         problems.append(FieldProblem(field=named, message=message))
     return problems
-
-
-def _from_json(body: bytes) -> JobSpec:
-    try:
-        document = json.loads(body.decode(), parse_constant=_no_constant, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise _refused("spec", f"the body is not valid JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise _refused("spec", f"must be an object with `model` and `data`, not {type(document).__name__}")
-    try:
-        spec = JobSpec.model_validate(document)
-    except ValidationError as error:
-        raise SpecRefused(_validation_problems(error)) from error
-    return _storable(spec)
-
-
-def _from_yaml(body: bytes) -> JobSpec:
-    try:
-        _check_yaml_size(body.decode())
-        spec = parse_spec(body)
-    except UnicodeDecodeError as error:
-        raise _refused("spec", f"the body is not valid UTF-8: {error.reason}") from error
-    except yaml.YAMLError as error:
-        raise _refused("spec", f"the body is not valid YAML: {error}") from error
-    except ConfigError as error:
-        raise SpecRefused(problems_of(error, "spec")) from error
-    return _storable(spec)
-
-
-def _check_yaml_size(text: str) -> None:
-    """Refuses aliases, by which a small body unfolds into an endless document, and bodies of very many nodes."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    for count, event in enumerate(yaml.parse(text, Loader=loader)):
-        if isinstance(event, yaml.AliasEvent):
-            raise _refused("spec", "YAML aliases (`*name`) are not accepted: write the value out")
-        if count > MAX_YAML_NODES:
-            raise _refused("spec", f"more than {MAX_YAML_NODES} YAML nodes; send large settings as JSON")
 
 
 def _storable(spec: JobSpec) -> JobSpec:
@@ -127,16 +103,3 @@ def _validation_problems(error: ValidationError, prefix: str = "") -> list[Field
 
 def _refused(field: str, message: str) -> SpecRefused:
     return SpecRefused([FieldProblem(field=field, message=message)])
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"key {twice!r} is given twice")
-    return found

@@ -10,7 +10,7 @@ from typing import Any
 from services.common.errors import ConfigError, MillraceError
 from services.common.job_folder import HISTORY_FILE, SPEC_FILE, JobFolder
 from services.common.job_records import JobState
-from services.common.spec import JobSpec, parse_spec
+from services.common.spec import JobSpec, parse_recorded_spec
 from services.learner.audit import Audit
 from services.learner.audit_report import AuditReport, Breach
 from services.learner.checkpoint import Checkpoint
@@ -36,7 +36,7 @@ def audit_job(
     Raises:
         ConfigError: there is no such job here, or its spec cannot be read.
     """
-    spec = parse_spec(_read(folder / SPEC_FILE))
+    spec = parse_recorded_spec(_read(folder / SPEC_FILE))
     checkpoints, remarks = sound_checkpoints(folder)
     states = {step: (f"checkpoints/{found.path.name}", found.state) for step, found in checkpoints.items()}
     audit = Audit(job_id or folder.name, spec.off_policy.max_off_policy_steps, states, _start(spec, checkpoints))

@@ -17,7 +17,7 @@ from services.common.logs import configure_logging, log_context
 from services.common.models import resolve_model
 from services.common.parent import die_with_parent
 from services.common.settings import Settings, load_settings
-from services.common.spec import JobSpec, parse_spec
+from services.common.spec import JobSpec, parse_recorded_spec
 from services.learner.folder import ERROR_FILE, FENCED_FILE
 from services.learner.pulse import FOLDER, beat_forever
 
@@ -31,7 +31,7 @@ HEAD_JOIN_S = 30.0
 
 def run_rank(job_id: str, settings: Settings) -> None:
     """Builds this rank's part of the model and runs the loop to the job's end."""
-    spec = parse_spec((settings.job_dir(job_id) / SPEC_FILE).read_text())
+    spec = parse_recorded_spec((settings.job_dir(job_id) / SPEC_FILE).read_text())
     model_dir = resolve_model(spec.model.path, settings)
     from services.learner.megatron.platform import prepare
 

@@ -20,10 +20,11 @@ from types import TracebackType
 from typing import Self
 
 from services.common.errors import VerifierError
+from services.common.sandbox.processes import LOOK_S, Forkserver
 from services.common.types import Verdict, VerdictStatus
 from services.reward import metrics
 from services.reward.check import Broken, Check, Outcome, OverLimit, Scored
-from services.reward.processes import LOOK_S, Nursery, Worker, WorkerDiedError
+from services.reward.processes import Worker, WorkerDiedError
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,10 @@ class Pool:
             log_level: of the processes' logs.
         """
         self.workers = workers or default_workers()
-        self._nursery = Nursery(environment, log_level=log_level)
+        self._forkserver = Forkserver(
+            "services.reward.worker:work", prepare=["services.reward.worker:prepare"], service="reward-verifier",
+            log_level=log_level, environment=environment,
+        )  # fmt: skip
         self._recycle_after = recycle_after
         self._queue: deque[_Job] = deque()
         self._filled = asyncio.Event()
@@ -86,13 +90,13 @@ class Pool:
         """Starts the processes.
 
         Raises:
-            VerifierError: they do not start.
+            SandboxError: they do not start.
         """
-        await self._nursery.start()
+        await self._forkserver.start()
         self._slots = [asyncio.create_task(self._slot(number), name=f"slot-{number}") for number in range(self.workers)]
         for slot in self._slots:
             slot.add_done_callback(self._slot_ended)
-        self._watching = asyncio.create_task(self._watch(), name="nursery watch")
+        self._watching = asyncio.create_task(self._watch(), name="forkserver watch")
         return self
 
     async def __aexit__(
@@ -103,7 +107,7 @@ class Pool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._nursery.stop()
+        await self._forkserver.stop()
 
     @property
     def queued(self) -> int:
@@ -148,7 +152,7 @@ class Pool:
         """Consumes the queue; waits for checks; unblocked by `judge`; produces verdicts."""
         worker: Worker | None = None
         while True:
-            worker = worker or await self._nursery.fork()
+            worker = worker or Worker(await self._forkserver.fork())
             batch = await self._take()
             try:
                 spent = await self._run(number, worker, batch)
@@ -163,13 +167,13 @@ class Pool:
                 spent = "recycled"
             if spent is not None:
                 metrics.WORKER_RESTARTS.labels(reason=spent).inc()
-                await self._nursery.kill(worker)
+                await self._forkserver.kill(worker.forked)
                 worker = None
 
     async def _watch(self) -> None:
-        """Consumes nothing; waits for the next look; unblocked by time; produces another nursery for one that hangs."""
+        """Consumes nothing; waits for the next look; unblocked by time; produces another forkserver for one that hangs."""
         while True:
-            self._nursery.look()
+            self._forkserver.look()
             await asyncio.sleep(LOOK_S)
 
     async def _take(self) -> list[_Job]:
@@ -194,7 +198,7 @@ class Pool:
                 outcome = await worker.outcome(waiting[0].check)
                 self._settle(waiting.popleft(), outcome)
         except TimeoutError:
-            if worker.stopped:
+            if worker.forked.stopped:
                 self._settle(waiting.popleft(), Broken("its process was stopped by a signal"))
             else:
                 self._time_out(waiting.popleft())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 import resource
 import socket
 import time
@@ -11,32 +9,37 @@ from typing import Any
 
 import msgpack
 
+from services.common.sandbox.limits import limit_cpu, limit_memory
+from services.common.verifier_names import BuiltIn
 from services.reward.check import ERROR, LIMIT, LOADED, MEMORY_MIB, SCORED, clean, unpacker
 from services.reward.verifiers.base import Score, Verifier
-from services.reward.verifiers.registry import load
-
-CPU_MARGIN_S = 2.0
-"""CPU seconds beyond a check's wall-clock limit after which the kernel ends the worker, should nobody be left to kill it."""
+from services.reward.verifiers.registry import load, offered
 
 MAX_BATCH_BYTES = 256 * 1024**2
 """Of checks received and not yet begun."""
 
 
-def limit_resources() -> None:
-    """Caps the memory of this process; no core dumps."""
-    _limit_memory(MEMORY_MIB)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+def prepare() -> None:
+    """Loads every built-in verifier, for the forkserver: workers are warm at birth."""
+    offered()  # workers inherit the list
+    for name in BuiltIn:
+        load(name)
+    load(BuiltIn.MATH)(
+        r"\boxed{\frac{1}{2}}", "0.5", {}
+    )  # builds the parser's tables, which takes longer than most checks
 
 
 def work(connection: socket.socket) -> None:
     """Judges what comes until the connection closes."""
+    limit_memory(MEMORY_MIB)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     verifiers: dict[str, Verifier] = {}
     incoming = unpacker(MAX_BATCH_BYTES)
     while data := connection.recv(1 << 16):
         incoming.feed(data)
         for name, response, ground_truth, extra_info, limit_s, memory_mib in incoming:
-            _limit_cpu(limit_s)
-            _limit_memory(memory_mib)
+            limit_cpu(limit_s)
+            limit_memory(memory_mib)
             reply = None if name in verifiers else _load(connection, verifiers, name)
             _send(connection, reply or _judge(verifiers[name], response, ground_truth, extra_info))
 
@@ -67,16 +70,3 @@ def _judge(verifier: Verifier, response: str, ground_truth: str, extra_info: dic
 
 def _send(connection: socket.socket, reply: list[Any]) -> None:
     connection.sendall(msgpack.packb(reply))
-
-
-def _limit_memory(mib: int) -> None:
-    """The soft limit only, since each check may have another; a verifier is not trusted to leave it alone, but to be killed."""
-    with contextlib.suppress(ValueError):  # more is in use already than this check may have: the next allocation fails
-        resource.setrlimit(resource.RLIMIT_AS, (mib * 1024**2, resource.RLIM_INFINITY))
-
-
-def _limit_cpu(limit_s: float) -> None:
-    used = time.process_time()
-    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    soft = math.ceil(used + limit_s + CPU_MARGIN_S)
-    resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))

@@ -9,7 +9,7 @@ from services.common.spec.algorithm import (
     LossName,
 )
 from services.common.spec.data import DataSourceSpec, DataSpec
-from services.common.spec.job import JobSpec, dump_spec, parse_spec
+from services.common.spec.job import JobSpec, dump_spec, parse_recorded_spec, parse_spec
 from services.common.spec.learner import CheckpointSpec, EvalSpec, LearnerSpec, OffPolicySpec
 from services.common.spec.rollout import DType, ModelSpec, RewardSpec, RolloutSpec
 
@@ -32,5 +32,6 @@ __all__ = [
     "RewardSpec",
     "RolloutSpec",
     "dump_spec",
+    "parse_recorded_spec",
     "parse_spec",
 ]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from typing import Annotated, Self
 
-import yaml
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
+from services.common.document import dump_document, parse_document, parse_recorded
 from services.common.errors import ConfigError
 from services.common.spec.algorithm import AlgorithmSpec
 from services.common.spec.base import Section
@@ -54,29 +54,34 @@ class JobSpec(Section):
 
 
 def parse_spec(text: str | bytes) -> JobSpec:
-    """A spec from YAML or JSON text.
+    """A spec from the YAML (1.2) or JSON text that a person wrote.
 
     Raises:
         ConfigError: not YAML, or not a valid spec; one line per wrong field.
     """
+    return _spec_of(parse_document, text)
+
+
+def parse_recorded_spec(text: str | bytes) -> JobSpec:
+    """A spec from what `dump_spec` wrote, of this release or an older one.
+
+    Raises:
+        ConfigError: it is not one that this release understands.
+    """
+    return _spec_of(parse_recorded, text)
+
+
+def _spec_of(parse: Callable[[str | bytes], object], text: str | bytes) -> JobSpec:
     try:
-        document = _document(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"the job spec is not valid YAML or JSON: {error}") from error
+        document = parse(text)
+    except ConfigError as error:
+        raise ConfigError(f"the job spec {error}") from error
     if not isinstance(document, dict):
         raise ConfigError(f"the job spec must be a mapping with `model` and `data`, not {type(document).__name__}")
     try:
         return JobSpec.model_validate(document)
     except ValidationError as error:
         raise ConfigError("\n".join(describe_errors(error))) from error
-
-
-def _document(text: str | bytes) -> object:
-    """JSON is read as JSON: YAML 1.1 takes some of its numbers (`1e-5`) for strings."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return yaml.safe_load(text)
 
 
 def describe_errors(error: ValidationError) -> list[str]:
@@ -91,4 +96,4 @@ def describe_errors(error: ValidationError) -> list[str]:
 
 def dump_spec(spec: JobSpec) -> str:
     """The resolved spec as YAML, every default written out."""
-    return yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return dump_document(spec.model_dump(mode="json"))

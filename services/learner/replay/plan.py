@@ -11,7 +11,7 @@ from services.common.errors import ConfigError
 from services.common.job_folder import SPEC_FILE
 from services.common.models import resolve_model
 from services.common.settings import Settings
-from services.common.spec import JobSpec, parse_spec
+from services.common.spec import JobSpec, parse_recorded_spec
 from services.learner.evidence import sound_checkpoints
 from services.learner.folder import JOURNAL_DIR
 from services.learner.journal import Journal, JournalError
@@ -99,7 +99,7 @@ def make_plan(folder: Path, settings: Settings, first: int, last: int | None) ->
         ConfigError: the range is not in the journal, or nothing is there to begin with.
         JournalError: a record up to the range's end is damaged; names file and place.
     """
-    spec = parse_spec((folder / SPEC_FILE).read_text())
+    spec = parse_recorded_spec((folder / SPEC_FILE).read_text())
     sound, remarks = sound_checkpoints(folder)
     checkpoints = {step: checkpoint.path for step, checkpoint in sound.items()}
     begun = max((step for step in checkpoints if step <= first), default=0)

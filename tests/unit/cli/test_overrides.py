@@ -15,6 +15,8 @@ from services.common.errors import ConfigError
     ("change", "expected"),
     [
         ("learner.lr=3e-4", {"learner": {"lr": 3e-4, "steps": 5}}),
+        ("learner.lr=1e-5", {"learner": {"lr": 1e-5, "steps": 5}}),
+        ("name=on", {"learner": {"steps": 5}, "name": "on"}),
         ("learner.steps=7", {"learner": {"steps": 7}}),
         ("name=demo", {"learner": {"steps": 5}, "name": "demo"}),
         ("eval.enabled=true", {"learner": {"steps": 5}, "eval": {"enabled": True}}),
@@ -46,7 +48,7 @@ def test_an_empty_section_can_be_filled() -> None:
     [
         ("[1]", "must be a mapping"),
         ("a: [", "is not valid YAML"),
-        ("when: 2026-01-01", "JSON cannot carry"),
+        ("a: 1\na: 2", r"key 'a' is given twice \(line 2\)"),
         ("x: .nan", "JSON cannot carry"),
     ],
 )

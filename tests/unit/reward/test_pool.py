@@ -17,11 +17,12 @@ import psutil
 import pytest
 
 from services.common.errors import VerifierError
+from services.common.sandbox.limits import NICENESS
 from services.common.types import Verdict, VerdictStatus
 from services.common.vitals import family
 from services.reward.check import MAX_GROUND_TRUTH_CHARS, MAX_RESPONSE_CHARS, Check
 from services.reward.pool import Pool
-from services.reward.processes import NICER, PROMPT_S
+from services.reward.processes import PROMPT_S
 
 PoolMaker = Callable[..., AbstractAsyncContextManager[Pool]]
 CheckMaker = Callable[..., Check]
@@ -157,12 +158,12 @@ async def test_a_stopped_worker_costs_nobody_a_verdict(pool_of: PoolMaker, check
         await vanished([int(before.detail)])
 
 
-async def test_a_stopped_nursery_is_noticed_killed_and_replaced(pool_of: PoolMaker, check: CheckMaker) -> None:
+async def test_a_stopped_forkserver_is_noticed_killed_and_replaced(pool_of: PoolMaker, check: CheckMaker) -> None:
     async with pool_of(1) as pool:
         [before] = await pool.judge([check("odd_process")])
-        nursery = psutil.Process(int(before.detail)).ppid()
-        os.kill(nursery, signal.SIGSTOP)
-        await vanished([nursery, int(before.detail)], within_s=10.0)
+        forkserver = psutil.Process(int(before.detail)).ppid()
+        os.kill(forkserver, signal.SIGSTOP)
+        await vanished([forkserver, int(before.detail)], within_s=10.0)
         [after] = await pool.judge([check("odd_process")])
         assert summary(after) == (VerdictStatus.SCORED, 1.0)
 
@@ -215,22 +216,22 @@ async def test_a_long_check_makes_way_for_others_and_its_worker_is_replaced(
         await asyncio.sleep(PROMPT_S / 2)
         assert worker.nice() == niceness
         await asyncio.sleep(PROMPT_S)
-        assert worker.nice() == min(19, niceness + NICER)
+        assert worker.nice() == min(19, niceness + NICENESS)
         [verdict] = await long
         [after] = await pool.judge([check("odd_process")])
     assert verdict.status is VerdictStatus.SCORED
     assert int(after.detail) != worker.pid
 
 
-async def test_the_pool_goes_on_after_its_nursery_was_killed(pool_of: PoolMaker, check: CheckMaker) -> None:
+async def test_the_pool_goes_on_after_its_forkserver_was_killed(pool_of: PoolMaker, check: CheckMaker) -> None:
     async with pool_of(1) as pool:
         [before] = await pool.judge([check("odd_process")])
-        nursery = psutil.Process(int(before.detail)).ppid()
-        os.kill(nursery, signal.SIGKILL)
-        await vanished([nursery, int(before.detail)])
+        forkserver = psutil.Process(int(before.detail)).ppid()
+        os.kill(forkserver, signal.SIGKILL)
+        await vanished([forkserver, int(before.detail)])
         [after] = await pool.judge([check("odd_process")])
         assert summary(after) == (VerdictStatus.SCORED, 1.0)
-        assert psutil.Process(int(after.detail)).ppid() != nursery
+        assert psutil.Process(int(after.detail)).ppid() != forkserver
 
 
 async def test_secrets_of_the_service_do_not_reach_a_verifier(
@@ -254,10 +255,10 @@ async def test_a_kill_takes_along_what_the_verifier_started(pool: Pool, check: C
 async def test_a_closed_pool_leaves_no_process_and_keeps_nobody_waiting(pool_of: PoolMaker, check: CheckMaker) -> None:
     before = set(psutil.Process().children())
     async with pool_of(2) as pool:
-        [nursery] = set(psutil.Process().children()) - before
+        [forkserver] = set(psutil.Process().children()) - before
         await pool.judge([check("gsm8k", "#### 1")] * 40)
         async with asyncio.timeout(10):  # on a busy machine a check may take long enough for its worker to be replaced
-            while len(ours := family(nursery.pid)) != 3:  # itself and two workers
+            while len(ours := family(forkserver.pid)) != 3:  # itself and two workers
                 await asyncio.sleep(0.05)
         waiting = asyncio.create_task(pool.judge([check("odd_sleep", "60", timeout_s=60.0)] * 3))
         await asyncio.sleep(0.2)
@@ -282,11 +283,11 @@ async def test_workers_end_with_a_service_that_is_killed(plugins: dict[str, str]
     service = await asyncio.create_subprocess_exec(sys.executable, script, stdout=subprocess.PIPE, env=plugins)
     assert service.stdout is not None
     worker = int(await service.stdout.readline())
-    nursery = psutil.Process(worker).ppid()
+    forkserver = psutil.Process(worker).ppid()
     await asyncio.sleep(0.3)
     service.kill()
     await service.wait()
-    await vanished([worker, nursery])
+    await vanished([worker, forkserver])
 
 
 async def vanished(pids: list[int], within_s: float = 5.0) -> None:
@@ -299,7 +300,7 @@ async def vanished(pids: list[int], within_s: float = 5.0) -> None:
         await asyncio.sleep(0.05)
 
 
-async def test_the_nursery_has_one_thread_so_that_it_may_fork(pool: Pool, check: CheckMaker) -> None:
+async def test_the_forkserver_has_one_thread_so_that_it_may_fork(pool: Pool, check: CheckMaker) -> None:
     [verdict] = await pool.judge([check("odd_process")])
     worker = psutil.Process(int(verdict.detail))
     assert psutil.Process(worker.ppid()).num_threads() == 1
