@@ -80,7 +80,9 @@ class ChildAdmission:
             try:
                 found = await self._sandbox.call(READ, body, media_type, limits=READ_LIMITS)
             except (ChildTimeout, ChildDied) as error:
-                raise SpecRefused([FieldProblem(field="spec", message=f"the body cannot be read: it {error}")]) from error
+                raise SpecRefused(
+                    [FieldProblem(field="spec", message=f"the body cannot be read: it {error}")]
+                ) from error
         if found["problems"]:
             raise SpecRefused([FieldProblem(field=name, message=message) for name, message in found["problems"]])
         return JobSpec.model_validate_json(found["spec"])
