@@ -17,6 +17,8 @@ from services.common.spec import JobSpec
 FIELD = "model.path"
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 MAX_JSON_BYTES = 32 * 1024 * 1024
+MAX_SIZE = 2**31
+"""No size in a config.json is larger."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib"})
@@ -90,7 +92,7 @@ def inspect_model(path: Path) -> ModelInfo:
         raise ModelError(f"{FIELD}: {config_path} is missing: not a Hugging Face model directory")
     _refuse_code(path)
     _check_weights(path)
-    config = _read_json(config_path)
+    config = read_json(config_path)
     info = _read_shape(config_path, config)
     _check_tokenizer(path)
     return info
@@ -155,19 +157,21 @@ def _files(path: Path) -> list[Path]:
 
 def _refuse_code(path: Path) -> None:
     for file in _files(path):
+        if not file.is_file() and not file.is_dir():
+            raise ModelError(f"{FIELD}: {file} is neither a file nor a directory")
         suffix = file.suffix.lower()
         if suffix in _PICKLES:
             raise ModelError(f"{FIELD}: {file}: pickled files can run code; keep safetensors only")
         if suffix in _CODE:
             raise ModelError(f"{FIELD}: {file}: a model directory must not contain code")
-        if suffix == ".json" and "config" in file.name and _has_key(_read_json(file), "auto_map"):
+        if suffix == ".json" and "config" in file.name and _has_key(read_json(file), "auto_map"):
             raise ModelError(f"{FIELD}: {file}: `auto_map` asks for remote code, which is never run")
 
 
 def _check_weights(path: Path) -> None:
     index_path = path / "model.safetensors.index.json"
     if index_path.is_file():
-        shards = _read_json(index_path).get("weight_map")
+        shards = read_json(index_path).get("weight_map")
         if not isinstance(shards, dict) or not shards:
             _wrong(index_path, "has no weight_map")
         for shard in sorted({str(name) for name in shards.values()}):
@@ -181,7 +185,9 @@ def _read_shape(path: Path, config: dict[str, Any]) -> ModelInfo:
     architectures = config.get("architectures")
     names = architectures if isinstance(architectures, list) else []
     if len(names) != 1 or names[0] not in ARCHITECTURES:
-        _wrong(path, f"architectures {architectures!r} is not supported (supported: {', '.join(ARCHITECTURES)})")
+        _wrong(
+            path, f"architectures {repr(architectures)[:200]} is not supported (supported: {', '.join(ARCHITECTURES)})"
+        )
     if config.get("quantization_config") is not None:
         _wrong(path, "quantized weights (`quantization_config`) cannot be trained")
     for key in _SIZES:
@@ -213,7 +219,7 @@ def _check_tokenizer(path: Path) -> None:
             f"{FIELD}: {path} has no tokenizer (tokenizer.json, tokenizer.model, or vocab.json with merges.txt)"
         )
     config_path = path / "tokenizer_config.json"
-    template = _read_json(config_path).get("chat_template") if config_path.is_file() else None
+    template = read_json(config_path).get("chat_template") if config_path.is_file() else None
     if not template and not (path / "chat_template.jinja").is_file():
         raise ModelError(
             f"{FIELD}: {path} has no chat template (chat_template.jinja, or `chat_template` in tokenizer_config.json)"
@@ -221,15 +227,26 @@ def _check_tokenizer(path: Path) -> None:
 
 
 def _require_size(path: Path, key: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        _wrong(path, f"{key} must be a positive integer, not {value!r}")
+    if type(value) is not int or value < 1:
+        _wrong(path, f"{key} must be a positive integer, not {repr(value)[:80]}")
+    if value > MAX_SIZE:
+        _wrong(path, f"{key} is larger than {MAX_SIZE}")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of a model directory.
+
+    Raises:
+        ModelError: it is no regular file, larger than MAX_JSON_BYTES, or not a JSON object.
+    """
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
+        if not path.is_file():  # a pipe would never end
+            _wrong(path, "is not a regular file")
+        with path.open("rb") as file:
+            content = file.read(MAX_JSON_BYTES + 1)
+        if len(content) > MAX_JSON_BYTES:
             _wrong(path, f"is larger than {MAX_JSON_BYTES} bytes")
-        document = json.loads(path.read_bytes())
+        document = json.loads(content)
     except OSError as error:
         _wrong(path, f"cannot be read: {error.strerror}")
     except (ValueError, RecursionError) as error:

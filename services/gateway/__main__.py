@@ -57,7 +57,7 @@ async def _serve(settings: Settings, token: str, listener: socket.socket) -> Non
     redis.set_retry(Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 3))
     await _look_for(settings)
     sandbox = Sandbox(prepare=[PREPARE], service="gateway-check", log_level=settings.log_level)
-    app = create_app(settings, redis, token, ChildAdmission(sandbox, settings))
+    app = create_app(settings, redis, token, admission=ChildAdmission(sandbox, settings))
     config = uvicorn.Config(
         app,
         log_config=None,

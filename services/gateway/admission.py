@@ -1,10 +1,11 @@
-"""Admission: what is checked before a job is taken in, each part in a child process that may be killed.
+"""Admission: what is checked before a job is taken in, by children that may be killed.
 
-    body ──► child: parse, validate ──► spec ──► operator's limits ──► child: model, data ──► verifiers by name ──► queue
-                │ too long, too large, broken: 422 that names the field                │ a file not read in time: unchecked
+    body ──► child: parse, validate ──► spec ──► child: model, data ──► verifiers by name ──► queue
+                │ too long, too large, broken              │ a file not read in time: unchecked
+                └──► 422 with the field
 
-A file or a model that is not done in time does not refuse the job: its field is handed back as unchecked, and the learner, which checks again
-with limits of its own, will find what is wrong. A procedural source that cannot make its first task in time never will: it is refused.
+A file or a model that is not done in time does not refuse the job: its field is handed back as unchecked, and the learner, which checks
+again with limits of its own, will find what is wrong. A procedural source that cannot make its first task in time never will: it is refused.
 """
 
 from __future__ import annotations

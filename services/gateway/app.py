@@ -42,8 +42,8 @@ def create_app(
     settings: Settings,
     redis: Redis,
     token: str,
-    admission: Admission,
     *,
+    admission: Admission,
     event_times: EventTimes | None = None,
 ) -> FastAPI:
     """The application; whoever made the Redis client closes it.

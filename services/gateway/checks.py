@@ -1,4 +1,4 @@
-"""Checks of a request's body, and of a new job's model and data beyond the shape of its spec: run in a child that may be killed at any moment.
+"""Checks of a body, and of a new job's model and data: run in a child that may be killed at any moment.
 
 Whatever a job names is opened here for the first time, by the parts that the learner uses itself.
 """

@@ -10,14 +10,12 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from transformers import AutoConfig
 
 from services.common.errors import ModelError
+from services.common.model_config import check_trainable, rope_parameters
 from services.learner.megatron.attention import PackedCoreAttention
 from services.learner.megatron.mbridge_models import LLaMABridge, Qwen2Bridge, Qwen3Bridge
 from services.learner.megatron.parallel import Layout
 
 _LAYER = "model.layers.{layer_number}"
-
-_LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""What Megatron's Llama 3 frequency scaling has built in; only the factor is free."""
 
 
 class _LocalSpec:
@@ -102,16 +100,7 @@ def check_model(hf_config: Any, model_dir: Path, layout: Layout) -> None:  # noq
     Raises:
         ModelError: names the key of config.json.
     """
-    refused: dict[str, Any] = {
-        # Qwen2's biases on query, key and value are no setting; this one adds a bias to the output projection, which mbridge leaves out
-        "attention_bias": hf_config.model_type != "qwen2" and getattr(hf_config, "attention_bias", False),
-        "mlp_bias": getattr(hf_config, "mlp_bias", False),
-        "use_sliding_window": getattr(hf_config, "use_sliding_window", False),
-        "hidden_act": hf_config.hidden_act if hf_config.hidden_act != "silu" else False,
-    }
-    for key, value in refused.items():
-        if value:
-            raise ModelError(f"{model_dir}: {key} = {value!r} is not supported")
+    check_trainable(hf_config, str(model_dir))
     divided = {
         "vocab_size": ("tensor_parallel_size", layout.tp_size),
         "num_attention_heads": ("tensor_parallel_size", layout.tp_size),
@@ -122,31 +111,20 @@ def check_model(hf_config: Any, model_dir: Path, layout: Layout) -> None:  # noq
     for key, (name, size) in divided.items():
         if getattr(hf_config, key) % size:
             raise ModelError(f"{model_dir}: {key} = {getattr(hf_config, key)} is not divisible by {name} = {size}")
-    rope_arguments(hf_config)
 
 
 def rope_arguments(hf_config: Any) -> dict[str, Any]:  # noqa: ANN401
-    """GPTModel's arguments for the model's rotary embedding; transformers 5 keeps them in `rope_parameters`, earlier ones apart.
+    """GPTModel's arguments for the model's rotary embedding.
 
     Raises:
-        ModelError: a scaling that Megatron does not have.
+        ModelError: one that Megatron does not have.
     """
-    parameters = getattr(hf_config, "rope_parameters", None) or getattr(hf_config, "rope_scaling", None) or {}
-    theta = parameters.get("rope_theta") or getattr(hf_config, "rope_theta", 10_000.0)
-    kind = parameters.get("rope_type", "default")
-    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ModelError(
-            f"rope_parameters: partial_rotary_factor = {parameters['partial_rotary_factor']} is not supported"
-        )
-    match kind:
-        case "default":
-            return {"rotary_base": theta}
+    rope = rope_parameters(hf_config, "config.json")
+    base = {"rotary_base": rope["rope_theta"]}
+    match rope["rope_type"]:
         case "linear":
-            return {"rotary_base": theta, "seq_len_interpolation_factor": parameters["factor"]}
+            return base | {"seq_len_interpolation_factor": rope["factor"]}
         case "llama3":
-            for key, value in _LLAMA3_ROPE.items():
-                if parameters.get(key) != value:
-                    raise ModelError(f"rope_parameters: {key} = {parameters.get(key)} is not supported (only {value})")
-            return {"rotary_base": theta, "rope_scaling": True, "rope_scaling_factor": parameters["factor"]}
+            return base | {"rope_scaling": True, "rope_scaling_factor": rope["factor"]}
         case _:
-            raise ModelError(f"rope_parameters: rope_type = {kind!r} is not supported")
+            return base

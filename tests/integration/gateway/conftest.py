@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -10,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,26 +23,25 @@ import redis.asyncio
 from fastapi import FastAPI
 
 from services.common.jobs import JobStore
+from services.common.sandbox.pool import Sandbox
 from services.common.settings import Settings
-from services.common.spec import DataSourceSpec, JobSpec
-from services.gateway.admission import Admission
+from services.common.spec import JobSpec
+from services.gateway.admission import PREPARE, ChildAdmission
 from services.gateway.app import create_app
 from services.gateway.context import EventTimes
+from services.gateway.spec_body import parse_body
 
 TOKEN = "the-token-of-these-tests-0123456789abcdef"  # noqa: S105
 
 
 class AllowAll:
-    """Checks that find nothing wrong: for tests of what comes after them."""
+    """Admission that finds nothing wrong with a spec: for tests of what comes after it."""
 
-    def model(self, spec: JobSpec) -> None: ...
+    async def read(self, body: bytes, media_type: str) -> JobSpec:
+        return parse_body(body, media_type)
 
-    def data(self, source: DataSourceSpec, field: str, until: float) -> frozenset[str]:
-        return frozenset()
-
-    def verifiers(self, overrides: Mapping[str, str]) -> None: ...
-
-    def verifier(self, data_source: str, overrides: Mapping[str, str]) -> None: ...
+    async def admit(self, spec: JobSpec) -> tuple[str, ...]:
+        return ()
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,14 @@ def store(redis: redis.asyncio.Redis) -> JobStore:
 
 
 @pytest.fixture
-def app(redis: redis.asyncio.Redis, tmp_path: Path) -> FastAPI:
+def unchecked() -> AllowAll:
+    return AllowAll()
+
+
+@pytest.fixture
+def app(redis: redis.asyncio.Redis, tmp_path: Path, unchecked: AllowAll) -> FastAPI:
     times = EventTimes(poll_s=0.05, heartbeat_s=0.2)
-    return create_app(Settings(home=tmp_path), redis, TOKEN, admission=Admission(AllowAll()), event_times=times)
+    return create_app(Settings(home=tmp_path), redis, TOKEN, admission=unchecked, event_times=times)
 
 
 @pytest.fixture
@@ -93,6 +98,20 @@ async def stranger(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     """Bears nothing."""
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def sandbox() -> Iterator[Sandbox]:
+    """Children that are warm, for all tests of this session."""
+    shared = Sandbox(prepare=[PREPARE])
+    yield shared
+    asyncio.run(shared.stop())
+
+
+@pytest.fixture
+def admission(home: Path, sandbox: Sandbox) -> ChildAdmission:
+    """The real checks of what lies in `home`."""
+    return ChildAdmission(sandbox, Settings(home=home))
 
 
 @pytest.fixture

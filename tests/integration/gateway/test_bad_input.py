@@ -12,13 +12,16 @@ import pytest
 import redis.asyncio
 
 from services.common.settings import Settings
+from services.gateway.admission import ChildAdmission
 from services.gateway.app import create_app
 
 GOOD_ROW = {"question": "2 + 3?", "answer": "2 + 3 = 5\n#### 5"}
 
 
 @pytest.fixture
-async def gateway(redis: redis.asyncio.Redis, home: Path, token: str) -> AsyncIterator[httpx.AsyncClient]:
+async def gateway(
+    redis: redis.asyncio.Redis, home: Path, token: str, admission: ChildAdmission
+) -> AsyncIterator[httpx.AsyncClient]:
     """With the real checks, and data files in its home."""
     data = home / "data"
     data.mkdir()
@@ -31,7 +34,7 @@ async def gateway(redis: redis.asyncio.Redis, home: Path, token: str) -> AsyncIt
     }
     for name, lines in rows.items():
         (data / name).write_text("\n".join(lines))
-    transport = httpx.ASGITransport(create_app(Settings(home=home), redis, token))
+    transport = httpx.ASGITransport(create_app(Settings(home=home), redis, token, admission=admission))
     headers = {"Authorization": f"Bearer {token}"}
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=headers) as opened:
         yield opened

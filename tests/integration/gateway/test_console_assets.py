@@ -11,6 +11,7 @@ from fastapi import FastAPI
 
 from services.common.settings import Settings
 from services.common.spec import JobSpec
+from services.gateway.admission import Admission
 from services.gateway.app import create_app
 from services.gateway.console_routes import ASSETS, FOLDER, HEADERS, HOME, PATHS
 
@@ -54,9 +55,11 @@ async def test_the_root_leads_to_the_page(stranger: httpx.AsyncClient) -> None:
 
 
 async def test_the_page_is_open_beyond_loopback_too_and_the_data_are_not(
-    redis: redis.asyncio.Redis, tmp_path: Path, token: str
+    redis: redis.asyncio.Redis, tmp_path: Path, token: str, unchecked: Admission
 ) -> None:
-    transport = httpx.ASGITransport(create_app(Settings(home=tmp_path, bind_host="192.0.2.1"), redis, token))
+    transport = httpx.ASGITransport(
+        create_app(Settings(home=tmp_path, bind_host="192.0.2.1"), redis, token, admission=unchecked)
+    )
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as opened:
         assert (await opened.get(HOME)).status_code == 200
         for path in ("/jobs", "/workers", "/jobs/schema", "/docs", "/metrics"):

@@ -16,17 +16,18 @@ from redis.backoff import NoBackoff
 from services.cli.embedded_redis import EmbeddedRedis
 from services.common.connection import connect
 from services.common.settings import Settings
+from services.gateway.admission import ChildAdmission
 from services.gateway.app import create_app
 
 ROUTES = ["/jobs", "/jobs/demo-00000000", "/jobs/demo-00000000/metrics", "/jobs/demo-00000000/events", "/workers"]
 
 
 @pytest.fixture
-async def cut_off(home: Path, token: str) -> AsyncIterator[httpx.AsyncClient]:
+async def cut_off(home: Path, token: str, admission: ChildAdmission) -> AsyncIterator[httpx.AsyncClient]:
     """A gateway whose Redis is not there."""
     redis = connect("redis://user:canary-password@127.0.0.1:1/0")
     redis.set_retry(Retry(NoBackoff(), 0))
-    transport = httpx.ASGITransport(create_app(Settings(home=home), redis, token))
+    transport = httpx.ASGITransport(create_app(Settings(home=home), redis, token, admission=admission))
     headers = {"Authorization": f"Bearer {token}"}
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=headers) as opened:
         yield opened

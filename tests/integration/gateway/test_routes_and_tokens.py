@@ -12,6 +12,7 @@ from services.common.job_records import JobState
 from services.common.jobs import JobStore
 from services.common.settings import Settings
 from services.common.spec import JobSpec
+from services.gateway.admission import Admission
 from services.gateway.app import create_app
 
 GUARDED = [
@@ -95,10 +96,10 @@ async def test_an_open_route_needs_no_token_on_loopback(stranger: httpx.AsyncCli
 
 @pytest.mark.parametrize("path", OPEN)
 async def test_beyond_loopback_only_health_needs_no_token(
-    redis: redis.asyncio.Redis, tmp_path: Path, token: str, path: str
+    redis: redis.asyncio.Redis, tmp_path: Path, token: str, unchecked: Admission, path: str
 ) -> None:
     settings = Settings(home=tmp_path, bind_host="192.0.2.1")
-    transport = httpx.ASGITransport(create_app(settings, redis, token))
+    transport = httpx.ASGITransport(create_app(settings, redis, token, admission=unchecked))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as opened:
         assert (await opened.get(path)).status_code == (200 if path in {"/healthz", "/readyz"} else 401)
         assert (await opened.get(path, headers={"Authorization": f"Bearer {token}"})).status_code == 200

@@ -1,150 +1,153 @@
-# ruff: noqa: ARG002
+"""Admission: whatever a job brings, its submission is answered in time and names the field; nothing of it runs in the gateway."""
+
 from __future__ import annotations
 
 import asyncio
-import threading
+import json
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator
+from typing import Any
 
+import psutil
 import pytest
+import pytest_asyncio
+from pydantic import SecretStr
 
-from services.common.errors import ConfigError, DataError, ModelError
-from services.common.spec import DataSourceSpec, JobSpec
-from services.gateway.admission import MAX_THREADS, Admission
-from services.gateway.errors import SpecRefused
+from services.common.sandbox.limits import Limits
+from services.common.sandbox.pool import Sandbox
+from services.common.settings import Settings
+from services.common.spec import JobSpec
+from services.common.vitals import family
+from services.gateway import admission as module
+from services.gateway.admission import PLACES, ChildAdmission
+from services.gateway.errors import AdmissionBusy, SpecRefused
 
-SPEC = JobSpec.model_validate(
-    {
-        "model": {"path": "tiny"},
-        "data": {"train": {"source": "a.jsonl"}, "eval": {"source": "b.jsonl"}},
-        "reward": {"verifiers": {"mine": "gsm8k"}},
-    }
-)
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-
-class Recorded:
-    """Checks that say yes, and remember what they were asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, ...]] = []
-
-    def model(self, spec: JobSpec) -> None:
-        self.asked.append(("model", spec.model.path))
-
-    def data(self, source: DataSourceSpec, field: str, until: float) -> frozenset[str]:
-        assert until > time.monotonic()
-        self.asked.append(("data", field, source.source))
-        return frozenset({f"of-{source.source}", "both"})
-
-    def verifiers(self, overrides: Mapping[str, str]) -> None:
-        self.asked.append(("verifiers", *overrides.values()))
-
-    def verifier(self, data_source: str, overrides: Mapping[str, str]) -> None:
-        assert overrides == SPEC.reward.verifiers
-        self.asked.append(("verifier", data_source))
+TRIALS = "tests.unit.gateway.trials"
+DOCUMENT: dict[str, Any] = {
+    "model": {"path": "tiny"},
+    "data": {"train": {"source": "a.jsonl"}, "eval": {"source": "b.jsonl"}},
+    "reward": {"verifiers": {"of-train": "gsm8k", "of-eval": "math"}},
+}
+SPEC = JobSpec.model_validate(DOCUMENT)
 
 
-async def refusal(checks: Recorded, **options: float) -> list[tuple[str, str]]:
-    with pytest.raises(SpecRefused) as caught:
-        await Admission(checks, **options).admit(SPEC)
-    return [(problem.field, problem.message) for problem in caught.value.problems]
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def sandbox() -> AsyncIterator[Sandbox]:
+    async with Sandbox(prepare=["services.gateway.checks:prepare"]) as shared:
+        await shared.start()
+        yield shared
 
 
-async def test_model_data_and_every_data_source_are_checked_once() -> None:
-    checks = Recorded()
-    assert await Admission(checks).admit(SPEC) == ()
-    assert sorted(checks.asked) == [
-        ("data", "data.eval", "b.jsonl"),
-        ("data", "data.train", "a.jsonl"),
-        ("model", "tiny"),
-        ("verifier", "both"),
-        ("verifier", "of-a.jsonl"),
-        ("verifier", "of-b.jsonl"),
-        ("verifiers", "gsm8k"),
-    ]
+async def found(
+    sandbox: Sandbox, trial: str, *, deadline_s: float = 20.0, **changes: Any
+) -> tuple[list[tuple[str, str]], tuple[str, ...]]:
+    """What was wrong, and what was not checked."""
+    admission = ChildAdmission(sandbox, Settings(token=SecretStr("t" * 40)), deadline_s=deadline_s, checks=f"{TRIALS}:{trial}")
+    try:
+        return [], await admission.admit(JobSpec.model_validate(DOCUMENT | changes))
+    except SpecRefused as refusal:
+        return [(problem.field, problem.message) for problem in refusal.problems], ()
 
 
-async def test_all_that_is_wrong_is_told_at_once_with_its_field() -> None:
-    class Wrong(Recorded):
-        def model(self, spec: JobSpec) -> None:
-            raise ModelError("learner.tensor_parallel_size: 4 does not divide 9\nmodel.path: and more: of it")
+async def test_a_good_spec_is_admitted_whole(sandbox: Sandbox) -> None:
+    assert await found(sandbox, "Good") == ([], ())
 
-        def data(self, source: DataSourceSpec, field: str, until: float) -> frozenset[str]:
-            if field == "data.eval":
-                raise DataError(f"{field}.source: /data/b.jsonl: row 3: `answer` is missing")
-            return super().data(source, field, until)
 
-        def verifier(self, data_source: str, overrides: Mapping[str, str]) -> None:
-            raise ConfigError(f"no verifier is known for data_source {data_source!r}")
-
-    assert await refusal(Wrong()) == [
+async def test_all_that_is_wrong_is_told_at_once_with_its_field(sandbox: Sandbox) -> None:
+    problems, _ = await found(sandbox, "Wrong")
+    assert problems[:3] == [
         ("learner.tensor_parallel_size", "4 does not divide 9"),
         ("model.path", "and more: of it"),
         ("data.eval.source", "/data/b.jsonl: row 3: `answer` is missing"),
-        ("data.train.data_source", "no verifier is known for data_source 'both'"),
-        ("data.train.data_source", "no verifier is known for data_source 'of-a.jsonl'"),
     ]
+    [(field, message)] = problems[3:]
+    assert field == "data.train.data_source"
+    assert "no verifier is known for data_source 'strange'" in message
 
 
-async def test_an_unknown_verifier_is_told_once() -> None:
-    class Unknown(Recorded):
-        def verifiers(self, overrides: Mapping[str, str]) -> None:
-            raise ConfigError("reward.verifiers['mine']: there is no verifier 'gsm9k'")
-
-        def verifier(self, data_source: str, overrides: Mapping[str, str]) -> None:
-            raise AssertionError("asked after the overrides were refused")
-
-    assert await refusal(Unknown()) == [("reward.verifiers['mine']", "there is no verifier 'gsm9k'")]
+async def test_an_unknown_verifier_is_told_once(sandbox: Sandbox) -> None:
+    [(field, message)], _ = await found(sandbox, "Good", reward={"verifiers": {"mine": "gsm9k"}})
+    assert field == "reward.verifiers['mine']"
+    assert message.startswith("there is no verifier 'gsm9k'")
 
 
-async def test_a_file_that_cannot_be_read_is_the_fields_fault() -> None:
-    class Unreadable(Recorded):
-        def model(self, spec: JobSpec) -> None:
-            raise PermissionError(13, "Permission denied")
-
-    assert await refusal(Unreadable()) == [("model.path", "cannot be read: Permission denied")]
-
-
-async def test_a_check_that_takes_too_long_is_left_to_the_learner_and_the_others_still_refuse() -> None:
-    release = threading.Event()
-
-    class Slow(Recorded):
-        def data(self, source: DataSourceSpec, field: str, until: float) -> frozenset[str]:
-            release.wait(20)
-            return frozenset()
-
-    try:
-        started = time.monotonic()
-        unchecked = await Admission(Slow(), deadline_s=1.2).admit(SPEC)
-        assert time.monotonic() - started < 5
-        assert unchecked == ("data.train.source", "data.eval.source")
-    finally:
-        release.set()
+async def test_a_file_that_is_not_read_in_time_is_left_to_the_learner_and_the_others_still_refuse(
+    sandbox: Sandbox,
+) -> None:
+    began = time.monotonic()
+    problems, _ = await found(sandbox, "Endless", deadline_s=2.0)
+    assert time.monotonic() - began < 4.0
+    assert problems == [("data.eval.source", "/data/b.jsonl: has no rows")]
+    assert await found(sandbox, "EndlessModel", deadline_s=1.5) == ([], ("model.path",))
 
 
-async def test_slow_checks_never_hold_more_than_their_number_of_threads() -> None:
-    release = threading.Event()
-    running = 0
-
-    class Slow(Recorded):
-        def model(self, spec: JobSpec) -> None:
-            nonlocal running
-            running += 1
-            release.wait(20)
-
-    admission = Admission(Slow(), deadline_s=0.3)
-    try:
-        answers = await asyncio.gather(*(admission.admit(SPEC) for _ in range(3 * MAX_THREADS)))
-        assert all("model.path" in unchecked for unchecked in answers)
-        assert running == MAX_THREADS
-    finally:
-        release.set()
+async def test_a_procedural_source_that_makes_no_first_task_is_refused(sandbox: Sandbox) -> None:
+    train = {"source": "reasoning_gym:prime_factorization", "config": {"min_value": 2}}
+    problems, _ = await found(sandbox, "Endless", deadline_s=2.0, data={"train": train})
+    assert problems == [("data.train.config", "the first task was not made within 2 s")]
 
 
-async def test_a_fault_of_a_check_is_not_taken_for_bad_input() -> None:
-    class Broken(Recorded):
-        def model(self, spec: JobSpec) -> None:
-            raise ZeroDivisionError
+async def test_a_check_that_takes_its_process_down_is_the_fields_fault(sandbox: Sandbox) -> None:
+    problems, _ = await found(sandbox, "Hungry")
+    assert [field for field, _ in problems] == ["model.path", "data.train.source", "data.eval.source"]
+    assert "needed more than" in problems[0][1]
+    assert "SIGSEGV" in problems[1][1]
 
-    with pytest.raises(ZeroDivisionError):
-        await Admission(Broken()).admit(SPEC)
+
+async def test_whatever_a_library_raises_over_a_jobs_files_is_told_and_is_no_500(sandbox: Sandbox) -> None:
+    assert await found(sandbox, "Faulty") == ([("model.path", "cannot be checked: ZeroDivisionError")], ())
+
+
+async def test_a_refusal_while_the_checks_begin_names_its_field(sandbox: Sandbox) -> None:
+    problems, _ = await found(sandbox, "Unready")
+    assert problems[0] == ("model.path", "is not to be looked at")
+
+
+async def test_no_more_specs_are_checked_at_once_than_there_are_places(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PLACE_WAIT_S", 0.3)
+    admission = ChildAdmission(sandbox, Settings(), deadline_s=3.0, checks=f"{TRIALS}:EndlessModel")
+    began = time.monotonic()
+    answers = await asyncio.gather(*(admission.admit(SPEC) for _ in range(3 * PLACES)), return_exceptions=True)
+    assert sum(isinstance(answer, AdmissionBusy) for answer in answers) == 2 * PLACES
+    assert time.monotonic() - began < 6.0
+
+
+async def test_nothing_is_left_of_a_submission_whose_client_went_away(sandbox: Sandbox) -> None:
+    [server] = psutil.Process().children()
+    admission = ChildAdmission(sandbox, Settings(), checks=f"{TRIALS}:EndlessModel")
+    admitting = asyncio.create_task(admission.admit(SPEC))
+    while len(family(server.pid)) != 2:
+        await asyncio.sleep(0.02)
+    admitting.cancel()
+    await asyncio.gather(admitting, return_exceptions=True)
+    until = time.monotonic() + 5.0
+    while time.monotonic() < until and len(family(server.pid)) != 1:
+        await asyncio.sleep(0.02)
+    assert len(family(server.pid)) == 1
+
+
+async def test_a_body_is_read_to_the_spec_that_it_says(sandbox: Sandbox) -> None:
+    admission = ChildAdmission(sandbox, Settings())
+    assert await admission.read(json.dumps(DOCUMENT).encode(), "application/json") == SPEC
+    assert await admission.read(json.dumps(DOCUMENT).encode(), "application/yaml") == SPEC
+
+
+async def test_what_is_wrong_with_a_body_is_told_by_field(sandbox: Sandbox) -> None:
+    admission = ChildAdmission(sandbox, Settings())
+    with pytest.raises(SpecRefused) as caught:
+        await admission.read(b'{"model": {"path": "tiny"}, "lerner": {}}', "application/json")
+    assert {problem.field for problem in caught.value.problems} == {"data", "lerner"}
+
+
+async def test_a_body_that_cannot_be_parsed_within_its_limits_is_refused_and_others_are_read_meanwhile(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "READ", "tests.unit.common.sandbox.deeds:echo_slowly")
+    monkeypatch.setattr(module, "READ_LIMITS", Limits(wall_s=1.0, memory_mib=256))
+    admission = ChildAdmission(sandbox, Settings())
+    with pytest.raises(SpecRefused, match="the body cannot be read: it took longer than 1 s"):
+        await admission.read(b"", "application/yaml")

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import yaml
 from starlette.requests import Request
-from starlette.types import Message
 
 from services.common.spec import JobSpec, dump_spec
 from services.gateway.errors import SpecRefused
-from services.gateway.spec_body import UnsupportedMediaType, read_spec
+from services.gateway.spec_body import UnsupportedMediaType, media_type_of, parse_body
 
 SMALL: dict[str, Any] = {
     "model": {"path": "tiny"},
@@ -25,11 +24,9 @@ def nested(depth: int) -> str:
 
 
 async def read(body: bytes | str, content_type: str = "application/json") -> JobSpec:
-    async def receive() -> Message:
-        return {"type": "http.request", "body": body.encode() if isinstance(body, str) else body}
-
     headers = [(b"content-type", content_type.encode())] if content_type else []
-    return await read_spec(Request({"type": "http", "method": "POST", "headers": headers}, receive))
+    media_type = media_type_of(Request({"type": "http", "method": "POST", "headers": headers}))
+    return parse_body(body.encode() if isinstance(body, str) else body, media_type)
 
 
 async def problems(body: bytes | str, content_type: str = "application/json") -> dict[str, str]:

@@ -35,6 +35,11 @@ def echo(value: object) -> object:
     return value
 
 
+def echo_slowly(body: bytes, _media_type: str) -> bytes:
+    time.sleep(60.0)
+    return body
+
+
 def sleep(seconds: float) -> int:
     time.sleep(seconds)
     return os.getpid()

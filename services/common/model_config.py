@@ -1,0 +1,60 @@
+"""Configuration of a model as transformers makes it of config.json: what of it can be trained here."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from services.common.errors import ModelError
+
+LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""What Megatron's Llama 3 frequency scaling has built in; only the factor is free."""
+_ROPES = ("default", "linear", "llama3")
+
+
+def check_trainable(config: Any, where: str) -> None:  # noqa: ANN401  transformers comes without types
+    """Refuses what would be trained wrongly, or not at all.
+
+    Args:
+        config: a configuration of transformers.
+        where: of the model, for the errors.
+
+    Raises:
+        ModelError: names the key of config.json.
+    """
+    refused: dict[str, Any] = {
+        # Qwen2's biases on query, key and value are no setting; this one adds a bias to the output projection, which mbridge leaves out
+        "attention_bias": config.model_type != "qwen2" and getattr(config, "attention_bias", False),
+        "mlp_bias": getattr(config, "mlp_bias", False),
+        "use_sliding_window": getattr(config, "use_sliding_window", False),
+        "hidden_act": config.hidden_act if config.hidden_act != "silu" else False,
+    }
+    for key, value in refused.items():
+        if value:
+            raise ModelError(f"{where}: {key} = {value!r} is not supported")
+    rope_parameters(config, where)
+
+
+def rope_parameters(config: Any, where: str) -> dict[str, Any]:  # noqa: ANN401
+    """`rope_type`, `rope_theta` and, where it scales, `factor`; transformers 5 keeps them in `rope_parameters`, earlier ones apart.
+
+    Raises:
+        ModelError: a rotary embedding that Megatron does not have.
+    """
+    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    kind = found.get("rope_type", "default")
+    wanted: dict[str, Any] = {"partial_rotary_factor": 1.0} if "partial_rotary_factor" in found else {}
+    if kind not in _ROPES:
+        raise ModelError(f"{where}: rope_parameters: rope_type = {kind!r} is not supported")
+    if kind == "llama3":
+        wanted |= LLAMA3_ROPE
+    for key, value in wanted.items():
+        if found.get(key) != value:
+            raise ModelError(f"{where}: rope_parameters: {key} = {found.get(key)!r} is not supported (only {value})")
+    numbers: dict[str, Any] = {"rope_theta": found.get("rope_theta") or getattr(config, "rope_theta", 10_000.0)}
+    if kind != "default":
+        numbers["factor"] = found.get("factor")
+    for key, value in numbers.items():
+        if type(value) not in {int, float} or not math.isfinite(value) or value <= 0:
+            raise ModelError(f"{where}: rope_parameters: {key} must be a positive number, not {value!r}")
+    return {"rope_type": kind, **numbers}
