@@ -17,8 +17,9 @@ from typing import Any
 
 import psutil
 
-from services.common.errors import MillraceError, ModelError
+from services.common.errors import MillraceError, ModelError, PromptError
 from services.common.inference_channel import Problem
+from services.common.sandbox.pool import Sandbox
 from services.common.settings import Platform
 from services.common.spec import JobSpec
 from services.common.types import Message
@@ -29,7 +30,8 @@ from services.rollout.engine_output import EngineOutput
 from services.rollout.label import Version, VersionLabel
 from services.rollout.model_tensors import model_shapes
 from services.rollout.pieces import Piece, SamplingError
-from services.rollout.prompts import PromptEncoder, PromptError
+from services.rollout.prompt_process import PromptProcess
+from services.rollout.prompts import CHARACTERS_PER_TOKEN
 from services.rollout.stage import StagedWeights
 from services.rollout.switch import Activation, EngineError, WeightSwitch
 from services.rollout.vllm_process import (
@@ -47,6 +49,7 @@ log = logging.getLogger(__name__)
 LOAD_LIMIT_S = 1800.0
 """An engine that is not up by then is given up."""
 _LOOK_S = 1.0
+_PREPARE = "services.rollout.prompts:prepare"
 _ENDS_S = 60.0
 """A start whose processes were killed ends within this, or never."""
 
@@ -54,18 +57,19 @@ _ENDS_S = 60.0
 class Engine:
     """One vLLM engine, or none; it keeps running between jobs that need the same."""
 
-    def __init__(self, platform: Platform) -> None:
-        """Nothing is started yet."""
+    def __init__(self, platform: Platform, log_level: str = "INFO") -> None:
+        """Nothing is started yet; `log_level`: of the tokenizers' processes."""
         self._platform = platform
+        self._sandbox = Sandbox(prepare=[_PREPARE], service="rollout", log_level=log_level)
         self._llm: Any = None
         self._key: EngineKey | None = None
-        self._prompts: PromptEncoder | None = None
+        self._prompts: PromptProcess | None = None
         self._switch: WeightSwitch | None = None
         self._others: set[int] | None = None
         self._starting: asyncio.Future[Any] | None = None
         self._output = EngineOutput()
-        self._chat_prompts: tuple[EngineKey, PromptEncoder] | None = None
-        self._chat_lock = asyncio.Lock()
+        self._chat_prompts: PromptProcess | None = None
+        """For chats, one of their own: rollouts never wait for a long text."""
         self.label = VersionLabel()
         self.max_model_len = 0
         self.requests = 0
@@ -119,7 +123,9 @@ class Engine:
         log.info("the engine is up after %.1f s", time.monotonic() - started)
 
     async def _load(self, model_dir: Path, spec: JobSpec) -> None:
-        self._prompts = await asyncio.to_thread(PromptEncoder, model_dir)
+        # First: vLLM, in this process, then loads a tokenizer that can be loaded.
+        self._prompts, self._chat_prompts = (PromptProcess(self._sandbox, model_dir) for _ in range(2))
+        await self._prompts.open()
         shapes = await asyncio.to_thread(model_shapes, model_dir)
         self._llm = await self._start_vllm(model_dir, spec)
         self._switch = WeightSwitch(self._llm, self.label, shapes)
@@ -174,7 +180,16 @@ class Engine:
         processes, self._others = self.processes, None
         await asyncio.to_thread(stop_vllm, llm, processes)
         await asyncio.to_thread(self._output.close)
+        for prompts in (self._prompts, self._chat_prompts):
+            if prompts is not None:
+                await prompts.close()
+        self._prompts = self._chat_prompts = None
         metrics.DEVICES.set(0)
+
+    async def close(self) -> None:
+        """Ends the engine, and the processes that it has around it."""
+        await self.stop()
+        await self._sandbox.stop()
 
     @property
     def processes(self) -> list[psutil.Process]:
@@ -217,17 +232,22 @@ class Engine:
         if self._llm is not None and self._llm.errored:
             raise EngineError("the engine's processes died")
 
-    def prompt_token_ids(self, messages: Iterable[Message]) -> list[int]:
+    async def prompt_token_ids(self, messages: Iterable[Message]) -> list[int]:
         """The prompt through the model's own chat template.
 
         Raises:
-            PromptError: the template refuses it.
+            PromptError: template or tokenizer refuse it, fail at it, or take too long or too much for it.
+            SamplingError: there is no process to be had that tries.
         """
-        return self._encoder.encode(messages)
+        return await self._encoder.encode(messages, most_chars=self._most_chars)
 
-    def decode(self, rollouts: Sequence[Sequence[int]]) -> list[str]:
-        """The rollouts' texts, special tokens left out."""
-        return self._encoder.decode(rollouts)
+    async def decode(self, rollouts: Sequence[Sequence[int]]) -> list[str]:
+        """The rollouts' texts, special tokens left out.
+
+        Raises:
+            PromptError, SamplingError: as `prompt_token_ids`.
+        """
+        return await self._encoder.decode(rollouts)
 
     async def generate(
         self, prompt_token_ids: list[int], *, count: int, temperature: float, max_tokens: int
@@ -280,22 +300,16 @@ class Engine:
     async def chat_prompt(self, prompt: str | Sequence[Message]) -> list[int]:
         """A chat's token ids: messages go through the chat template, a text as it is.
 
-        Counted in a thread, with a tokenizer of its own: rollouts never wait for a long text, nor meet another thread in their tokenizer.
-
         Raises:
             PromptError: the template refuses it, or it has no tokens.
+            SamplingError: there is no process to be had that tries.
             EngineError: the engine is not started.
         """
-        async with self._chat_lock:
-            key = self._key
-            if key is None:
-                raise EngineError("the engine is not started")
-            if self._chat_prompts is None or self._chat_prompts[0] != key:
-                self._chat_prompts = (key, await asyncio.to_thread(PromptEncoder, key.model_dir))
-            encoder = self._chat_prompts[1]
-            if isinstance(prompt, str):
-                return await asyncio.to_thread(encoder.encode_text, prompt)
-            return await asyncio.to_thread(encoder.encode, prompt)
+        if self._key is None or self._chat_prompts is None:
+            raise EngineError("the engine is not started")
+        if isinstance(prompt, str):
+            return await self._chat_prompts.encode_text(prompt)
+        return await self._chat_prompts.encode(prompt, most_chars=self._most_chars)
 
     async def chat(self, prompt_token_ids: list[int], sampling: ChatSampling) -> AsyncGenerator[ChatPiece, None]:
         """Samples one answer behind all rollouts; yields its text as it comes. Closing the generator aborts it.
@@ -366,7 +380,11 @@ class Engine:
         return self._llm
 
     @property
-    def _encoder(self) -> PromptEncoder:
+    def _most_chars(self) -> int:
+        return CHARACTERS_PER_TOKEN * self.max_model_len
+
+    @property
+    def _encoder(self) -> PromptProcess:
         if self._prompts is None:
             raise EngineError("the engine is not started")
         return self._prompts

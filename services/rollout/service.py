@@ -300,7 +300,7 @@ async def run(settings: Settings, *, drain: Drain | None = None) -> None:
     commands = connect(settings.redis_url, password=settings.redis_password)
     await require_redis(settings.redis_url, settings.redis_password, wait_s=settings.redis_wait_s)
     blocking = connect(settings.redis_url, password=settings.redis_password, block_s=BLOCK_S)
-    engine = Engine(settings.platform)
+    engine = Engine(settings.platform, settings.log_level)
     name = settings.worker_name("rollout")
     wiring = Wiring(commands, blocking, engine, settings, name, drain, await begin(commands, name))
     await job_deaths.adopt(commands, name)
@@ -321,7 +321,7 @@ async def run(settings: Settings, *, drain: Drain | None = None) -> None:
         health.stop()
         if inference is not None:
             await inference.stop(CHATS_END_S)
-        await engine.stop()
+        await engine.close()
         await leave(commands, name, wiring.fence)
         await blocking.aclose()
         await commands.aclose()

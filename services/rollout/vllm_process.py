@@ -30,7 +30,8 @@ CHAT_PLACES = 2
 """Answers to people that an engine samples at once, beside its rollouts."""
 SHUTDOWN_S = 10.0
 _EXTENSION = "services.rollout.extension.WeightExtension"
-_TRACKER = "resource_tracker"
+_AROUND = ("resource_tracker", "services.common.sandbox.forkserver")
+"""What else this process starts, by a word of its command line: Python's own helper, and the tokenizers' forkserver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +136,8 @@ def lives(process: psutil.Process) -> bool:
 
 
 def children() -> list[psutil.Process]:
-    """Processes that this one has started, Python's own resource tracker left out."""
-    return [child for child in _children(psutil.Process(), recursive=False) if not _is_tracker(child)]
+    """Processes that this one has started, those left out that are no engine's."""
+    return [child for child in _children(psutil.Process(), recursive=False) if not _is_around(child)]
 
 
 def _children(process: psutil.Process, *, recursive: bool = True) -> list[psutil.Process]:
@@ -146,9 +147,9 @@ def _children(process: psutil.Process, *, recursive: bool = True) -> list[psutil
         return []
 
 
-def _is_tracker(process: psutil.Process) -> bool:
+def _is_around(process: psutil.Process) -> bool:
     try:
-        return any(_TRACKER in word for word in process.cmdline())
+        return any(name in word for word in process.cmdline() for name in _AROUND)
     except psutil.Error:
         return False
 

@@ -114,7 +114,7 @@ async def world(
     made.address = f"127.0.0.1:{port}"
     yield made
     await server.stop(0)
-    await engine.stop()
+    await engine.close()
     await redis.aclose()
 
 
