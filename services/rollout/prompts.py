@@ -23,7 +23,7 @@ CHARACTERS_PER_TOKEN = 64
 def prepare() -> None:
     """Imports what a tokenizer needs, for the forkserver. It needs no torch, whose import takes seconds and 260 MiB."""
     os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # that there is no torch
-    sys.modules["torch"] = None  # type: ignore[assignment]  Python's own way of saying that there is none
+    sys.modules["torch"] = None  # type: ignore[assignment]
     import jinja2.sandbox  # noqa: F401
     import tokenizers  # noqa: F401
     from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: F401  imported when they are named
