@@ -34,6 +34,8 @@ def up(
     arguments = ["--rollout", str(rollout), "--port", str(port)]
     arguments += [] if metrics_base is None else ["--metrics-base", str(metrics_base)]
     state = detach(home, arguments, say)
+    for name, why in state.lost.items():
+        say(f"{name} could not be started, and is tried again every minute: {why}")
     say(f"millrace is up: {state.url} (token: {state.token_file or 'MILLRACE_TOKEN'})")
 
 

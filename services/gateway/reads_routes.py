@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from typing import Annotated, Any
@@ -10,11 +11,13 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from sse_starlette import EventSourceResponse
 
 from services.common import keys
+from services.common.lost_processes import lost_processes
 from services.common.workers import alive
 from services.gateway.context import ContextDep, RecordDep
 from services.gateway.errors import documented, too_many
 from services.gateway.event_hub import BEGINNING, parse_id
 from services.gateway.events import EVENT_ID_PATTERN, EVENT_SCHEMA, EventStream, follow, is_over
+from services.gateway.roster import roster
 from services.gateway.schemas import History, OpenObject, Samples, WorkerList, worker_answer
 
 log = logging.getLogger(__name__)
@@ -116,8 +119,9 @@ async def job_events(
 
 @router.get("/workers", operation_id="list_workers", summary="Workers", tags=["workers"], responses=documented())
 async def list_workers(context: ContextDep) -> WorkerList:
-    """Every rollout, reward and learner process whose heartbeat is fresh."""
-    return WorkerList(workers=[worker_answer(status) for status in await alive(context.redis)])
+    """Every rollout, reward and learner process whose heartbeat is fresh, and those that the stack cannot keep alive, with the cause."""
+    lost = await asyncio.to_thread(lost_processes, context.settings.home)
+    return WorkerList(workers=[worker_answer(status) for status in roster(await alive(context.redis), lost)])
 
 
 def _objects(raw: list[Any]) -> list[OpenObject]:

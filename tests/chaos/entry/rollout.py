@@ -11,7 +11,7 @@ from tests.chaos.scripted.engine import ScriptedEngine, ScriptedPrompts
 from tests.chaos.stack import SECOND
 
 if __name__ == "__main__":
-    vars(engine)["PromptEncoder"] = ScriptedPrompts
+    vars(engine)["PromptProcess"] = ScriptedPrompts
     vars(service)["Engine"] = ScriptedEngine
     if SECOND in os.environ:
         vars(attachment)["default_stage_directory"] = lambda worker, home, _: home / "second" / worker

@@ -27,14 +27,21 @@ SECONDS = "MILLRACE_CHAOS_TOKEN_S"
 class ScriptedPrompts:
     """The tokenizer: bytes."""
 
-    def __init__(self, _model_dir: Path) -> None:
+    def __init__(self, _sandbox: object, _model_dir: Path) -> None:
         """Needs nothing of the model."""
 
-    def encode(self, messages: Iterable[Message]) -> list[int]:
+    async def open(self) -> None:
+        """Is there."""
+
+    async def close(self) -> None:
+        """Is no process."""
+
+    async def encode(self, messages: Iterable[Message], *, most_chars: int) -> list[int]:
         """The prompt's token ids."""
+        del most_chars
         return script.encode(messages)
 
-    def decode(self, rollouts: Sequence[Sequence[int]]) -> list[str]:
+    async def decode(self, rollouts: Sequence[Sequence[int]]) -> list[str]:
         """The responses' texts."""
         return [script.text(token_ids) for token_ids in rollouts]
 
@@ -120,7 +127,7 @@ class ScriptedEngine(Engine):
                 version, mark = self.label.version, llm.runner.fingerprint
                 if version is None or not mark:
                     raise EngineError("sampled without whole weights")
-                self.progress_at = time.monotonic()
+                self.progress_at, self.sampled = time.monotonic(), True
                 end = "stop" if position == script.TOKENS - 1 else None
                 for index in range(count):
                     token = script.token(mark, row, index, position)
