@@ -168,7 +168,7 @@ def jobs_in(redis_port: int, state: str, count: int) -> list[str]:
     made = []
     with sync_redis.Redis(port=redis_port) as redis:
         for _ in range(count):
-            order = int(redis.incr(keys.ORDER))  # type: ignore[arg-type]  redis-py types replies of both its clients
+            order = int(redis.incr(keys.ORDER))
             made.append(f"load-{order:08x}")
             with redis.pipeline(transaction=False) as pipe:
                 record: dict[str, Any] = values | {"order": order} | ({} if state == "queued" else ended)

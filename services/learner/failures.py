@@ -53,8 +53,8 @@ class FailureRun:
         """Seconds to wait before another task is issued: grows with the run up to a bound, 0 without one."""
         if not self.count:
             return 0.0
-        doublings = min(self.count / DOUBLES_EVERY, 64.0)
-        return min(SPREAD_S / self._fails_at, FIRST_PAUSE_S * 2.0**doublings)
+        longest: float = FIRST_PAUSE_S * 2.0 ** min(self.count / DOUBLES_EVERY, 64.0)
+        return min(SPREAD_S / self._fails_at, longest)
 
     @property
     def stalled(self) -> bool:

@@ -58,7 +58,7 @@ def limits_of(spec: JobSpec) -> Limits:
 class _Ahead:
     """Tasks of one source that are made before they are asked for."""
 
-    field: str
+    section: str
     """Where the source stands in the spec."""
     method: str
     """What the child calls their making."""
@@ -140,7 +140,7 @@ class JobData:
         if number not in ahead.made:
             again = 0 < number < ahead.reached
             wanted = names(1 if again else ahead.at_once)
-            made = await self._ask(ahead.field, ahead.method, wanted)
+            made = await self._ask(ahead.section, ahead.method, wanted)
             if not again:
                 ahead.made.clear()
                 ahead.reached = number + len(made)
