@@ -57,8 +57,15 @@ def clip(text: object) -> str:
     return str(text)[:MAX_MESSAGE_CHARS].encode("utf-8", "replace").decode()
 
 
+def is_known(kind: object) -> bool:
+    """Whether it is one of the errors of services/common/errors.py, the root left out."""
+    own = isinstance(kind, type) and issubclass(kind, MillraceError) and kind is not MillraceError
+    return own and getattr(errors, getattr(kind, "__name__", ""), None) is kind
+
+
 def _error(kind: str, text: str) -> MillraceError:
     known = getattr(errors, kind, None)
-    if isinstance(known, type) and issubclass(known, MillraceError) and known is not MillraceError:
-        return known(text)
+    if is_known(known):
+        error: MillraceError = known(text)
+        return error
     return SandboxError(f"{kind}: {text}" if text else kind)
