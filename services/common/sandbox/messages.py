@@ -57,15 +57,13 @@ def clip(text: object) -> str:
     return str(text)[:MAX_MESSAGE_CHARS].encode("utf-8", "replace").decode()
 
 
-def is_known(kind: object) -> bool:
-    """Whether it is one of the errors of services/common/errors.py, the root left out."""
+def known(name: str) -> type[MillraceError] | None:
+    """The error of services/common/errors.py that has this name; the root is none of them."""
+    kind = getattr(errors, name, None)
     own = isinstance(kind, type) and issubclass(kind, MillraceError) and kind is not MillraceError
-    return own and getattr(errors, getattr(kind, "__name__", ""), None) is kind
+    return kind if own else None
 
 
-def _error(kind: str, text: str) -> MillraceError:
-    known = getattr(errors, kind, None)
-    if is_known(known):
-        error: MillraceError = known(text)
-        return error
-    return SandboxError(f"{kind}: {text}" if text else kind)
+def _error(name: str, text: str) -> MillraceError:
+    kind = known(name)
+    return SandboxError(f"{name}: {text}" if text else name) if kind is None else kind(text)
