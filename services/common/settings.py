@@ -79,6 +79,15 @@ class Settings(BaseSettings):
     min_free_gib: float = Field(
         default=1.0, ge=0, description="The learner does not start with less room below <home>/jobs, GiB."
     )
+    max_data_bytes: int = Field(
+        default=2 * 1024**3,
+        ge=1,
+        description="Largest dataset file, and largest columns of a parquet file once unpacked, bytes.",
+    )
+    max_row_bytes: int = Field(default=8 * 1024**2, ge=1, description="Largest row of a dataset file, bytes.")
+    max_prompt_chars: int = Field(
+        default=256 * 1024, ge=1, description="Longest prompt and longest ground truth of a task, characters."
+    )
     drain_timeout_s: float = Field(default=30.0, gt=0, description="Longest drain after SIGTERM.")
     log_level: str = Field(default="INFO", description="DEBUG, INFO, WARNING or ERROR.")
 

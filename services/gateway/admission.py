@@ -4,8 +4,9 @@
                 │ too long, too large, broken              │ a file not read in time: unchecked
                 └──► 422 with the field
 
-A file or a model that is not done in time does not refuse the job: its field is handed back as unchecked, and the learner, which checks
-again with limits of its own, will find what is wrong. A procedural source that cannot make its first task in time never will: it is refused.
+A file or a model that is not done in time does not refuse the job: its field is handed back as unchecked, and the learner, which
+checks again with limits of its own, will find what is wrong. A procedural source that cannot make its first task in time never will: it is
+refused.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from services.common.errors import (
     ConfigError,
     SandboxError,
 )
-from services.common.sandbox.limits import Limits
+from services.common.sandbox.limits import MIB, Limits
 from services.common.sandbox.pool import Child, Sandbox
 from services.common.settings import Settings
 from services.common.spec import DataSourceSpec, JobSpec
@@ -42,11 +43,13 @@ READ = "services.gateway.checks:read_body"
 
 DEADLINE_S = 20.0
 """All checks of one spec."""
-PLACES = 3
+PLACES = 2
 """Specs whose checks run at once, and bodies that are parsed at once."""
 PLACE_WAIT_S = 10.0
 READ_LIMITS = Limits(wall_s=5.0, memory_mib=512, reply_bytes=16 * 1024 * 1024, makes_way=True)
-CHECK_LIMITS = Limits(wall_s=DEADLINE_S, memory_mib=4096, reply_bytes=1024 * 1024, makes_way=True)
+CHECK_MEMORY_MIB = 1024
+"""Beside what a dataset file may take, once as it lies and once unpacked."""
+CHECK_REPLY_BYTES = 1024 * 1024
 
 
 class Admission(Protocol):
@@ -63,11 +66,18 @@ class ChildAdmission:
     """Admission by child processes."""
 
     def __init__(
-        self, sandbox: Sandbox, settings: Settings, *, deadline_s: float = DEADLINE_S, checks: str = CHECKS
+        self, sandbox: Sandbox, settings: Settings, *, deadline_s: float = DEADLINE_S, checks: str | None = None
     ) -> None:
-        """Every check of one spec together may take `deadline_s` seconds; whoever made the sandbox stops it."""
+        """Whoever made the sandbox stops it.
+
+        Args:
+            sandbox: makes the children.
+            settings: where models and data may lie, and the operator's limits.
+            deadline_s: all checks of one spec together, seconds.
+            checks: the class whose methods are the checks, as `package.module:class` (default: CHECKS).
+        """
         self._sandbox, self._settings = sandbox, settings
-        self._deadline_s, self._checks = deadline_s, checks
+        self._deadline_s, self._checks = deadline_s, checks or CHECKS
         self._reading, self._checking = asyncio.Semaphore(PLACES), asyncio.Semaphore(PLACES)
 
     async def read(self, body: bytes, media_type: str) -> JobSpec:
@@ -122,7 +132,8 @@ class _Trial:
     async def run(self) -> None:
         """Makes every check, whatever the others find."""
         sources = _sources(self.spec)
-        await self._in_child("model.path", "model", left=1 + len(sources))
+        left = 1 + len(sources)
+        await self._in_child("model.path", "model", self._share(left), left=left)
         named: dict[str, str] = {}
         for number, (section, source) in enumerate(sources):
             found = await self._data(section, source, left=len(sources) - number)
@@ -138,11 +149,15 @@ class _Trial:
         """The `data_source`s of a section's tasks."""
         seconds = self._share(left)
         before = len(self.unchecked)
-        found = await self._in_child(f"data.{section}.source", "data", section, seconds, left=left)
+        facts = await self._in_child(f"data.{section}.source", "data", section, seconds, left=left)
         if source.procedural_task is not None and len(self.unchecked) > before:
             self.unchecked.pop()
             self._wrong(f"data.{section}.config", f"the first task was not made within {seconds:.0f} s")
-        return list(found or ())
+        if facts is None:
+            return []
+        if source.procedural_task is None and not facts["all_checked"]:
+            self.unchecked.append(f"data.{section}.source")
+        return list(facts["data_sources"])
 
     def _verifiers(self, named: dict[str, str]) -> None:
         """Every verifier that the job names is there, and there is one for each `data_source`, by the field that named it."""
@@ -184,9 +199,14 @@ class _Trial:
         if self.child is None or not self.child.alive:
             document = self.settings.public()
             self.child = await self.sandbox.spawn(
-                self.checks, self.spec.model_dump_json(), document, limits=CHECK_LIMITS
+                self.checks, self.spec.model_dump_json(), document, limits=self._limits()
             )
         return self.child
+
+    def _limits(self) -> Limits:
+        files = any(source.procedural_task is None for _, source in _sources(self.spec))
+        memory_mib = CHECK_MEMORY_MIB + (2 * self.settings.max_data_bytes // MIB if files else 0)
+        return Limits(wall_s=DEADLINE_S, memory_mib=memory_mib, reply_bytes=CHECK_REPLY_BYTES, makes_way=True)
 
     def _share(self, left: int) -> float:
         """Seconds for the next of so many checks."""

@@ -6,30 +6,36 @@ Whatever a job names is opened here for the first time, by the parts that the le
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
+from services.common.data.bounds import DataBounds
+from services.common.data.source import data_roots
+from services.common.data.trial import SourceFacts, try_source
 from services.common.errors import ConfigError
+from services.common.model_trial import try_model
+from services.common.models import ModelInfo, check_parallel_sizes, resolve_model
 from services.common.settings import Settings
 from services.common.spec import DataSourceSpec, JobSpec
-from services.gateway.errors import MAX_PROBLEMS, SpecRefused
+from services.gateway.errors import MAX_TEXT, SpecRefused
 from services.gateway.spec_body import parse_body
 
 MARGIN_S = 1.0
-"""What remains of the time when a reader of a large file stops looking for more."""
-MAX_DATA_SOURCES = 100
-"""Most names of data sources that are looked up for one file."""
+"""What remains of the time when a reader of a large file stops looking at more."""
 
 
 def prepare() -> None:
-    """Imports what the checks need, for the forkserver."""
-    import pyarrow.parquet  # noqa: F401
-
-    from services.common.data import files, procedural  # noqa: F401
-
+    """Imports what the checks need, for the forkserver; not torch, though it may be installed: it has threads, and takes much memory."""
+    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
+    sys.modules["torch"] = None  # type: ignore[assignment]  # as if it were not there
     with contextlib.suppress(ImportError):
         import reasoning_gym  # noqa: F401
+    with contextlib.suppress(ImportError):
+        from transformers import AutoTokenizer  # noqa: F401
 
 
 def read_body(body: bytes, media_type: str) -> dict[str, Any]:
@@ -37,7 +43,7 @@ def read_body(body: bytes, media_type: str) -> dict[str, Any]:
     try:
         return {"spec": parse_body(body, media_type).model_dump_json(), "problems": []}
     except SpecRefused as error:
-        return {"problems": [[problem.field, problem.message] for problem in error.problems[:MAX_PROBLEMS]]}
+        return {"problems": [[p.field[:MAX_TEXT], p.message[:MAX_TEXT]] for p in error.problems]}
 
 
 class JobChecks:
@@ -53,29 +59,20 @@ class JobChecks:
         self._spec = JobSpec.model_validate_json(spec)
         self._settings = Settings(**settings)
 
-    def model(self) -> None:
-        """The model is there, whole, safe, and fits the parallel sizes."""
-        from services.common.models import check_parallel_sizes, inspect_model, resolve_model
-
+    def model(self, seconds: float) -> None:
+        """The model is there, whole, safe, fits the parallel sizes, and has finite values as far as half of so many seconds reach."""
         with _readable("model.path"):
-            check_parallel_sizes(inspect_model(resolve_model(self._spec.model.path, self._settings)), self._spec)
+            path = resolve_model(self._spec.model.path, self._settings)
+            facts = try_model(str(path), time.monotonic() + seconds / 2)
+            check_parallel_sizes(ModelInfo(**facts["shape"]), self._spec)
 
-    def data(self, section: str, seconds: float) -> list[str]:
-        """The source of `data.<section>` opens; the `data_source`s that its tasks name, as many as are found in so many seconds."""
-        from services.common.data import open_source
-
-        until = time.monotonic() + seconds - MARGIN_S
+    def data(self, section: str, seconds: float) -> SourceFacts:
+        """The source of `data.<section>` opens, and its tasks are well formed as far as so many seconds reach."""
         source: DataSourceSpec = getattr(self._spec.data, section)
+        roots = [str(root) for root in data_roots(self._settings)]
+        bounds, until = asdict(DataBounds.of(self._settings)), time.monotonic() + seconds - MARGIN_S
         with _readable(f"data.{section}.source"):
-            tasks = open_source(source, self._settings, field=f"data.{section}")
-            if source.procedural_task is not None or source.data_source is not None:
-                return [tasks[0].data_source]
-            found = set()
-            for index in range(len(tasks)):
-                found.add(tasks[index].data_source)
-                if time.monotonic() > until or len(found) == MAX_DATA_SOURCES:
-                    break
-            return sorted(found)
+            return try_source(source.model_dump(), roots, bounds, f"data.{section}", until)
 
 
 @contextlib.contextmanager

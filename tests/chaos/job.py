@@ -10,11 +10,11 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from tests.chaos.scripted import script
+from tests.chaos.scripted.checks import MODEL
 
 ROWS = 5_000
 """Tasks in the file; the job goes round and round."""
 GROUPS_PER_STEP = 16
-MODEL = "scripted"
 
 _CONFIG = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": script.HIDDEN, "intermediate_size": 64, "num_hidden_layers": 1,

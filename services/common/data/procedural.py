@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib.metadata
+import json
+import math
 from functools import lru_cache
 from typing import Any, NoReturn
 
+from services.common.data.bounds import DataBounds
 from services.common.data.jsonable import jsonable
 from services.common.data.record import TaskRecord, prepare
 from services.common.errors import DataError
@@ -21,8 +24,11 @@ CACHED_TASKS = 4096
 _OWN = ("seed", "size")
 """Settings of every task that the spec has fields of its own for."""
 
-_REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
-"""What the tasks' own checks raise over settings that do not fit."""
+MAX_SETTINGS = 1000
+"""Values of `config`, those in lists and objects counted."""
+MAX_SETTING_CHARS = 1024
+MAX_SETTING_DEPTH = 8
+_INT64 = 2**63
 
 
 class ProceduralSource:
@@ -32,27 +38,29 @@ class ProceduralSource:
     Making the task again from config and index gives the entry exactly.
     """
 
-    def __init__(self, spec: DataSourceSpec, *, field: str) -> None:
-        """Makes the first task, as a check of the settings.
+    def __init__(self, spec: DataSourceSpec, *, field: str, bounds: DataBounds | None = None) -> None:
+        """Makes the first task, as a check of the settings. That may take any time and memory: run it where it can be killed.
 
         Raises:
             DataError: an unknown task or setting, with near matches, or one that the task refuses; names the field.
         """
         self._field = field
         self._spec = spec
+        self._bounds = bounds or DataBounds()
         self._task = spec.procedural_task or ""
         self._size = spec.size or DEFAULT_SIZE
         config_class = self._config_class()
         self._check_keys([item.name for item in dataclasses.fields(config_class)])
+        self._check_settings()
         self._config = {**spec.config, "seed": self.first_seed(spec.seed, self._size), "size": self._size}
         import reasoning_gym
 
         self._cached = lru_cache(maxsize=CACHED_TASKS)(self._make)
         try:
             self._dataset = reasoning_gym.create_dataset(self._task, **self._config)
-            self._cached(0)
-        except _REFUSALS as error:
-            self._wrong("config", f"{self._task} refuses {spec.config}: {error or type(error).__name__}")
+        except Exception as error:  # noqa: BLE001  whatever a generator raises, too little memory included, is about its settings
+            self._refused(error)
+        self._cached(0)
         version = importlib.metadata.version("reasoning-gym")
         self.fingerprint = hashlib.blake2b(f"{version} {spec.model_dump_json()}".encode(), digest_size=16).hexdigest()
 
@@ -76,6 +84,14 @@ class ProceduralSource:
         return self._cached(index)
 
     def _make(self, index: int) -> TaskRecord:
+        try:
+            return self._bounds.check(self._record(index))
+        except DataError as error:
+            self._wrong("config", f"task {index} of {self._task}: {error}")
+        except Exception as error:  # noqa: BLE001
+            self._refused(error)
+
+    def _record(self, index: int) -> TaskRecord:
         entry = self._dataset[index]
         answer = entry["answer"]
         extra = {"task": self._task, "config": self._config, "index": index, "entry": jsonable(entry)}
@@ -108,6 +124,33 @@ class ProceduralSource:
                 self._wrong(
                     "config", f"{self._task} has no setting {key!r}{near(key, free)} (settings: {', '.join(free)})"
                 )
+
+    def _check_settings(self) -> None:
+        """Bounds what the generators are given; those that matter are numbers and short texts."""
+        count, pending = 0, [(name, value, 1) for name, value in self._spec.config.items()]
+        while pending:
+            name, value, depth = pending.pop()
+            count += 1
+            if isinstance(value, dict | list):
+                items = [*value, *value.values()] if isinstance(value, dict) else value
+                pending.extend((name, item, depth + 1) for item in items[: MAX_SETTINGS + 1])
+            if count + len(pending) > MAX_SETTINGS:
+                self._wrong("config", f"{name!r} has more values than the {MAX_SETTINGS} that all settings may have")
+            if depth > MAX_SETTING_DEPTH:
+                self._wrong("config", f"{name!r} is nested more than {MAX_SETTING_DEPTH} deep")
+            if isinstance(value, int) and not -_INT64 <= value < _INT64:
+                self._wrong("config", f"{name!r} is an integer of more than 64 bits")
+            if isinstance(value, float) and not math.isfinite(value):
+                self._wrong("config", f"{name!r} is {value}")
+            if isinstance(value, str) and len(value) > MAX_SETTING_CHARS:
+                self._wrong(
+                    "config", f"{name!r} is a text of {len(value)} characters; at most {MAX_SETTING_CHARS} are taken"
+                )
+
+    def _refused(self, error: Exception) -> NoReturn:
+        said = " ".join(str(error).split())[:300]
+        settings = json.dumps(self._spec.config, default=str)[:300]
+        self._wrong("config", f"{self._task} refuses {settings}: {said or type(error).__name__}")
 
     def _wrong(self, name: str, what: str) -> NoReturn:
         raise DataError(f"{self._field}.{name}: {what}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, cast
 
 from services.common.data.jsonable import jsonable
@@ -13,7 +13,11 @@ from services.common.errors import DataError
 from services.common.types import Message
 
 GSM8K = "openai/gsm8k"
+COLUMNS = ("prompt", "data_source", "reward_model", "ground_truth", "extra_info", "question", "answer")
 PROMPT_COLUMNS = ("prompt", "question")
+
+LazyRow = Callable[[], dict[str, Any]]
+"""Makes the row when it is asked for; whatever it raises is the row's fault."""
 
 _ROLES = ("assistant", "system", "user")
 _NUMBER = re.compile(r"-?(\d+(\.\d+)?|\.\d+)")

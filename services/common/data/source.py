@@ -2,39 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from services.common.data.record import TaskSource
+from services.common.data.bounds import DataBounds
+from services.common.data.files import FileSource
+from services.common.data.procedural import ProceduralSource
 from services.common.errors import DataError
 from services.common.paths import locate
 from services.common.settings import Settings
 from services.common.spec import DataSourceSpec
 
 
-def open_source(spec: DataSourceSpec, settings: Settings, *, field: str = "data.train") -> TaskSource:
+def open_source(
+    spec: DataSourceSpec, settings: Settings, *, field: str = "data.train", until: float | None = None
+) -> FileSource | ProceduralSource:
     """The source, wholly checked: every row of a file, the first task of a procedural one.
 
     Args:
         spec: what to open.
-        settings: has the directories that files may lie in.
+        settings: has the directories that files may lie in, and what may be read.
         field: where the spec stands in the job's, for the errors.
+        until: when to stop checking rows, monotonic seconds; None checks all.
 
     Raises:
         DataError: names the field, the file and, where there is one, the row.
     """
+    return open_within(spec, data_roots(settings), DataBounds.of(settings), field=field, until=until)
+
+
+def open_within(
+    spec: DataSourceSpec, roots: Sequence[Path], bounds: DataBounds, *, field: str, until: float | None = None
+) -> FileSource | ProceduralSource:
+    """`open_source`, of the directories and bounds alone."""
     if spec.procedural_task is not None:
-        from services.common.data.procedural import ProceduralSource
-
-        return ProceduralSource(spec, field=field)
-    from services.common.data.files import FileSource
-
+        return ProceduralSource(spec, field=field, bounds=bounds)
     if spec.config:
         raise DataError(f"{field}.config: is for procedural sources; {spec.source} is a file")
-    return FileSource(_find(spec.source, settings, f"{field}.source"), spec, field=f"{field}.source")
+    path = _find(spec.source, roots, f"{field}.source")
+    return FileSource(path, spec, field=f"{field}.source", bounds=bounds, until=until)
 
 
-def _find(source: str, settings: Settings, field: str) -> Path:
-    roots = [settings.home / "data", *settings.data_roots]
+def data_roots(settings: Settings) -> list[Path]:
+    """The directories that files may lie in."""
+    return [settings.home / "data", *settings.data_roots]
+
+
+def _find(source: str, roots: Sequence[Path], field: str) -> Path:
     path = locate(source, roots, field=field, error=DataError)
     if not path.is_file():
         listed = ", ".join(str(root) for root in roots)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import socket
@@ -30,6 +29,7 @@ from services.gateway.admission import PREPARE, ChildAdmission
 from services.gateway.app import create_app
 from services.gateway.context import EventTimes
 from services.gateway.spec_body import parse_body
+from tests.tiny_model import write_tiny_model
 
 TOKEN = "the-token-of-these-tests-0123456789abcdef"  # noqa: S105
 
@@ -116,29 +116,10 @@ def admission(home: Path, sandbox: Sandbox) -> ChildAdmission:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A home with a registered model named `tiny`: whole as far as the gateway looks, 4 heads, 2 key-value heads."""
+    """A home with a registered model named `tiny`: 4 heads, 2 key-value heads."""
     folder = tmp_path / "home"
-    write_model(folder / "models" / "tiny")
+    write_tiny_model(folder / "models" / "tiny")
     return folder
-
-
-def write_model(folder: Path, **changes: object) -> None:
-    folder.mkdir(parents=True)
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "vocab_size": 128,
-        "max_position_embeddings": 1024,
-        **changes,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "model.safetensors").write_bytes(b"")
-    (folder / "tokenizer.json").write_text("{}")
-    (folder / "chat_template.jinja").write_text("{{ messages }}")
 
 
 @pytest.fixture

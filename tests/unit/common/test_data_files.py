@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+import subprocess
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +19,9 @@ from pyarrow import parquet
 
 from services.common.codec import decode, encode
 from services.common.data import TaskRecord, TaskSource, open_source
+from services.common.data.bounds import DataBounds
+from services.common.data.source import data_roots, open_within
+from services.common.data.trial import try_source
 from services.common.errors import DataError
 from services.common.settings import Settings
 from services.common.spec import DataSourceSpec
@@ -226,3 +235,205 @@ def test_what_leads_outside_the_roots_is_refused(settings: Settings, tmp_path: P
 def test_a_file_takes_no_procedural_config(settings: Settings) -> None:
     with pytest.raises(DataError, match=r"^data\.train\.config: "):
         opened(settings, [ROW], config={"min_terms": 2})
+
+
+def refusal(settings: Settings, name: str = "d.jsonl", bounds: DataBounds | None = None, **spec: Any) -> str:
+    """What is said of the file."""
+    source = DataSourceSpec(source=name, **spec)
+    with pytest.raises(DataError) as caught:
+        open_within(source, data_roots(settings), bounds or DataBounds(), field="data.train")
+    message = str(caught.value)
+    where = f"data.train.source: {settings.home / 'data' / name}: "
+    assert message.startswith(where)
+    assert len(message) < len(where) + 500
+    assert "\n" not in message
+    return message.removeprefix(where)
+
+
+def traced(action: Callable[[], object]) -> int:
+    """Bytes that Python allocated at most during the action."""
+    tracemalloc.start()
+    try:
+        action()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_line_of_a_hundred_megabytes_is_refused_before_it_is_parsed(settings: Settings) -> None:
+    line = json.dumps(ROW | {"extra_info": {"x": ["y"] * 4}}).replace('"y"', '"y"' + " " * (25 << 20))
+    write(settings, [ROW, line])
+    size = len(line)
+    peak = traced(lambda: refusal(settings))
+    assert refusal(settings) == f"row 2: has {size} bytes; MILLRACE_MAX_ROW_BYTES=8388608 are taken at the most"
+    assert peak < 2 * size
+
+
+@pytest.mark.parametrize("name", ["d.jsonl", "d.parquet"])
+def test_a_file_beyond_the_bound_is_not_read(settings: Settings, name: str) -> None:
+    path = settings.home / "data" / name
+    path.touch()
+    os.truncate(path, 3 << 30)  # a hole: no room on the disk
+    peak = traced(lambda: refusal(settings, name))
+    assert "has 3221225472 bytes; MILLRACE_MAX_DATA_BYTES=2147483648" in refusal(settings, name)
+    assert peak < 1 << 20
+
+
+def test_empty_lines_take_no_memory_of_their_own(settings: Settings) -> None:
+    content = b"\n \t\r\n" * 4_000_000 + json.dumps(ROW).encode()
+    (settings.home / "data" / "d.jsonl").write_bytes(content)
+    source = DataSourceSpec(source="d.jsonl")
+    assert traced(lambda: open_source(source, settings)) < len(content) + (4 << 20)
+    assert open_source(source, settings)[0] == RECORD
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (ROW | {"prompt": "x" * 300_000}, "the prompt has 300000 characters; MILLRACE_MAX_PROMPT_CHARS=262144"),
+        (ROW | {"prompt": [{"role": "user", "content": "x" * 90_000}] * 3}, "the prompt has 270000 characters"),
+        (ROW | {"ground_truth": "1" * 300_000, "reward_model": None}, "the ground truth has 300000 characters"),
+        (ROW | {"data_source": "x" * 257}, "`data_source` has 257 characters"),
+        (ROW | {"extra_info": {"x": "y" * 3_000_000}}, "bytes; at most 2097152 can be sent"),
+        ('{"prompt": ' + "[" * 100_000, "recursion"),
+        ('{"extra_info": ' + '{"a":' * 700 + "1" + "}" * 700 + "}", ""),
+        (json.dumps(ROW)[:-1] + ', "extra_info": ' + '{"a":' * 600 + "1" + "}" * 600 + "}", ""),
+        (json.dumps(ROW | {"ground_truth": 7, "reward_model": None}).replace("7}", "9" * 5000 + "}"), "4300 digits"),
+        ("[" + "1," * 1000 + "1]", "must be a JSON object, not list"),
+        ('{"prompt": NaN}', "NaN is not a JSON number"),
+        ('{"prompt": "a"', "delimiter"),
+    ],
+)
+def test_a_row_beyond_the_bounds_is_named(settings: Settings, row: object, words: str) -> None:
+    write(settings, [ROW, "", row])
+    said = refusal(settings)
+    assert said.startswith("row 3: ")
+    assert words in said
+
+
+def test_bytes_that_are_no_text_are_named_by_line(settings: Settings) -> None:
+    (settings.home / "data" / "d.jsonl").write_bytes(json.dumps(ROW).encode() + b'\n{"prompt": "\xff\xfe"}\n')
+    assert refusal(settings).startswith("row 2: 'utf-8' codec can't decode byte 0xff")
+
+
+def nothings(rows: int, count: int) -> Any:
+    """An object in each row; the last has a list of so many nulls, which take no room at all."""
+    offsets = pa.array([*range(rows), count], pa.int32())
+    return pa.StructArray.from_arrays([pa.ListArray.from_arrays(offsets, pa.nulls(count))], ["n"])
+
+
+@pytest.mark.parametrize(
+    ("columns", "most", "words"),
+    [
+        ({"prompt": ["x" * 1_000_000] * 4}, 64, "row 1: the prompt has 1000000"),
+        ({"prompt": ["x" * 10_000] * 8000}, 16, "unpacks to "),
+        ({"prompt": ["x"] * 4, "extra_info": [{"z": "0" * 20_000_000}] * 4}, 64, "unpacks to 800"),
+        ({"prompt": ["x"] * 4, "extra_info": nothings(4, 20_000_000)}, 64, "unpacks to 160"),
+        ({"prompt": ["x"] * 4, "extra_info": nothings(4, 2_000_000)}, 64, "row 4: has 2000"),
+        ({"prompt": ["x"] * 4, "extra_info": [{"z": "0" * 9_000_000}] * 4}, 64, "row 1: has 9000"),
+        ({f"column_{number}": ["1"] * 4 for number in range(3000)}, 64, "has no column `prompt`"),
+    ],
+)
+def test_a_parquet_bomb_is_refused(settings: Settings, columns: dict[str, Any], most: int, words: str) -> None:
+    rows = len(next(iter(columns.values())))
+    path = settings.home / "data" / "bomb.parquet"
+    made = pa.table(columns | {"ground_truth": ["1"] * rows})
+    parquet.write_table(made, path, compression="zstd", use_dictionary=["prompt"])
+    assert path.stat().st_size < 1 << 20
+    assert words in refusal(settings, path.name, DataBounds(max_data_bytes=most << 20), data_source="x")
+
+
+def test_a_parquet_bomb_takes_no_memory_worth_mentioning(settings: Settings) -> None:
+    path = settings.home / "data" / "bomb.parquet"
+    schema = pa.schema([("prompt", pa.string()), ("ground_truth", pa.string())])
+    with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
+        for _ in range(50):
+            writer.write_table(pa.table({"prompt": ["x" * 200_000] * 400, "ground_truth": ["1"] * 400}, schema=schema))
+    assert path.stat().st_size < 1 << 20  # 4 GB once it is unpacked
+    code = (
+        "import resource, sys\n"
+        "from services.common.data.trial import try_source\n"
+        "import pyarrow.parquet\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "source, bounds = {'source': 'bomb.parquet', 'data_source': 'x'}, {'max_data_bytes': 64 << 20}\n"
+        "try:\n"
+        f"    try_source(source, [{str(path.parent)!r}], bounds, 'data.train', 1e9)\n"
+        "except Exception as error:\n"
+        "    print(error)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert "unpacks to " in said
+    assert int(said.split()[-1]) < 256 * 1024  # KiB
+
+
+def test_columns_may_lie_in_any_order_and_forbid_nulls(settings: Settings) -> None:
+    fields = [("ground_truth", pa.string()), ("extra", pa.int8()), ("prompt", pa.string())]
+    schema = pa.schema([pa.field(name, kind, nullable=False) for name, kind in fields])
+    made = pa.table({"ground_truth": ["1", "2"], "extra": [1, 2], "prompt": ["a", "b"]}, schema=schema)
+    parquet.write_table(made, settings.home / "data" / "d.parquet")
+    source = open_source(DataSourceSpec(source="d.parquet", data_source="x"), settings)
+    assert [(source[index].prompt[0].content, source[index].ground_truth) for index in (0, 1)] == [
+        ("a", "1"),
+        ("b", "2"),
+    ]
+
+
+def test_a_column_that_is_there_twice_is_named(settings: Settings) -> None:
+    made = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["prompt", "prompt"])
+    parquet.write_table(made, settings.home / "data" / "d.parquet")
+    assert refusal(settings, "d.parquet") == "has more than one column `prompt`"
+
+
+def test_a_column_with_a_dictionary_is_read_as_what_it_stands_for(settings: Settings) -> None:
+    texts = [f"{number} " + "x" * 1000 for number in range(12_000)]  # a dictionary beyond the bound of a row
+    prompts = pa.DictionaryArray.from_arrays(pa.array(range(12_000), pa.int32()), pa.array(texts))
+    path = settings.home / "data" / "d.parquet"
+    parquet.write_table(pa.table({"prompt": prompts, "ground_truth": ["1"] * 12_000}), path)
+    source = open_source(DataSourceSpec(source="d.parquet", data_source="x"), settings)
+    assert [source[index].prompt[0].content for index in (0, 7, 11_999)] == [texts[0], texts[7], texts[-1]]
+
+
+def test_text_that_is_no_unicode_is_named_by_its_own_row(settings: Settings) -> None:
+    prompts = pa.array([b"a"] * 40 + [b"\xff"] + [b"b"] * 40).view(pa.string())
+    made = pa.table({"prompt": prompts, "ground_truth": ["1"] * 81})
+    parquet.write_table(made, settings.home / "data" / "d.parquet")
+    assert refusal(settings, "d.parquet", data_source="x").startswith("row 41: 'utf-8' codec can't decode")
+
+
+@pytest.mark.parametrize("name", ["d.jsonl", "d.parquet"])
+@pytest.mark.parametrize("size", [None, 1, 64, 65, 5000, 9000])
+def test_rows_keep_content_and_order_however_the_file_is_cut(settings: Settings, name: str, size: int | None) -> None:
+    rows = [ROW | {"reward_model": {"style": "rule", "ground_truth": str(number)}} for number in range(9000)]
+    if name.endswith(".parquet"):
+        path = settings.home / "data" / name
+        parquet.write_table(pa.Table.from_pylist(rows), path, row_group_size=700)
+    else:
+        write(settings, rows, name)
+    source = open_source(DataSourceSpec(source=name, size=size), settings)
+    assert [source[index].ground_truth for index in range(len(source))] == [
+        str(number) for number in range(size or 9000)
+    ]
+
+
+def test_fingerprints_are_those_of_older_releases(settings: Settings) -> None:
+    """A checkpoint is refused when its data's fingerprint has changed."""
+    assert opened(settings, [ROW]).fingerprint == "7f99325de75a64075b0e31e86235b8cf"
+    assert (
+        opened(settings, ["\ufeff" + json.dumps(ROW), "", ROW], size=2).fingerprint
+        == "fb834f395944f55de31c9df686371482"
+    )
+
+
+def test_no_time_left_is_said_and_every_row_is_counted(settings: Settings) -> None:
+    for name in ("d.jsonl", "d.parquet"):
+        write(settings, [ROW] * 200, name)
+        facts = try_source({"source": name}, [str(root) for root in data_roots(settings)], {}, "data.train", 0.0)
+        assert facts == {"tasks": 200, "checked": 0, "all_checked": False, "data_sources": []}
+
+
+def test_a_trial_names_the_data_sources(settings: Settings) -> None:
+    write(settings, [ROW, ROW | {"data_source": "other"}])
+    roots, bounds = [str(root) for root in data_roots(settings)], asdict(DataBounds.of(settings))
+    facts = try_source({"source": "d.jsonl"}, roots, bounds, "data.train", time.monotonic() + 20)
+    assert facts == {"tasks": 2, "checked": 2, "all_checked": True, "data_sources": ["math_dapo", "other"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import reasoning_gym
 
 from services.common.data import TaskSource, open_source
 from services.common.data.jsonable import jsonable
+from services.common.data.trial import TRIED_TASKS, try_source
 from services.common.errors import DataError
 from services.common.settings import Settings
 from services.common.spec import DataSourceSpec
@@ -92,3 +94,63 @@ def test_beyond_the_size_there_is_no_task() -> None:
 def test_a_wrong_setting_is_named(task: str, config: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         opened(task, field="data.eval", config=config)
+
+
+@pytest.mark.parametrize(
+    ("task", "config", "words"),
+    [
+        ("maze", {"min_dist": 100_000}, "maze refuses"),
+        (
+            "prime_factorization",
+            {"min_value": 10**30 + 57, "max_value": 10**30 + 57},
+            "an integer of more than 64 bits",
+        ),
+        ("chain_sum", {"min_terms": -(2**63) - 1}, "an integer of more than 64 bits"),
+        ("chain_sum", {"min_terms": "x" * 1025}, "a text of 1025 characters"),
+        ("chain_sum", {"min_terms": [1] * 1001}, "more values than the 1000"),
+        ("chain_sum", {"min_terms": {str(number): 1 for number in range(600)}}, "more values than the 1000"),
+        ("chain_sum", {"min_terms": [[[[[[[[1]]]]]]]]}, "nested more than 8 deep"),
+        ("chain_sum", {"min_terms": {"x" * 2000: 1}}, "a text of 2000 characters"),
+        ("chain_sum", {"min_digits": 300_000, "max_digits": 300_000, "min_terms": 2, "max_terms": 2}, ""),
+        ("chain_sum", {"min_terms": 90_000, "max_terms": 90_000}, "the prompt has"),
+    ],
+)
+def test_settings_that_make_a_generator_fail_or_tasks_too_large_are_named(
+    task: str, config: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(DataError, match=r"^data\.train\.config: ") as caught:
+        opened(task, config=config)
+    assert words in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), RecursionError("deep"), RuntimeError("a\nb"), OSError(28, "full"), KeyError("x"), StopIteration()],
+)
+@pytest.mark.parametrize("late", [False, True])
+def test_whatever_a_generator_raises_is_about_its_settings(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, late: bool
+) -> None:
+    class Failing:
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            if index >= late:
+                raise error
+            return {"question": "q", "answer": "a"}
+
+    monkeypatch.setattr(reasoning_gym, "create_dataset", lambda *_, **__: Failing())
+    with pytest.raises(DataError, match=r"^data\.train\.config: chain_sum refuses \{\}: ") as caught:
+        opened()[5]
+    assert "\n" not in str(caught.value)
+
+
+def test_a_trial_makes_tasks_all_over_the_source() -> None:
+    facts = try_source({"source": "reasoning_gym:chain_sum", "size": 100}, [], {}, "data.train", time.monotonic() + 60)
+    assert facts == {
+        "tasks": 100,
+        "checked": TRIED_TASKS,
+        "all_checked": False,
+        "data_sources": ["reasoning_gym:chain_sum"],
+    }
+    facts = try_source({"source": "reasoning_gym:chain_sum", "size": 3}, [], {}, "data.train", 0.0)
+    assert facts["checked"] == 1

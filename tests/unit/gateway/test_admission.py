@@ -85,6 +85,10 @@ async def test_a_file_that_is_not_read_in_time_is_left_to_the_learner_and_the_ot
     assert await found(sandbox, "EndlessModel", deadline_s=1.5) == ([], ("model.path",))
 
 
+async def test_a_file_that_was_checked_in_part_says_so(sandbox: Sandbox) -> None:
+    assert await found(sandbox, "Half") == ([], ("data.train.source",))
+
+
 async def test_a_procedural_source_that_makes_no_first_task_is_refused(sandbox: Sandbox) -> None:
     train = {"source": "reasoning_gym:prime_factorization", "config": {"min_value": 2}}
     problems, _ = await found(sandbox, "Endless", deadline_s=2.0, data={"train": train})

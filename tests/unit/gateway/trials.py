@@ -11,6 +11,10 @@ from typing import Any
 from services.common.errors import ConfigError, DataError, ModelError
 
 
+def facts(*names: str, all_checked: bool = True) -> dict[str, Any]:
+    return {"tasks": 3, "checked": 3, "all_checked": all_checked, "data_sources": list(names)}
+
+
 class Good:
     """Finds nothing wrong."""
 
@@ -18,50 +22,55 @@ class Good:
         assert "path" in spec
         assert "token" not in str(settings)
 
-    def model(self) -> None: ...
+    def model(self, seconds: float) -> None: ...
 
-    def data(self, section: str, seconds: float) -> list[str]:
+    def data(self, section: str, seconds: float) -> dict[str, Any]:
         assert 0 < seconds <= 20
-        return ["openai/gsm8k", f"of-{section}"]
+        return facts("openai/gsm8k", f"of-{section}")
 
 
 class Wrong(Good):
-    def model(self) -> None:
+    def model(self, seconds: float) -> None:
         raise ModelError("learner.tensor_parallel_size: 4 does not divide 9\nmodel.path: and more: of it")
 
-    def data(self, section: str, seconds: float) -> list[str]:
+    def data(self, section: str, seconds: float) -> dict[str, Any]:
         if section == "eval":
             raise DataError(f"data.{section}.source: /data/b.jsonl: row 3: `answer` is missing")
-        return ["openai/gsm8k", "strange"]
+        return facts("openai/gsm8k", "strange")
 
 
 class Endless(Good):
-    def data(self, section: str, seconds: float) -> list[str]:
+    def data(self, section: str, seconds: float) -> dict[str, Any]:
         if section == "train":
             time.sleep(60)
         raise DataError(f"data.{section}.source: /data/b.jsonl: has no rows")
 
 
 class EndlessModel(Good):
-    def model(self) -> None:
+    def model(self, seconds: float) -> None:
         while True:
             pass
 
 
 class Hungry(Good):
-    def model(self) -> None:
+    def model(self, seconds: float) -> None:
         bytearray(64 << 30)
 
-    def data(self, section: str, seconds: float) -> list[str]:
+    def data(self, section: str, seconds: float) -> dict[str, Any]:
         os.kill(os.getpid(), signal.SIGSEGV)
-        return []
+        return facts()
 
 
 class Faulty(Good):
-    def model(self) -> None:
+    def model(self, seconds: float) -> None:
         raise ZeroDivisionError
 
 
 class Unready(Good):
     def __init__(self, spec: str, settings: dict[str, Any]) -> None:
         raise ConfigError("model.path: is not to be looked at")
+
+
+class Half(Good):
+    def data(self, section: str, seconds: float) -> dict[str, Any]:
+        return facts("openai/gsm8k", all_checked=section == "eval")

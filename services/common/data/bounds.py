@@ -1,0 +1,82 @@
+"""Bounds of what is read of a dataset, so that no file and no generator takes more memory than the operator allows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import msgpack
+
+from services.common.codec import MAX_ENTRY_BYTES
+from services.common.data.record import TaskRecord
+from services.common.errors import DataError
+from services.common.settings import Settings
+
+MAX_RECORD_BYTES = MAX_ENTRY_BYTES // 2
+"""Of a task as MessagePack: it travels with the rollouts that answer it in one stream entry."""
+MAX_DATA_SOURCE_CHARS = 256
+MAX_ROW_VALUES = 1_000_000
+"""Of a row of a parquet file, whose nulls and booleans take next to no room until they are Python's."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataBounds:
+    """What the operator allows (`MILLRACE_MAX_…`)."""
+
+    max_data_bytes: int = 2 * 1024**3
+    """Of a file, and of the columns of a parquet file once unpacked."""
+    max_row_bytes: int = 8 * 1024**2
+    max_prompt_chars: int = 256 * 1024
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """Those of the settings."""
+        return cls(settings.max_data_bytes, settings.max_row_bytes, settings.max_prompt_chars)
+
+    def check(self, record: TaskRecord) -> TaskRecord:
+        """The record, when it can be sent to the servers.
+
+        Raises:
+            DataError: it is too large; says which part and how large.
+        """
+        chars = sum(len(message.content) for message in record.prompt)
+        if chars > self.max_prompt_chars:
+            raise DataError(f"the prompt has {chars} characters; {_allowed('prompt_chars', self.max_prompt_chars)}")
+        if len(record.ground_truth) > self.max_prompt_chars:
+            length = len(record.ground_truth)
+            raise DataError(
+                f"the ground truth has {length} characters; {_allowed('prompt_chars', self.max_prompt_chars)}"
+            )
+        if len(record.data_source) > MAX_DATA_SOURCE_CHARS:
+            raise DataError(
+                f"`data_source` has {len(record.data_source)} characters; at most {MAX_DATA_SOURCE_CHARS} are taken"
+            )
+        try:
+            size = chars + len(msgpack.packb(record.extra_info))
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            raise DataError(f"`extra_info` cannot be sent: {error}") from error
+        if size > MAX_RECORD_BYTES:
+            raise DataError(f"the prompt and `extra_info` have {size} bytes; at most {MAX_RECORD_BYTES} can be sent")
+        return record
+
+    def check_file(self, size: int, verb: str = "has") -> None:
+        """Refuses a file that has, or unpacks to, so many bytes.
+
+        Raises:
+            DataError: it is too large.
+        """
+        if size > self.max_data_bytes:
+            raise DataError(f"{verb} {size} bytes; {_allowed('data_bytes', self.max_data_bytes)}")
+
+    def check_row(self, size: int) -> None:
+        """Refuses a row of so many bytes.
+
+        Raises:
+            DataError: it is too large.
+        """
+        if size > self.max_row_bytes:
+            raise DataError(f"has {size} bytes; {_allowed('row_bytes', self.max_row_bytes)}")
+
+
+def _allowed(what: str, most: int) -> str:
+    return f"MILLRACE_MAX_{what.upper()}={most} are taken at the most"
