@@ -5,6 +5,7 @@ good group ──► 0 failures: full speed          failed group ──► a lo
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -54,7 +55,7 @@ class FailureRun:
         if not self.count:
             return 0.0
         doublings = min(self.count / DOUBLES_EVERY, 64.0)
-        return min(SPREAD_S / self._fails_at, FIRST_PAUSE_S * 2.0**doublings)
+        return min(SPREAD_S / self._fails_at, FIRST_PAUSE_S * math.pow(2.0, doublings))
 
     @property
     def stalled(self) -> bool:

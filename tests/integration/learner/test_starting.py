@@ -146,7 +146,8 @@ async def test_ranks_that_die_while_they_load_say_so_at_once_and_end_the_job_wit
     assert (record.state, record.cause) == (JobState.FAILED, cause)
     deaths = await job_deaths.deaths(redis, job_id)
     assert [(death.worker, death.cause, death.loading) for death in deaths] == [("learner", cause, True)] * times
-    events = [json.loads(fields[b"d"]) for _, fields in await redis.xrange(keys.events(job_id))]
+    stream: Any = await redis.xrange(keys.events(job_id))
+    events = [json.loads(fields[b"d"]) for _, fields in stream]
     assert {"message": cause} in events
 
 
