@@ -41,6 +41,9 @@ from services.common.job_scripts import new_token
 from services.common.saved_jobs import KEY_KEPT_S, SavedJobs
 from services.common.spec import JobSpec
 
+Owners = list[list[bytes | None]]
+"""Learner, state and time of start of jobs, as Redis has them."""
+
 _ACTIVE = TypeAdapter(ActiveJob)
 
 
@@ -144,12 +147,13 @@ class JobStore(SavedJobs):
         if held:
             await self._redis.zadd(keys.HELD, held)
 
-    async def _owners(self, ids: Sequence[str]) -> Sequence[Sequence[bytes | None]]:
+    async def _owners(self, ids: Sequence[str]) -> Owners:
         """Learner, state and time of start of each job, as their records have them."""
         async with self._redis.pipeline(transaction=False) as pipe:
             for job_id in ids:
                 pipe.hmget(keys.record(job_id), ["learner", "state", "started_at"])
-            return await pipe.execute()
+            found: Owners = await pipe.execute()
+        return found
 
     async def _forget_unless_held(self, job_id: str) -> None:
         """Takes a job off the queue that another learner has, or that has ended; neither ever waits again. A paused one stays."""

@@ -5,6 +5,7 @@ good group ──► 0 failures: full speed          failed group ──► a lo
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -53,8 +54,8 @@ class FailureRun:
         """Seconds to wait before another task is issued: grows with the run up to a bound, 0 without one."""
         if not self.count:
             return 0.0
-        longest: float = FIRST_PAUSE_S * 2.0 ** min(self.count / DOUBLES_EVERY, 64.0)
-        return min(SPREAD_S / self._fails_at, longest)
+        doublings = min(self.count / DOUBLES_EVERY, 64.0)
+        return min(SPREAD_S / self._fails_at, FIRST_PAUSE_S * math.pow(2.0, doublings))
 
     @property
     def stalled(self) -> bool:

@@ -36,8 +36,9 @@ AHEAD = 64
 LOSSES = 3
 """Children that may be killed from outside over one request."""
 _MIB = 1024 * 1024
-_FILE_MIB = 8192
-_PROCEDURAL_MIB = 2048
+_LEAST_MIB = 2048
+_PER_BYTE = 4
+"""Bytes of memory that a byte of the largest file that may be read takes, its lines and rows included."""
 _ORDER_BYTES = 40
 """Of memory that one task takes in the orders of two epochs."""
 
@@ -46,19 +47,19 @@ class TaskNotMade(MillraceError):  # noqa: N818  what has happened
     """One task cannot be made: its group fails, and others may go on."""
 
 
-def limits_of(spec: JobSpec) -> Limits:
+def limits_of(spec: JobSpec, settings: Settings) -> Limits:
     """What a child that reads the job's data may use."""
     sources = [source for source in (spec.data.train, spec.data.eval) if source is not None]
-    base = _PROCEDURAL_MIB if all(source.procedural_task is not None for source in sources) else _FILE_MIB
-    order = max(source.size or 0 for source in sources) * _ORDER_BYTES // _MIB
-    return Limits(wall_s=OPEN_S, memory_mib=base + order)
+    files = sum(source.procedural_task is None for source in sources) * _PER_BYTE * settings.max_data_bytes
+    order = max(source.size or 0 for source in sources) * _ORDER_BYTES
+    return Limits(wall_s=OPEN_S, memory_mib=_LEAST_MIB + (files + order) // _MIB)
 
 
 @dataclass(slots=True)
 class _Ahead:
     """Tasks of one source that are made before they are asked for."""
 
-    section: str
+    where: str
     """Where the source stands in the spec."""
     method: str
     """What the child calls their making."""
@@ -140,7 +141,7 @@ class JobData:
         if number not in ahead.made:
             again = 0 < number < ahead.reached
             wanted = names(1 if again else ahead.at_once)
-            made = await self._ask(ahead.section, ahead.method, wanted)
+            made = await self._ask(ahead.where, ahead.method, wanted)
             if not again:
                 ahead.made.clear()
                 ahead.reached = number + len(made)
@@ -197,5 +198,5 @@ class JobData:
         """The child, or a new one, in which nothing is open yet."""
         if self._child is None or not self._child.alive:
             arguments = self._spec.model_dump_json(), self._settings.public()
-            self._child = await self._sandbox.spawn(SOURCES, *arguments, limits=limits_of(self._spec))
+            self._child = await self._sandbox.spawn(SOURCES, *arguments, limits=limits_of(self._spec, self._settings))
         return self._child

@@ -6,12 +6,13 @@ import os
 import signal
 import sys
 
+from services.common.settings import Settings
 from services.learner import rank
 
 HOW = os.environ["MILLRACE_TEST_DEATH"]
 
 
-def die(job_id: str, _: object) -> None:
+def die(job_id: str, settings: Settings) -> None:  # noqa: ARG001  as `run_rank`
     if HOW == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if HOW == "exit":

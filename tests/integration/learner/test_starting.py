@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from redis.asyncio import Redis
+from safetensors.torch import load_file, save_file
 
 from services.common import job_deaths, keys
 from services.common.job_records import JobRecord, JobState
@@ -144,8 +146,8 @@ async def test_ranks_that_die_while_they_load_say_so_at_once_and_end_the_job_wit
     assert (record.state, record.cause) == (JobState.FAILED, cause)
     deaths = await job_deaths.deaths(redis, job_id)
     assert [(death.worker, death.cause, death.loading) for death in deaths] == [("learner", cause, True)] * times
-    entries: Any = await redis.xrange(keys.events(job_id))
-    events = [json.loads(fields[b"d"]) for _, fields in entries]
+    stream: Any = await redis.xrange(keys.events(job_id))
+    events = [json.loads(fields[b"d"]) for _, fields in stream]
     assert {"message": cause} in events
 
 
@@ -158,3 +160,21 @@ async def test_starts_without_a_step_are_bounded_over_agents_that_die_with_their
         record = await until(store, job_id, ended)
     assert record.state is JobState.FAILED
     assert record.cause.startswith(f"the ranks were started {MOST} times, and did no step; ")
+
+
+@pytest.mark.slow
+async def test_a_model_with_values_that_are_not_finite_is_refused_with_the_tensors_name(
+    store: JobStore, redis: Redis, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REDIS_URL", redis_url)  # where real ranks find it
+    model = tmp_path / "models" / "tiny"
+    weights = load_file(model / "model.safetensors")
+    name = next(name for name in weights if "q_proj.weight" in name)
+    weights[name].view(-1)[3] = math.nan
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    job_id = (await store.create(job_spec())).id
+    async with agent(redis, redis_url, tmp_path):
+        record = await until(store, job_id, ended, 180)
+    assert record.state is JobState.FAILED
+    assert record.cause == f"model.path: {model} has values that are not finite: {name}"
+    assert job_id not in await store.active()
