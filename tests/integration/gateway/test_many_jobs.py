@@ -37,7 +37,8 @@ async def many(redis: Redis, store: JobStore, document: dict[str, Any]) -> list[
 def counted(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The commands that the client sends from now on, a pipeline as one."""
     sent: list[str] = []
-    execute, pipeline = redis.execute_command, redis.pipeline
+    execute: Any = redis.execute_command
+    pipeline: Any = redis.pipeline
 
     def count(*args: Any, **options: Any) -> Any:
         sent.append(str(args[0]))
