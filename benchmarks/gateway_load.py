@@ -4,7 +4,8 @@
 
 A gateway and a Redis of their own, on loopback; one client that asks over one kept connection. Beside the milliseconds stands the ratio
 to a bare uvicorn and Starlette route that answers as many bytes, measured in the same run with the same client: what the machine does
-besides cancels out, as far as it lasts. Streams are read and wait for events of a job that is queued; the list is of jobs that have ended.
+besides cancels out, as far as it lasts. Each stream waits for events of a queued job of its own, the dearest case; the list is of jobs
+that have ended.
 """
 
 from __future__ import annotations
@@ -90,15 +91,16 @@ def main() -> None:
 def measure(port: int, redis_port: int, streams: int, jobs: int, requests: int) -> tuple[list[Row], int, float]:
     """The rows, the streams that were opened, and the seconds that took."""
     rows = []
-    job = f"/jobs/{make_job(redis_port)}"
+    waiting = [f"/jobs/{job_id}" for job_id in make_jobs(redis_port, "queued", max(1, streams))]
+    job = waiting[0]
     rows.append(row("GET /jobs/{id}", port, job, requests))
     began = time.monotonic()
-    open_streams = [stream(port, f"{job}/events") for _ in range(streams)]
+    open_streams = [stream(port, f"{path}/events") for path in waiting[:streams]]
     opening_s = time.monotonic() - began
     rows.append(row(f"GET /jobs/{{id}}, {streams} streams", port, job, requests))
     for opened in open_streams:
         opened.close()
-    make_ended(redis_port, jobs)
+    make_jobs(redis_port, "succeeded", jobs)
     rows.append(row(f"GET /jobs, {jobs:,} ended jobs", port, "/jobs", requests // 4))
     rows.append(row(f"GET /metrics, {jobs:,} ended jobs", port, "/metrics", requests // 4))
     return rows, len(open_streams), opening_s
@@ -144,18 +146,8 @@ def stream(port: int, path: str) -> socket.socket:
     return opened
 
 
-def make_job(redis_port: int) -> str:
-    """A queued job."""
-    return jobs_in(redis_port, "queued", 1)[0]
-
-
-def make_ended(redis_port: int, count: int) -> None:
-    """Jobs that have ended, with what such a record holds."""
-    jobs_in(redis_port, "succeeded", count)
-
-
-def jobs_in(redis_port: int, state: str, count: int) -> list[str]:
-    """Writes records as `JobStore` does, in few round trips."""
+def make_jobs(redis_port: int, state: str, count: int) -> list[str]:
+    """Ids of new jobs, with what such a job's record holds, written as `JobStore` does."""
     spec = JobSpec.model_validate(SPEC)
     now = time.time()
     values = {
@@ -168,7 +160,7 @@ def jobs_in(redis_port: int, state: str, count: int) -> list[str]:
     made = []
     with sync_redis.Redis(port=redis_port) as redis:
         for _ in range(count):
-            order = int(redis.incr(keys.ORDER))
+            order = int(str(redis.incr(keys.ORDER)))
             made.append(f"load-{order:08x}")
             with redis.pipeline(transaction=False) as pipe:
                 record: dict[str, Any] = values | {"order": order} | ({} if state == "queued" else ended)

@@ -8,12 +8,12 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from services.common import keys
+from services.common import job_scripts, keys
 from services.common.connection import text
 from services.common.job_records import JobState
 
 LOOKED_AT_ONCE = 500
-"""Records of one pipeline: at the first look there may be very many, and requests are answered in between."""
+"""Records of one script: at the first look there may be very many, and requests are answered in between."""
 
 
 class JobCensus:
@@ -51,14 +51,11 @@ class JobCensus:
     async def _look(self, redis: Redis) -> Counter[JobState]:
         """The open jobs by state; those that have ended since the last look are counted for good."""
         counts: Counter[JobState] = Counter()
-        ids = list(self._open)
+        ids, read = list(self._open), redis.register_script(job_scripts.ROWS)
         for first in range(0, len(ids), LOOKED_AT_ONCE):
             chunk = ids[first : first + LOOKED_AT_ONCE]
-            async with redis.pipeline(transaction=False) as pipe:
-                for job_id in chunk:
-                    pipe.hget(keys.record(job_id), "state")
-                replies = await pipe.execute()
-            for job_id, raw in zip(chunk, replies, strict=True):
+            found = await read(keys=[keys.record(job_id) for job_id in chunk], args=["state"])
+            for job_id, (raw,) in zip(chunk, found, strict=True):
                 if raw is None:
                     continue  # a job without a state is one that Redis has just lost: it is put back, and counted then
                 state = JobState(text(raw))

@@ -46,9 +46,13 @@ async def test_a_command_that_no_connection_is_free_for_says_so_after_its_wait(i
     assert not pool.exhausted
 
 
+async def wait_long(client: redis.asyncio.Redis) -> None:
+    await client.execute_command("BLPOP", "nothing", 1)
+
+
 async def test_commands_that_are_cancelled_wherever_they_are_lose_no_connection(impatient: redis.asyncio.Redis) -> None:
     for delay_ms in range(12):
-        commands = [asyncio.ensure_future(impatient.blpop(["nothing"], timeout=1)) for _ in range(MAX_CONNECTIONS + 40)]
+        commands = [asyncio.create_task(wait_long(impatient)) for _ in range(MAX_CONNECTIONS + 40)]
         await asyncio.sleep(delay_ms / 1000)
         for command in commands:
             command.cancel()

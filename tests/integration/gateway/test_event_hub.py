@@ -101,9 +101,8 @@ async def test_readers_that_begin_at_any_place_get_each_later_event_once_while_m
     hub: EventHub, redis: redis.asyncio.Redis, store: JobStore, job: JobRecord
 ) -> None:
     await tell(redis, job, 1, 450)
-    ids: Any = [
-        entry for entry, _ in await redis.xrange(keys.events(job.id)) or []
-    ]  # the first is the job's own beginning
+    entries: Any = await redis.xrange(keys.events(job.id))
+    ids = [entry for entry, _ in entries]  # the first is the job's own beginning
     places = {number: tuple(map(int, ids[number].decode().split("-"))) for number in (0, 1, 199, 200, 201, 449, 450)}
     readers = {
         number: asyncio.create_task(collect(read(hub, job, (place[0], place[1])))) for number, place in places.items()
