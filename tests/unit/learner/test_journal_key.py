@@ -57,7 +57,7 @@ def test_a_file_that_is_no_key_is_refused_by_name_without_what_it_holds(
 
 
 def test_a_key_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot read .*nowhere: No such file"):
+    with pytest.raises(ConfigError, match=r"cannot read .*nowhere: No such file"):
         journal_key(Settings(journal_key_file=tmp_path / "nowhere"))
     assert journal_key(Settings()) is None
 
@@ -93,7 +93,7 @@ def test_the_chain_goes_on_in_another_process_another_segment_and_after_a_cut(
         Journal(tmp_path, key).append(record(step))
     assert len(list(tmp_path.glob("segment-*.wal"))) == 4
     assert proofs(tmp_path, key) == [Proof.PROVED] * 4
-    newest = sorted(tmp_path.glob("segment-*.wal"))[-1]
+    newest = max(tmp_path.glob("segment-*.wal"))
     newest.write_bytes(newest.read_bytes()[:-3])  # torn: the next one follows step 3
     Journal(tmp_path, key).append(record(4))
     assert proofs(tmp_path, key) == [Proof.PROVED] * 4
