@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from services.common.spec import JobSpec, as_recorded
+from services.common.spec import RECORDED, JobSpec
 
 
 class JobState(StrEnum):
@@ -105,7 +105,7 @@ def from_hash(job_id: str, raw: Mapping[str, str]) -> JobRecord:
         pause_requested=raw.get("pause_requested") == "1",
         groups=json.loads(raw.get("groups", "{}")),
         export=raw.get("export") or None,
-        spec=JobSpec.model_validate(as_recorded(json.loads(raw["spec"]))),
+        spec=JobSpec.model_validate_json(raw["spec"], context=RECORDED),
         order=int(raw.get("order", 0)),
         incarnation=int(raw.get("incarnation", 0)),
         idempotency=raw.get("idempotency", ""),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
 import yaml
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from services.common.errors import ConfigError
-from services.common.spec.algorithm import FIRST_REVISION, AlgorithmSpec
+from services.common.spec.algorithm import RECORDED, AlgorithmSpec
 from services.common.spec.base import Section
 from services.common.spec.data import DataSpec
 from services.common.spec.learner import CheckpointSpec, EvalSpec, LearnerSpec, OffPolicySpec
@@ -69,15 +68,7 @@ def parse_recorded_spec(text: str | bytes) -> JobSpec:
     Raises:
         ConfigError: as `parse_spec`.
     """
-    return _validated(as_recorded(_mapping(text)))
-
-
-def as_recorded(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A recorded spec as JSON values, with what later releases would read another way written out."""
-    algorithm = document.get("algorithm", {})
-    if isinstance(algorithm, Mapping):
-        algorithm = {"revision": FIRST_REVISION} | dict(algorithm)
-    return {**document, "algorithm": algorithm}
+    return _validated(_mapping(text), RECORDED)
 
 
 def _mapping(text: str | bytes) -> dict[str, Any]:
@@ -90,9 +81,9 @@ def _mapping(text: str | bytes) -> dict[str, Any]:
     return document
 
 
-def _validated(document: dict[str, Any]) -> JobSpec:
+def _validated(document: dict[str, Any], context: str | None = None) -> JobSpec:
     try:
-        return JobSpec.model_validate(document)
+        return JobSpec.model_validate(document, context=context)
     except ValidationError as error:
         raise ConfigError("\n".join(describe_errors(error))) from error
 
