@@ -173,8 +173,13 @@ class HeadStore(JobStore):
         await self._keep("eval", int(data["step"]), data)
 
     async def append_checkpoint(self, step: int, manifest: str) -> None:
-        """Notes in the folder's history that a checkpoint is about to be there, and the digest of its manifest."""
-        await self._keep("checkpoint", step, {"manifest": manifest})
+        """Notes in the folder's history, durably, that a checkpoint is about to be there, and the digest of its manifest.
+
+        Raises:
+            OSError: it could not be written, for want of space perhaps; it will be, with what else waits.
+        """
+        self._unwritten.append(("checkpoint", step, {"manifest": manifest}))
+        await self.write_history()
 
     async def history_mark(self) -> HistoryMark:
         """How far the folder's history goes, and what it is up to there."""

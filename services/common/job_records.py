@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from services.common.spec import JobSpec, as_recorded
+from services.common.spec import RECORDED, JobSpec
 
 
 class JobState(StrEnum):
@@ -120,7 +120,7 @@ def from_hash(job_id: str, raw: Mapping[str, str]) -> JobRecord:
     """The record in a Redis hash."""
     return JobRecord(
         **_row_values(job_id, raw),
-        spec=JobSpec.model_validate(as_recorded(json.loads(raw["spec"]))),
+        spec=JobSpec.model_validate_json(raw["spec"], context=RECORDED),
         order=int(raw.get("order", 0)),
         incarnation=int(raw.get("incarnation", 0)),
         failed_reasons=json.loads(raw.get("failed_reasons", "{}")),

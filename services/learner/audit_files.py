@@ -86,8 +86,6 @@ def _audit(
     if fault:
         audit.breach(Breach.DAMAGED, JOB_FILE, fault)
     _check_checkpoints(folder, spec, checkpoints, damaged, audit)
-    for step, found in checkpoints.items():
-        history.check_manifest(step, f"checkpoints/{found.path.name}", found.digest, audit)
     audit.rises(_rises(folder, audit))
     seals = SealAudit(audit, key)
     try:
@@ -102,6 +100,8 @@ def _audit(
             f"journal/{path.name}: records that were given up, with the lineage that they were of"
         )
     history.check_steps(audit)
+    for step, found in checkpoints.items():
+        history.check_manifest(step, f"checkpoints/{found.path.name}", found.digest, audit)
     if told is not None:
         audit.history("the gateway's history", told)
     seals.finish()

@@ -23,6 +23,8 @@ class HistoryAudit:
         self._bound = journalled if complete else journalled - UNDER_WAY
         """Steps up to here must be there."""
         self._reader = HistoryReader(folder / HISTORY_FILE)
+        self._marked: set[int] = set()
+        """Steps whose records say how far the history went."""
         self._broken = False
         """Whether it is no more what a record said of it."""
         self._history, self._fault = self._read()
@@ -33,9 +35,11 @@ class HistoryAudit:
         self._manifests = self._read()[0].manifests
 
     def check_manifest(self, step: int, where: str, digest: str, audit: Audit) -> None:
-        """A checkpoint must be one that the history tells of."""
+        """A checkpoint must be one that the history tells of, unless an earlier release wrote it; to be asked after all records."""
         told = self._manifests.get(step)
-        if told is None:
+        if told is None and step in self._marked:
+            audit.breach(Breach.CHECKPOINT, where, "the history does not tell of it: that was cut, or this put there")
+        elif told is None:
             audit.report.unproved.append(f"{where}: the history does not tell of it, and so not which files it had")
         elif digest not in told:
             message = "its manifest is not one that the history tells of: it was written anew, with other files perhaps"
@@ -43,7 +47,11 @@ class HistoryAudit:
 
     def check_mark(self, where: str, record: BatchRecord, audit: Audit) -> None:
         """The history must begin as it did when the record was written."""
-        if record.history is None or self._broken:
+        if record.history is None:
+            return
+        if record.groups:
+            self._marked.add(record.step)
+        if self._broken:
             return
         try:
             self._broken = bool(record.history.bytes) and not self._reader.holds(record.history)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from services.common.spec.base import Section
 
@@ -14,6 +14,9 @@ FIRST_REVISION = 1
 """What a recorded spec that names no revision was trained with."""
 CURRENT_REVISION = 2
 """What a new job is trained with."""
+
+RECORDED = "recorded"
+"""Context in which a spec is validated that was resolved and written down before, perhaps by an earlier release."""
 
 GSPO_CLIPS = {"clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4}
 """Clips of the sequence's ratio (arXiv 2507.18071): bounds made for a token's ratio never act on it."""
@@ -169,15 +172,13 @@ class AlgorithmSpec(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _clips_of_the_loss(cls, given: Any) -> Any:  # noqa: ANN401  whatever somebody sent
-        """The clips' defaults are those of the loss; what was recorded without a revision had one pair for all."""
-        if (
-            not isinstance(given, Mapping)
-            or given.get("loss") != LossName.GSPO
-            or given.get("revision") == FIRST_REVISION
-        ):
+    def _fill_in(cls, given: Any, info: ValidationInfo) -> Any:  # noqa: ANN401  whatever somebody sent
+        """What a recorded spec does not name it did not know; the clips' defaults are those of the loss."""
+        if not isinstance(given, Mapping):
             return given
-        return GSPO_CLIPS | dict(given)
+        found = ({"revision": FIRST_REVISION} if info.context is RECORDED else {}) | dict(given)
+        own_clips = found.get("loss") == LossName.GSPO and found.get("revision") != FIRST_REVISION
+        return (GSPO_CLIPS if own_clips else {}) | found
 
     @model_validator(mode="after")
     def _loss_and_mean_agree(self) -> Self:

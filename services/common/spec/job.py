@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, Self
 
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from services.common.document import dump_document, parse_document, parse_recorded
 from services.common.errors import ConfigError
-from services.common.spec.algorithm import FIRST_REVISION, AlgorithmSpec
+from services.common.spec.algorithm import RECORDED, AlgorithmSpec
 from services.common.spec.base import Section
 from services.common.spec.data import DataSpec
 from services.common.spec.learner import CheckpointSpec, EvalSpec, LearnerSpec, OffPolicySpec
@@ -70,15 +70,7 @@ def parse_recorded_spec(text: str | bytes) -> JobSpec:
     Raises:
         ConfigError: it is not one that this release understands.
     """
-    return _validated(as_recorded(_mapping(parse_recorded, text)))
-
-
-def as_recorded(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A recorded spec as JSON values, with what later releases would read another way written out."""
-    algorithm = document.get("algorithm", {})
-    if isinstance(algorithm, Mapping):
-        algorithm = {"revision": FIRST_REVISION} | dict(algorithm)
-    return {**document, "algorithm": algorithm}
+    return _validated(_mapping(parse_recorded, text), RECORDED)
 
 
 def _mapping(parse: Callable[[str | bytes], object], text: str | bytes) -> dict[str, Any]:
@@ -91,9 +83,9 @@ def _mapping(parse: Callable[[str | bytes], object], text: str | bytes) -> dict[
     return document
 
 
-def _validated(document: dict[str, Any]) -> JobSpec:
+def _validated(document: dict[str, Any], context: str | None = None) -> JobSpec:
     try:
-        return JobSpec.model_validate(document)
+        return JobSpec.model_validate(document, context=context)
     except ValidationError as error:
         raise ConfigError("\n".join(describe_errors(error))) from error
 

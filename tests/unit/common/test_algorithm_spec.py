@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from services.common.errors import ConfigError
+from services.common.job_records import JobRecord, JobState, from_hash, to_hash
 from services.common.spec import (
     AlgorithmSpec,
     ImportanceCorrection,
     KlEstimator,
     LossName,
-    as_recorded,
     dump_spec,
     parse_recorded_spec,
     parse_spec,
@@ -124,8 +125,19 @@ def test_a_spec_that_was_recorded_before_there_were_revisions_keeps_its_mathemat
     assert parse_recorded_spec(GSPO).algorithm.clip_ratio_high == 0.28, "the default then"
 
 
-def test_a_recorded_document_keeps_what_it_says_and_what_is_wrong_with_it() -> None:
-    assert as_recorded({"algorithm": {"revision": 2, "loss": "dapo"}})["algorithm"] == {"revision": 2, "loss": "dapo"}
-    assert as_recorded({"algorithm": None})["algorithm"] is None
+def test_a_record_in_redis_of_an_earlier_release_keeps_its_mathematics_too() -> None:
+    record = JobRecord(
+        "demo-1", "demo", JobState.RUNNING, "", 1.0, None, None, None, 1, 0, 10, 0, False, False, {}, None, parse_spec(GSPO)
+    )  # fmt: skip
+    assert from_hash("demo-1", to_hash(record)).spec == record.spec
+    spec = json.loads(to_hash(record)["spec"])
+    spec["algorithm"] = {"loss": "gspo", "token_level_loss": False, "clip_ratio_low": 0.2, "clip_ratio_high": 0.28}
+    algorithm = from_hash("demo-1", to_hash(record) | {"spec": json.dumps(spec)}).spec.algorithm
+    assert (algorithm.revision, algorithm.clip_ratio_high) == (1, 0.28)
+
+
+def test_what_is_wrong_with_a_recorded_spec_is_said_as_of_any_other() -> None:
     with pytest.raises(ConfigError, match="algorithm"):
         parse_recorded_spec(JOB + "[1]")
+    with pytest.raises(ConfigError, match=r"algorithm\.revision"):
+        parse_spec(JOB + "{revision: 3}")

@@ -388,6 +388,11 @@ def change_a_figure(folder: Path) -> None:
     history_of(folder).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 
+def cut_off_the_last_line(folder: Path) -> None:
+    lines = history_of(folder).read_text().splitlines(keepends=True)
+    history_of(folder).write_text("".join(lines[:-1]))
+
+
 def one_character(folder: Path) -> None:
     history_of(folder).write_text(history_of(folder).read_text().replace('"kind": "step"', '"kind": "stop"', 1))
 
@@ -403,6 +408,13 @@ def test_a_history_that_was_cut_rewritten_or_taken_away_is_found_by_the_journal(
     spoil(folder)
     report = audit_job(folder, told_state="succeeded")
     assert {(v.breach, v.where) for v in report.violations} >= {(Breach.HISTORY, "history.jsonl")}
+
+
+def test_a_history_whose_last_line_was_cut_off_no_longer_tells_of_the_last_checkpoint(tmp_path: Path) -> None:
+    folder = JournalledJob().write(tmp_path / "job")
+    cut_off_the_last_line(folder)
+    report = audit_job(folder, told_state="succeeded")
+    assert [(v.breach, v.where) for v in report.violations] == [(Breach.CHECKPOINT, "checkpoints/step-00000005")]
 
 
 def test_a_history_of_an_earlier_release_that_lacks_steps_of_its_journal_was_cut(tmp_path: Path) -> None:
