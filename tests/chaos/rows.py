@@ -104,4 +104,5 @@ ROWS = (
         "the same groups at each step, bitwise equal weights", "resume", "", 20,
     ),
     Row("wall clock of each service ± 1 h", _ONCE, "clock", "", 2),
+    Row("two faults at once: random pairs of these, within two seconds of each other", _ONCE, "pairs", "", 200),
 )  # fmt: skip

@@ -14,7 +14,21 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.chaos import bombs, chunks, clock_fault, faults, files, freeze, full, garbage, network, points, resume, saves
+from tests.chaos import (
+    bombs,
+    chunks,
+    clock_fault,
+    faults,
+    files,
+    freeze,
+    full,
+    garbage,
+    network,
+    pairs,
+    points,
+    resume,
+    saves,
+)
 from tests.chaos.faults import Fault, Options
 from tests.chaos.table import RECORDS
 
@@ -31,6 +45,7 @@ FAULTS: dict[str, Fault] = {
     "network": network.network,
     "garbage": garbage.garbage,
     "clock": clock_fault.clock,
+    "pairs": pairs.pairs,
     "full": full.full,
     "flips": files.flips,
     "cut-ends": files.cut_ends,
