@@ -45,6 +45,8 @@ MAX_GROWTH_BYTES = {"gateway": 384 * 1024**2, "redis": 256 * 1024**2}
 """Of the process itself, at any moment."""
 GUARDED = ("gateway", "redis", "reward-0", "rollout-0")
 """What the good job needs, besides its learner: none of these may be started again."""
+MAX_PROCESSES, MIN_AVAILABLE_BYTES = 80, 2 * 1024**3
+"""A stack that has more processes, or leaves the machine less memory, is killed at once: it may have neighbours."""
 MAX_STACKS = 25
 
 
@@ -250,9 +252,22 @@ class Watch:
             if not self._stack.alive:
                 self._evening.notice("the stack went down", end=True)
                 return
+            if trouble := self._too_much():
+                self._stack.kill_everything()
+                self._evening.notice(trouble, end=True)
+                return
             with contextlib.suppress(ChaosError, psutil.Error, KeyError):
                 self._look_at_restarts()
                 self._look_at_memory()
+
+    def _too_much(self) -> str | None:
+        """What the machine cannot bear, or None."""
+        count, available = len(self._stack.processes()), psutil.virtual_memory().available
+        if count > MAX_PROCESSES:
+            return f"the stack had {count} processes"
+        if available < MIN_AVAILABLE_BYTES:
+            return f"the stack left {available >> 20} MiB of the machine's memory"
+        return None
 
     def _look_at_restarts(self) -> None:
         now = self._restarted()

@@ -17,7 +17,11 @@ from tests.chaos.stack import PROXIED_URL
 def network(options: Options) -> Result:
     """The services reach Redis through a proxy that loses replies (`cut`), adds 500 ms (`latency`), or stands still (`half-open`)."""
 
-    proxy = ProxyThread(lambda: redis_of(options.home), seed=options.seed)
+    def where() -> tuple[str, int]:
+        host, _, port = stack_url(options.home).removeprefix("redis://").partition("/")[0].partition(":")
+        return host, int(port)
+
+    proxy = ProxyThread(where, seed=options.seed)
     try:
         environment = {PROXIED_URL: proxy.url}
         with campaign(options.home, f"network: {options.target}", options.seed, environment=environment) as running:
@@ -70,8 +74,8 @@ def _half_open(running: Campaign, proxy: ProxyThread, options: Options) -> None:
 _NETWORK = {"cut": _cut, "latency": _latency, "half-open": _half_open}
 
 
-def redis_of(home: Path) -> tuple[str, int]:
-    """Where this home's Redis listens now: host and port.
+def stack_url(home: Path) -> str:
+    """Where this home's Redis listens now.
 
     Raises:
         OSError: it is not up.
@@ -79,5 +83,4 @@ def redis_of(home: Path) -> tuple[str, int]:
     state = read_state(home)
     if state is None:
         raise ConnectionError("no stack")
-    host, _, port = state.redis_url.removeprefix("redis://").partition("/")[0].partition(":")
-    return host, int(port)
+    return state.redis_url
