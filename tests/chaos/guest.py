@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -52,18 +53,27 @@ class Stay:
     violations: list[str] = field(default_factory=list)
 
 
+def client_of(stack: Stack) -> httpx.Client:
+    """A client of the stack's gateway that waits as long as a request may take."""
+    headers = {"Authorization": f"Bearer {find_token(stack.state.token_file)}"}
+    return httpx.Client(base_url=stack.state.url, headers=headers, timeout=ANSWER_S, trust_env=False)
+
+
 class Guest:
     """A hostile job at the gateway."""
 
-    def __init__(self, stack: Stack, case: Case, halted: threading.Event) -> None:
-        """Asks nothing yet; gives up when `halted` is set."""
+    def __init__(self, home: Path, client: httpx.Client, case: Case, halted: threading.Event) -> None:
+        """Asks nothing yet.
+
+        Args:
+            home: of the stack.
+            client: of its gateway (`client_of`); it is closed when the visit is over.
+            case: what is submitted.
+            halted: set when nothing more can be tried with this stack.
+        """
         self.stay = Stay(case)
         self._case, self._halted = case, halted
-        self._stack = stack
-        token = find_token(stack.state.token_file)
-        self._http = httpx.Client(
-            base_url=stack.state.url, headers={"Authorization": f"Bearer {token}"}, timeout=ANSWER_S, trust_env=False
-        )
+        self._home, self._http = home, client
 
     def visit(self) -> Stay:
         """Submits the job and waits for its end.
@@ -72,7 +82,7 @@ class Guest:
             Stuck: it has none.
             Interrupted: another job took the stack down.
         """
-        began, draft = time.monotonic(), self._case.draft(self._stack.home)
+        began, draft = time.monotonic(), self._case.draft(self._home)
         try:
             with self._http:
                 job_id = self._submit(draft)

@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -27,7 +28,7 @@ from tests.chaos.campaign import ENDLESS, Campaign, campaign
 from tests.chaos.faults import Options
 from tests.chaos.grammar import verifiers
 from tests.chaos.grammar.cases import ENGINE_TABLES, TABLES, Case, draw
-from tests.chaos.guest import Guest, Interrupted, Stay, Stuck
+from tests.chaos.guest import Guest, Interrupted, Stay, Stuck, client_of
 from tests.chaos.job import job_spec
 from tests.chaos.result import Result
 from tests.chaos.stack import BESIDE, GOOD, REAL, ChaosError, Stack
@@ -50,8 +51,17 @@ MAX_PROCESSES, MIN_AVAILABLE_BYTES = 80, 2 * 1024**3
 MAX_STACKS = 25
 
 
-def hostile(options: Options, cases: Sequence[Case] | None = None, measure_s: float = MEASURE_S) -> Result:
-    """The first `count` cases; or the one that `only` names; or those that are given."""
+def hostile(
+    options: Options, cases: Sequence[Case] | None = None, *, measure_s: float = MEASURE_S, min_pace: float = MIN_PACE
+) -> Result:
+    """The first `count` cases; or the one that `only` names; or those that are given.
+
+    Args:
+        options: how many, from which seed, and whether with a real engine.
+        cases: in place of those that are drawn.
+        measure_s: how long the good job's pace is measured, before and after.
+        min_pace: the share of it that must be left beside hostile jobs.
+    """
     if cases is None:
         tables = ENGINE_TABLES if options.real else tuple(TABLES)
         numbers = range(options.count) if options.only is None else (options.only,)
@@ -63,12 +73,24 @@ def hostile(options: Options, cases: Sequence[Case] | None = None, measure_s: fl
     with nothing_left_behind(total):
         for number in range(MAX_STACKS):
             if waiting:
-                evening = Evening(options.home / str(number), options.seed, environment, stays)
-                waiting = evening.run(waiting, measure_s)
+                evening = Evening(
+                    options.home / str(number), options.seed, environment, stays, Paces(measure_s, min_pace)
+                )
+                waiting = evening.run(waiting)
     total.violations += [f"{case} never had its turn" for case in waiting]
     total.seconds = time.monotonic() - started
     total.extra["ended"] = dict(stays.ends)
     return total
+
+
+@dataclass(frozen=True, slots=True)
+class Paces:
+    """How the good job's pace is measured and judged."""
+
+    measure_s: float
+    """Alone; beside hostile jobs at least so long."""
+    least_share: float
+    """Of its pace alone."""
 
 
 class Stays:
@@ -114,26 +136,27 @@ class Stays:
 class Evening:
     """One stack with its good job and its hostile guests, until all have been, or one does not leave."""
 
-    def __init__(self, home: Path, seed: int, environment: dict[str, str], stays: Stays) -> None:
+    def __init__(self, home: Path, seed: int, environment: dict[str, str], stays: Stays, paces: Paces) -> None:
         """Starts nothing yet."""
         self._home, self._seed, self._environment, self._stays = home, seed, environment, stays
+        self._paces = paces
         self._halted = threading.Event()
         self._under_way: dict[int, Case] = {}
         self._again: list[Case] = []
         self._todo: queue.SimpleQueue[Case] = queue.SimpleQueue()
 
-    def run(self, cases: Sequence[Case], measure_s: float) -> list[Case]:
+    def run(self, cases: Sequence[Case]) -> list[Case]:
         """The cases that are left over: those that never had their turn here."""
         spec = job_spec(steps=ENDLESS) | {"name": GOOD}
         with campaign(
             self._home, "the good job", self._seed, spec=spec, servers=2, learners=2, environment=self._environment
         ) as running:
-            before = _pace(running, measure_s)
+            before = self._alone(running)
             watch = Watch(running, self)
-            beside = self._entertain(running, cases, measure_s)
+            beside = self._entertain(running, cases)
             watch.stop()
             if running.stack.alive:
-                self._see_after(running, before, beside, measure_s)
+                self._see_after(running, before, beside)
                 running.result.extra |= watch.told()
                 running.finish()
         self._stays.merge(running.result)
@@ -149,7 +172,7 @@ class Evening:
         if end:
             self._halted.set()
 
-    def _entertain(self, running: Campaign, cases: Sequence[Case], measure_s: float) -> float:
+    def _entertain(self, running: Campaign, cases: Sequence[Case]) -> float:
         """All cases, some at once; the good job's steps per second meanwhile."""
         for case in cases:
             self._todo.put(case)
@@ -157,7 +180,7 @@ class Evening:
         with ThreadPoolExecutor(AT_ONCE, "guest") as hands:
             for hand in [hands.submit(self._host, running.stack) for _ in range(AT_ONCE)]:
                 hand.result()
-        return pace.end(0.0 if self._halted.is_set() else measure_s)
+        return pace.end(0.0 if self._halted.is_set() else self._paces.measure_s)
 
     def _host(self, stack: Stack) -> None:
         """One after the other, until there are no more."""
@@ -166,7 +189,7 @@ class Evening:
                 case = self._todo.get_nowait()
             except queue.Empty:
                 return
-            guest = Guest(stack, case, self._halted)
+            guest = Guest(stack.home, client_of(stack), case, self._halted)
             self._under_way[case.number] = case
             try:
                 self._stays.add(guest.visit())
@@ -181,15 +204,18 @@ class Evening:
             finally:
                 del self._under_way[case.number]
 
-    def _see_after(self, running: Campaign, before: float, beside: float, measure_s: float) -> None:
+    def _alone(self, running: Campaign) -> float:
+        return Pace(running).end(self._paces.measure_s)
+
+    def _see_after(self, running: Campaign, before: float, beside: float) -> None:
         """Is anybody still there, and how fast is the good job alone again?"""
         if self._halted.is_set():
             return
         for busy in _still_busy(running.stack):
             self._stays.wrong(f"{busy}, {SETTLE_S:.0f} s after the last hostile job has ended")
-        alone = (before + _pace(running, measure_s)) / 2  # a machine is not the same all the time
+        alone = (before + self._alone(running)) / 2  # a machine is not the same all the time
         running.result.extra |= {"steps_per_min": round(60 * alone, 1), "steps_per_min_beside": round(60 * beside, 1)}
-        if beside < MIN_PACE * alone:
+        if beside < self._paces.least_share * alone:
             self._stays.wrong(
                 f"the good job did {60 * beside:.1f} steps a minute beside hostile ones, {60 * alone:.1f} alone"
             )
@@ -215,10 +241,6 @@ class Pace:
         now = stack.step(job_id) or 0
         stack.wait(lambda: (stack.step(job_id) or 0) > now, "a step of the good job", 120.0)
         return stack.step(job_id) or 0
-
-
-def _pace(running: Campaign, seconds: float) -> float:
-    return Pace(running).end(seconds)
 
 
 class Watch:
