@@ -110,7 +110,7 @@ ROWS = (
     Row("two faults at once: random pairs of these, within two seconds of each other", _ONCE, "pairs", "", 200),
     Row(
         "hostile jobs beside a good one: bad specs, models, data, verifiers, bodies",
-        "each is refused or ends with a cause within its limit; the good one keeps ≥ 90 % of its pace, and *once*; nothing is started again",
+        "each is refused, or ends with a cause, within its limit; the good one keeps 90 % of its pace, *once*; nothing is started again",
         "hostile", "", 200,
     ),
     Row(
