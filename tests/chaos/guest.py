@@ -113,6 +113,8 @@ class Guest:
         self.stay.end, self.stay.cause = "refused", said
         if response.is_server_error:
             self._wrong(f"was answered {response.status_code}: {said[:200]}")
+        elif draft.untrue and draft.untrue in said:
+            self._wrong(f"was refused with what is not true: {said[:200]}")
         elif not said:
             self._wrong(f"was refused ({response.status_code}) without a reason")
         return None

@@ -125,10 +125,9 @@ class Load:
             self._over.wait(0.5)
             return
         until = time.monotonic() + self._random.uniform(1.0, STREAM_S)
-        with contextlib.closing(client.events(self._job)) as events:  # type: ignore[type-var]  it is a generator
-            for _ in events:
-                if time.monotonic() > until or self._over.is_set():
-                    break
+        for _ in client.events(self._job):  # what is not read to its end is closed
+            if time.monotonic() > until or self._over.is_set():
+                break
         self._over.wait(0.5)
 
     def _submit(self, client: GatewayClient) -> None:

@@ -19,6 +19,7 @@ from tests.chaos.job import furnish
 ENDS = Case(3, "1:3", ("template: division by zero",), None, 0.0)
 REFUSED = Case(4, "1:4", ("spec: a boolean as an integer",), None, 0.0)
 HARMLESS = Case(5, "1:5", ("weights: all zero",), None, 0.0)
+PROCEDURAL = Case(6, "1:6", ("procedural: maze",), None, 0.0)
 RECORD = {"id": "hostile-3-0a", "state": "failed", "cause": "the template divides by zero", "step": 0, "groups": {}}
 
 Answer = Callable[[httpx.Request], httpx.Response]
@@ -63,6 +64,7 @@ def test_a_job_that_was_refused_or_failed_with_a_cause_is_well(home: Path) -> No
         (REFUSED, gateway(status=503, error="Redis is away"), "was answered 503"),
         (REFUSED, gateway(status=422), "without a reason"),
         (REFUSED, gateway(), "was taken in, and should have been refused"),
+        (PROCEDURAL, gateway(status=422, error="reasoning-gym has no task 'maze'"), "what is not true"),
         (ENDS, gateway(state="succeeded", cause=""), "succeeded"),
         (ENDS, gateway(cause=" "), "ended failed without a cause"),
     ],

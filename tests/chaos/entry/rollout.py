@@ -25,10 +25,11 @@ def of_the_good(active: Mapping[str, ActiveJob], *, good: bool) -> dict[str, Act
 
 def part_jobs(*, good: bool) -> None:
     """Lets this server see only its own jobs."""
-    choose = service.choose
+    choose = vars(service)["choose"]
 
     def chosen(active: Mapping[str, ActiveJob], *others: Any) -> ActiveJob | None:
-        return choose(of_the_good(active, good=good), *others)
+        found: ActiveJob | None = choose(of_the_good(active, good=good), *others)
+        return found
 
     vars(service)["choose"] = chosen
 

@@ -43,6 +43,8 @@ class Draft:
     """Sent in place of the spec."""
     media_type: str = JSON_TYPE
     expected: Expected = Expected.HARMLESS
+    untrue: str = ""
+    """Words that a refusal must not have, for they would be wrong; none when empty."""
     endless: bool = False
     """It would train for ever, rightly: it is cancelled after a while."""
 

@@ -50,6 +50,7 @@ def _known(task: str) -> Part:
     def part(draft: Draft, _: random.Random) -> None:
         source = {"source": f"reasoning_gym:{task}", "config": KNOWN[task], "size": 1000}
         draft.set("data.train", source)
+        draft.untrue = "has no task"
 
     return part
 

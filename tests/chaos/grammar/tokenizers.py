@@ -93,6 +93,18 @@ def _added_tokens(document: dict[str, Any], rng: random.Random) -> None:
     document["added_tokens"] = [{"id": 10**9 + number, "content": f"<{number}>", **flags} for number in range(100)]
 
 
+_KEYS = (
+    "model_max_length",
+    "eos_token",
+    "bos_token",
+    "pad_token",
+    "padding_side",
+    "additional_special_tokens",
+    "extra_special_tokens",
+    "clean_up_tokenization_spaces",
+)
+_VALUES: tuple[Any, ...] = (-1, 10**400, "x" * 10**6, None, [], {}, [[]], True, 1.5, {"content": 7}, ["a"] * 10_000)
+
 TOKENIZERS: Parts = {
     "tokenizer: unknown model type": _changed(
         lambda d, rng: d["model"].update(type=rng.choice(("Nope", "BPE2", "", 7)))
@@ -152,18 +164,6 @@ TOKENIZERS: Parts = {
         )
     ),
 }
-
-_KEYS = (
-    "model_max_length",
-    "eos_token",
-    "bos_token",
-    "pad_token",
-    "padding_side",
-    "additional_special_tokens",
-    "extra_special_tokens",
-    "clean_up_tokenization_spaces",
-)
-_VALUES: tuple[Any, ...] = (-1, 10**400, "x" * 10**6, None, [], {}, [[]], True, 1.5, {"content": 7}, ["a"] * 10_000)
 
 
 def _nested(depth: int) -> bytes:

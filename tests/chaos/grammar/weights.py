@@ -163,7 +163,7 @@ WEIGHTS: Parts = {
     "weights: empty": _header(lambda _h, _raw, _rng: b""),
     "weights: unknown type": _header(
         lambda h, _raw, rng: h[rng.choice(sorted(h))].update(dtype=rng.choice(("F128", "X", 7, None)))
-    ),  # type: ignore[func-returns-value]
+    ),
     "weights: very large and sparse": _sparse,
     "weights: an index without shards": _index({"weight_map": {}}),
     "weights: an index of files elsewhere": _index({"weight_map": {"a": "../scripted/model.safetensors"}}),
