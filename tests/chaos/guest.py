@@ -30,6 +30,8 @@ CANCEL_S = 60.0
 ENDLESS_S = 10.0
 """A job that would train for ever is cancelled after so much of it."""
 PAUSE_S = 2.0
+TELLS_NOTHING = ("the ranks ended with exit code", "internal error", "See root cause above")
+"""What a job's owner can do nothing with: as a cause it is none."""
 LOOK_S = 0.25
 
 
@@ -166,6 +168,8 @@ class Guest:
                 self._wrong("succeeded")
         elif not record["cause"].strip():
             self._wrong(f"ended {record['state']} without a cause")
+        elif any(words in record["cause"] for words in TELLS_NOTHING):
+            self._wrong(f"ended {record['state']} with a cause that tells nothing: {record['cause'][:200]}")
 
     def _meddle(self, job_id: str, unrest: Unrest) -> float:
         """Does it; when the job was asked to end, or 0."""

@@ -67,6 +67,7 @@ def test_a_job_that_was_refused_or_failed_with_a_cause_is_well(home: Path) -> No
         (PROCEDURAL, gateway(status=422, error="reasoning-gym has no task 'maze'"), "what is not true"),
         (ENDS, gateway(state="succeeded", cause=""), "succeeded"),
         (ENDS, gateway(cause=" "), "ended failed without a cause"),
+        (ENDS, gateway(cause="the ranks ended with exit code 1"), "tells nothing"),
     ],
 )
 def test_a_wrong_end_is_found(home: Path, case: Case, answer: Answer, said: str) -> None:
