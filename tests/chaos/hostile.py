@@ -51,46 +51,39 @@ MAX_PROCESSES, MIN_AVAILABLE_BYTES = 80, 2 * 1024**3
 MAX_STACKS = 25
 
 
-def hostile(
-    options: Options, cases: Sequence[Case] | None = None, *, measure_s: float = MEASURE_S, min_pace: float = MIN_PACE
-) -> Result:
-    """The first `count` cases; or the one that `only` names; or those that are given.
+@dataclass(frozen=True, slots=True)
+class Paces:
+    """How the good job's pace is made, measured and judged."""
 
-    Args:
-        options: how many, from which seed, and whether with a real engine.
-        cases: in place of those that are drawn.
-        measure_s: how long the good job's pace is measured, before and after.
-        min_pace: the share of it that must be left beside hostile jobs.
-    """
+    token_s: float = TOKEN_S
+    measure_s: float = MEASURE_S
+    """Alone, before and after; beside hostile jobs at least so long."""
+    least_share: float = MIN_PACE
+    """Of its pace alone, that must be left beside hostile jobs."""
+
+
+def hostile(options: Options, cases: Sequence[Case] | None = None, paces: Paces | None = None) -> Result:
+    """The first `count` cases; or the one that `only` names; or those that are given."""
     if cases is None:
         tables = ENGINE_TABLES if options.real else tuple(TABLES)
         numbers = range(options.count) if options.only is None else (options.only,)
         cases = [draw(options.seed, number, tables) for number in numbers]
-    total = Result("hostile jobs" + (", real engine and ranks" if options.real else ""), 0, options.seed)
+    total, paces = (
+        Result("hostile jobs" + (", real engine and ranks" if options.real else ""), 0, options.seed),
+        paces or Paces(),
+    )
     started, waiting, stays = time.monotonic(), list(cases), Stays(options.home / "cases.jsonl", total)
-    environment = {BESIDE: str(TOKEN_S), **verifiers.install(options.home / "verifiers")}
+    environment = {BESIDE: str(paces.token_s), **verifiers.install(options.home / "verifiers")}
     environment |= {REAL: "1"} if options.real else {}
     with nothing_left_behind(total):
         for number in range(MAX_STACKS):
             if waiting:
-                evening = Evening(
-                    options.home / str(number), options.seed, environment, stays, Paces(measure_s, min_pace)
-                )
+                evening = Evening(options.home / str(number), options.seed, environment, stays, paces)
                 waiting = evening.run(waiting)
     total.violations += [f"{case} never had its turn" for case in waiting]
     total.seconds = time.monotonic() - started
     total.extra["ended"] = dict(stays.ends)
     return total
-
-
-@dataclass(frozen=True, slots=True)
-class Paces:
-    """How the good job's pace is measured and judged."""
-
-    measure_s: float
-    """Alone; beside hostile jobs at least so long."""
-    least_share: float
-    """Of its pace alone."""
 
 
 class Stays:

@@ -9,6 +9,7 @@ import pytest
 from tests.chaos import bombs, chunks, faults, files, hostile, pairs, points
 from tests.chaos.faults import Options
 from tests.chaos.grammar.cases import Case, Unrest
+from tests.chaos.hostile import Paces
 from tests.chaos.result import Result
 
 TYPICAL_POINTS = (
@@ -20,7 +21,7 @@ TYPICAL_POINTS = (
 QUICK_KINDS = ("kill", "point", "redis restart", "cut", "garbage")
 HOSTILE_PARTS = (
     "body: keys twice in JSON", "body: aliases of aliases", "spec: an unknown key", "config: truncated", "data: a NaN as ground truth",
-    "weights: all zero", "unrest: cancelled",
+    "unrest: cancelled",
 )  # fmt: skip
 
 
@@ -41,17 +42,17 @@ def test_a_death_between_two_side_effects_loses_nothing_and_trains_nothing_twice
 
 @pytest.mark.timeout(240)
 def test_two_faults_at_once_lose_nothing_and_train_nothing_twice(tmp_path: Path) -> None:
-    check(pairs.pairs(Options(tmp_path, count=3, seed=1), QUICK_KINDS))
+    check(pairs.pairs(Options(tmp_path, count=2, seed=1), QUICK_KINDS))
 
 
 @pytest.mark.timeout(240)
 def test_hostile_jobs_end_with_a_cause_and_hurt_nobody_else(tmp_path: Path) -> None:
     cases = [
-        Case(number, f"1:{number}", (part,), Unrest.CANCEL if part.startswith("unrest") else None, 1.0)
+        Case(number, f"1:{number}", (part,), Unrest.CANCEL if part.startswith("unrest") else None, 5.0)
         for number, part in enumerate(HOSTILE_PARTS)
     ]
     # Others use this machine at the same time: how fast the good job is says nothing here.
-    check(hostile.hostile(Options(tmp_path, seed=1), cases, measure_s=1.0, min_pace=0.0))
+    check(hostile.hostile(Options(tmp_path, seed=1), cases, Paces(token_s=0.1, measure_s=1.0, least_share=0.0)))
 
 
 def test_flipped_bits_in_a_jobs_files_are_noticed(tmp_path: Path) -> None:
