@@ -28,7 +28,7 @@ STREAM_S = 20.0
 KEPT_JOBS = 3
 """Ended jobs that are not deleted."""
 _REFUSED: tuple[dict[str, Any], ...] = (
-    {}, {"nope": 1}, {"model": {"path": "nowhere"}}, {"learner": {"steps": -1}}, {"data": {"train": {"source": "gone.jsonl"}}},
+    {"nope": 1}, {"model": {"path": "nowhere"}}, {"learner": {"steps": -1}}, {"data": {"train": {"source": "gone.jsonl"}}},
     {"name": "X" * 100}, {"reward": {"verifiers": {"*": "nobody"}}},
 )  # fmt: skip
 
@@ -50,6 +50,7 @@ class Load:
             self._submit,
             self._refuse,
             self._read,
+            self._tidy,
         ]
         self._threads = [
             threading.Thread(target=self._repeat, args=(worker,), daemon=True)
@@ -85,14 +86,15 @@ class Load:
         return spec
 
     def _train(self, client: GatewayClient) -> None:
-        """The demo's job, from submission to end; then those that ended long ago are deleted."""
+        """The demo's job, from submission to end."""
         self._job = str(client.submit(self._spec())["id"])
         while not self._over.wait(1.0):
             if client.job(self._job)["state"] in ENDED:
                 break
-        self._delete_old(client)
 
-    def _delete_old(self, client: GatewayClient) -> None:
+    def _tidy(self, client: GatewayClient) -> None:
+        """Deletes all ended jobs but the newest, where the gateway can."""
+        self._over.wait(10.0)
         old = [job["id"] for job in client.jobs(500) if job["state"] in ENDED][KEPT_JOBS:]
         for job_id in old:
             if self._delete(job_id):
@@ -142,7 +144,7 @@ class Load:
         """A job that is refused."""
         self._over.wait(self._random.uniform(0.5, 3.0))
         try:
-            client.submit(self._spec() | self._random.choice(_REFUSED[1:]))
+            client.submit(self._spec() | self._random.choice(_REFUSED))
         except GatewayError as error:
             if error.passing:
                 raise
