@@ -58,6 +58,10 @@ class MegatronTrainer:
             sequences=len(sequences), micro_batches=1, padding=0.0, skipped=skipped,
         )  # fmt: skip
 
+    def finite(self) -> bool:
+        """Whether the weights are finite; the same on all ranks."""
+        return self._finite
+
     def export(self) -> dict[str, torch.Tensor] | None:
         """The weights, on rank 0."""
         if dist.get_rank() != 0:
