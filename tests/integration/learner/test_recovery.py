@@ -452,7 +452,7 @@ class TestBeginningElsewhere:
     @pytest.mark.parametrize(
         ("changes", "said"),
         [
-            ({"checkpoint": {"load": "nothing-here"}}, "is neither a checkpoint of a job nor a Hugging Face"),
+            ({"checkpoint": {"load": "nothing-here"}}, "nothing-here is not there"),
             ({"checkpoint": {"load": "../secret"}}, "must not contain `..`"),
             ({"learner": {"steps": 6}}, "it is at step 6, and learner.steps is 6"),
             (
