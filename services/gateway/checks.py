@@ -32,7 +32,7 @@ MARGIN_S = 1.0
 
 def prepare() -> None:
     """Imports what the checks need, for the forkserver; not torch, though it may be installed: it has threads, and takes much memory."""
-    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
+    os.environ |= {"TRANSFORMERS_NO_ADVISORY_WARNINGS": "1", "HF_HUB_OFFLINE": "1"}
     sys.modules["torch"] = None  # type: ignore[assignment]  # as if it were not there
     with contextlib.suppress(ImportError):
         import reasoning_gym  # noqa: F401

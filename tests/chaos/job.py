@@ -11,11 +11,11 @@ from safetensors.numpy import save_file
 
 from services.common.types import Float32Array
 from tests.chaos.scripted import script
-from tests.chaos.scripted.checks import MODEL
 
 ROWS = 5_000
 """Tasks in the file; the job goes round and round."""
 GROUPS_PER_STEP = 16
+MODEL = "scripted"
 
 _CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": script.HIDDEN, "head_dim": script.HEAD_DIM,
