@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 import torch
 
-from services.common.errors import WeightSyncError
+from services.common.errors import PromptError, WeightSyncError
 from services.common.settings import Platform
 from services.common.spec import JobSpec
 from services.common.types import Message, Purpose, RolloutGroup, Task
@@ -22,7 +22,7 @@ from services.rollout.label import Version
 from services.rollout.sampler import Sampler
 from services.rollout.switch import EngineError
 from services.rollout.vllm_process import lives
-from tests.integration.rollout.conftest import StageWeights, Tensors, that_say
+from tests.integration.rollout.conftest import VOCAB, StageWeights, Tensors, that_say
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
@@ -201,6 +201,11 @@ async def test_a_prompt_that_cannot_be_used_fails_its_group_only(engine: Engine)
     group = await sampler.sample(a_task(prompt=(Message("system", "be brief"), Message("user", "1"))))
     assert group.failure is not None
     assert "no system messages" in group.failure
+    with pytest.raises(
+        PromptError, match="the engine refuses the prompt"
+    ):  # a tokenizer with more tokens than the model
+        await anext(engine.generate([VOCAB + 5], count=2, temperature=1.0, max_tokens=4))
+    assert engine.requests == 0
     check_stamps(await sampler.sample(a_task()))
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from services.common.errors import ModelError
+from services.common.errors import ConfigError, ModelError
 from services.common.inference_channel import Problem
 from services.common.job_records import JobRecord, JobState
 from services.common.jobs import JobStore
@@ -176,6 +176,19 @@ async def test_a_server_that_drains_takes_no_chat(policies: Policies, engine: St
     await engine.label.change(Version(1, 4))
     await policies.drain()
     assert await problem(policies, "live") is Problem.NOT_HERE
+
+
+@pytest.mark.parametrize("error", [ConfigError("stage directory /x is in use"), KeyError("tensors"), MemoryError()])
+async def test_a_load_that_fails_for_any_other_reason_is_told_and_ends_nothing(
+    policies: Policies, engine: StandInEngine, error: Exception
+) -> None:
+    engine.error = error
+    engine.may_start.set()
+    loading = await policies.open("ended-1")
+    assert loading is not None
+    with pytest.raises(ChatRefused, match="the checkpoint of job ended-1 cannot be loaded"):
+        await policies.loaded("ended-1", loading)
+    assert (policies.fault, policies.hosted) == (None, None)
 
 
 async def test_a_load_that_breaks_the_engine_is_noted_for_the_watchdog(
