@@ -48,8 +48,8 @@ async def test_a_command_that_no_connection_is_free_for_says_so_after_its_wait(i
 
 
 async def wait_long(client: redis.asyncio.Redis) -> None:
-    send: Any = client.execute_command
-    await send("BLPOP", "nothing", 1)
+    execute: Any = client.execute_command
+    await execute("BLPOP", "nothing", 1)
 
 
 async def test_commands_that_are_cancelled_wherever_they_are_lose_no_connection(impatient: redis.asyncio.Redis) -> None:
