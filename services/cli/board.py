@@ -32,9 +32,12 @@ def step_line(step: dict[str, Any]) -> str:
 def eval_line(result: dict[str, Any]) -> str:
     """One evaluation as a line, labelled with the policy versions that answered."""
     versions = f"{result['min_policy_version']}..{result['max_policy_version']}"
+    missing = result.get("rollouts_not_judged")
+    unjudged = f", {missing} rollouts not judged" if missing else ""
     return (
         f"  held-out evaluation, policy versions {versions}: avg@{result['k']} {_number(result['avg_at_k'], 3)}, "
-        f"pass@{result['k']} {_number(result['pass_at_k'], 3)} over {result['tasks']} tasks ({result['seconds']:.0f} s)"
+        f"pass@{result['k']} {_number(result['pass_at_k'], 3)} over {result['tasks']} tasks{unjudged} "
+        f"({result['seconds']:.0f} s)"
     )
 
 

@@ -44,17 +44,27 @@ def audit(
     ended: Annotated[
         bool, typer.Option("--ended", help="Judge it as a job that has ended, whatever is said of its state.")
     ] = False,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--key-file",
+            envvar="MILLRACE_JOURNAL_KEY_FILE",
+            help="The key that the journal was sealed with: proves its records.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Rebuild every group's fate from the job's own files and check the accounts; ends with 1 on any violation."""
     from services.cli.proof_show import print_audit
     from services.cli.told import ask
     from services.learner.audit_files import audit_job
+    from services.learner.journal_key import JournalKey
 
     folder = job_folder(home, job)
+    key = None if key_file is None else JournalKey.read(key_file)
     told = ask(home, url, job)
     state = "succeeded" if ended else told.state
-    report = audit_job(folder, told=told.steps, told_state=state)
+    report = audit_job(folder, told=told.steps, told_state=state, key=key)
     report.remarks += told.remarks
     if as_json:
         print_json(report.as_record())

@@ -66,6 +66,7 @@ def print_audit(console: Console, report: AuditReport) -> None:
         ("policy_age", f"at most {report.policy_age_max}; the bound is {report.max_off_policy_steps}"),
         ("checkpoints", ", ".join(map(str, report.checkpoints)) or "none"),
         ("history", f"{report.history_steps} step records compared"),
+        *([("seals", f"{report.proved} of {report.records} records proved by the key")] if report.proved else []),
     ]
     print_rows(console, rows)
     for reason, count in report.failed_reasons.most_common(MAX_REASONS):
@@ -74,6 +75,8 @@ def print_audit(console: Console, report: AuditReport) -> None:
         console.print(f"[yellow]remark[/yellow] {escape(remark)}")
     for violation in report.violations:
         console.print(f"[red]{violation.breach}[/red] {escape(violation.where)}: {escape(violation.message)}")
+    for what in report.unproved:
+        console.print(f"not proved here: {escape(what)}")
     verdict = (
         "[green]no violation[/green]" if not report.violations else f"[red]{len(report.violations)} violations[/red]"
     )

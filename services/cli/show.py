@@ -126,7 +126,8 @@ def print_letter(console: Console, letter: JsonObject) -> None:
 
 
 def print_workers(console: Console, workers: Iterable[JsonObject]) -> None:
-    """One row per worker."""
+    """One row per worker, and below the table why some cannot work."""
+    workers = list(workers)
     rows = [
         (
             worker["name"],
@@ -134,11 +135,14 @@ def print_workers(console: Console, workers: Iterable[JsonObject]) -> None:
             worker["state"],
             worker.get("job_id") or "",
             "" if worker.get("policy_version") is None else str(worker["policy_version"]),
-            f"{worker['host']}:{worker['pid']}",
+            f"{worker['host']}:{worker['pid']}" if worker["pid"] else worker["host"],
         )
         for worker in workers
     ]
     _print(console, ("worker", "kind", "state", "job", "policy", "process"), rows, empty="no workers")
+    for worker in workers:
+        if trouble := worker.get("detail", {}).get("trouble"):
+            console.print(f"{escape(worker['name'])}: {escape(str(trouble))}", style="yellow", soft_wrap=True)
 
 
 def print_rows(console: Console, rows: Iterable[tuple[str, str]]) -> None:

@@ -24,7 +24,9 @@ def up(
 ) -> None:
     """Start Redis (unless REDIS_URL is set), gateway, reward, learner and rollout servers, and keep them alive."""
     from services.cli.up import detach, run_up
+    from services.common.lifecycle import keep_files_private
 
+    keep_files_private()
     home = home.resolve()
     if not background:
         run_up(home, servers=rollout, gateway_port=port, metrics_base=metrics_base, say=say)
@@ -32,6 +34,8 @@ def up(
     arguments = ["--rollout", str(rollout), "--port", str(port)]
     arguments += [] if metrics_base is None else ["--metrics-base", str(metrics_base)]
     state = detach(home, arguments, say)
+    for name, why in state.lost.items():
+        say(f"{name} could not be started, and is tried again every minute: {why}")
     say(f"millrace is up: {state.url} (token: {state.token_file or 'MILLRACE_TOKEN'})")
 
 

@@ -14,8 +14,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from services.cli.children import is_same
 from services.common.errors import ConfigError
+from services.common.lost_processes import UP_FILE
 
-FILE = "up.json"
 LOCK = "up.lock"
 
 
@@ -61,23 +61,23 @@ _STATE = TypeAdapter(UpState)
 def read_state(home: Path) -> UpState | None:
     """What was last written, or None; the stack may have died since (see `UpState.is_alive`)."""
     try:
-        return _STATE.validate_json((home / FILE).read_bytes())
+        return _STATE.validate_json((home / UP_FILE).read_bytes())
     except (FileNotFoundError, ValidationError):
         return None
 
 
 def write_state(home: Path, state: UpState) -> None:
     """Replaces the file as a whole, readable by its owner only."""
-    temporary = home / f".{FILE}.{os.getpid()}"
+    temporary = home / f".{UP_FILE}.{os.getpid()}"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         json.dump(asdict(state), file, indent=2)
-    temporary.replace(home / FILE)
+    temporary.replace(home / UP_FILE)
 
 
 def remove_state(home: Path) -> None:
     """Forgets the stack."""
-    (home / FILE).unlink(missing_ok=True)
+    (home / UP_FILE).unlink(missing_ok=True)
 
 
 @contextmanager

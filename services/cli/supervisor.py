@@ -1,9 +1,10 @@
 """Starts a table of processes, restarts what dies, and takes them all down in order.
 
-table ──► start ──► ready? ──► watch ──┬─ died, hangs, unhealthy ──► back off ──► start again ──► … ──► give up
+table ──► start ──► ready? ──► watch ──┬─ died, hangs, unhealthy, late ──► back off ──► start again ──► … ──► lost: again every minute
                                        └─ SIGINT, SIGTERM ──► drain stage 0, 1, 2 … ──► kill what is left
 
-What cannot be kept alive ends the stack, unless others do the same work (rollout servers): then those go on, and it is tried again later.
+What cannot be kept alive is lost, and never ends the stack: the others go on, its cause is told, and it is tried again every minute. Only a
+wrong setting, found before all was ready for the first time, ends it: a person reads that.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from services.cli import children
 from services.cli.asker import Asker, Probe
+from services.cli.log_reader import parse_line
 from services.cli.pulse import Pulse
 from services.cli.state import ProcessState
 from services.common.errors import MillraceError
@@ -26,12 +28,15 @@ from services.common.vitals import Vitals, family
 POLL_S = 0.1
 LOOK_S = 0.5
 BACK_OFF_S: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Waits before the restarts that follow quick deaths in a row; after as many, the supervisor gives up."""
+"""Waits before the restarts that follow quick deaths in a row; after as many, the process is lost."""
 QUICK_S = 20.0
 """A process that dies before it was ready, or sooner than this after its start, died quickly."""
 LOST_RETRY_S = 60.0
-"""Wait before another try of a process that the stack can do without for now."""
+"""Wait before another try of a process that is lost."""
 KILL_MARGIN_S = 15.0
+CAUSE_BYTES = 64 * 1024
+"""Of the end of a log, where the cause of a death is looked for."""
+CAUSE_CHARS = 400
 LOG_LIMIT_BYTES = 64 * 1024 * 1024
 CONFIG_ERROR_CODE = 2
 """What a service ends with when its settings are wrong: starting it again cannot help."""
@@ -62,6 +67,8 @@ class _Child:
     spec: ProcessSpec
     log_path: Path
     process: subprocess.Popen[bytes] | None = None
+    log_from: int = 0
+    """Where the log of its newest process begins, bytes."""
     created: float = 0.0
     started: float = 0.0
     restarts: int = 0
@@ -72,7 +79,6 @@ class _Child:
     vitals: Vitals = field(default_factory=Vitals)
     pulse: Pulse | None = None
     """From its readiness on."""
-    was_ready: bool = False
     lost: str = ""
     """Why the stack goes on without it; empty while it need not."""
 
@@ -81,14 +87,9 @@ class _Child:
         """Whether it has said so; its pulse is followed since."""
         return self.pulse is not None
 
-    @property
-    def service(self) -> str:
-        """What it does: `rollout-0` and `rollout-1` do the same."""
-        return self.spec.name.partition("-")[0]
-
 
 class GaveUp(MillraceError):  # noqa: N818  it is what happened
-    """A process could not be kept alive; the message names it and its log."""
+    """A process refused to start over a setting; the message names it and its log."""
 
 
 class Supervisor:
@@ -114,12 +115,14 @@ class Supervisor:
         self._say = say
         self._changed = changed
         self._stops = 0
+        self._was_ready = False
+        """Whether the whole stack has ever been ready."""
 
     def run(self) -> None:
         """Starts everything, keeps it alive until SIGINT, SIGTERM or SIGHUP, then drains it; a second signal kills what is left.
 
         Raises:
-            GaveUp: a process died too often or too soon, or did not become ready; the others were drained.
+            GaveUp: a setting of a process is wrong, before all were ready for the first time; the others were drained.
         """
         children.adopt_orphans()
         handlers = {number: signal.signal(number, self._on_signal) for number in _STOP_SIGNALS}
@@ -127,7 +130,9 @@ class Supervisor:
             for stage in sorted({child.spec.stage for child in self._table}, reverse=True):
                 self._start_stage(stage)
             if not self._stops:
-                self._say("ready")
+                self._was_ready = True
+                lost = [child.spec.name for child in self._table if child.lost]
+                self._say(f"ready, without {', '.join(lost)}" if lost else "ready")
             while not self._stops:
                 self._watch(self._table)
                 time.sleep(POLL_S)
@@ -144,13 +149,18 @@ class Supervisor:
         for child in members:
             self._start(child)
         begun = [child for child in self._table if child.spec.stage >= stage]
-        while not self._stops and not all(child.ready or child.lost for child in members):
+        while not self._stops and not all(self._need_not_wait(child) for child in members):
             self._watch(begun)
             time.sleep(POLL_S)
+
+    def _need_not_wait(self, child: _Child) -> bool:
+        """Whether it is ready, or the stack is, without it: nobody can do without what others start after."""
+        return child.ready or (bool(child.lost) and child.spec.stage == min(other.spec.stage for other in self._table))
 
     def _start(self, child: _Child) -> None:
         if child.log_path.exists() and child.log_path.stat().st_size > LOG_LIMIT_BYTES:
             child.log_path.replace(child.log_path.with_suffix(".log.1"))
+        child.log_from = child.log_path.stat().st_size if child.log_path.exists() else 0
         child.process = children.start_child(
             child.spec.argv, env=child.spec.env, log_path=child.log_path, cores=child.spec.cores
         )
@@ -169,7 +179,7 @@ class Supervisor:
                 continue
             code = child.process.poll()
             if code is not None:
-                self._bury(child, _describe_exit(code), may_restart=code != CONFIG_ERROR_CODE)
+                self._bury(child, _describe_exit(code, child), wrong_setting=code == CONFIG_ERROR_CODE)
             else:
                 self._probe(child)
         children.reap_orphans(self._pids())
@@ -195,11 +205,10 @@ class Supervisor:
             self._welcome(child, asker.pid)
         elif time.monotonic() - child.started > child.spec.start_timeout_s:
             what = f"was not ready within {child.spec.start_timeout_s:.0f} s ({asker.complaint})"
-            self._bury(child, what, may_restart=child.restarts > 0)
+            self._bury(child, what, late=True)
 
     def _welcome(self, child: _Child, pid: int) -> None:
         """It is ready."""
-        child.was_ready = True
         child.lost = ""
         self._ask_no_more(child)
         child.pulse = Pulse(pid, child.spec.healthy)
@@ -213,32 +222,33 @@ class Supervisor:
                 asking.stop()
         child.asker = child.pulse = None
 
-    def _bury(self, child: _Child, what: str, *, may_restart: bool = True) -> None:
+    def _bury(self, child: _Child, what: str, *, wrong_setting: bool = False, late: bool = False) -> None:
         """Ends what is left of a process and decides when it starts again.
 
+        Args:
+            child: the process.
+            what: happened to it, for people.
+            wrong_setting: starting it again will not help.
+            late: it was not ready in time; nobody waits for it any more.
+
         Raises:
-            GaveUp: it will not.
+            GaveUp: it will not, and the stack has never been ready.
         """
         if child.process is None:
             return
         quick = not child.ready or time.monotonic() - child.started < QUICK_S
         child.quick_deaths = child.quick_deaths + 1 if quick else 0
         self._end(child)
-        wait_s, alone = LOST_RETRY_S, ""
-        if may_restart and child.quick_deaths <= len(BACK_OFF_S):
-            wait_s = BACK_OFF_S[max(0, child.quick_deaths - 1)]
-        elif self._can_do_without(child):
-            child.lost, alone = what, ", the others go on meanwhile"
-        else:
-            raise GaveUp(f"{child.spec.name} {what}; gave up on it. {_last_words(child.log_path)}")
+        if wrong_setting and not self._was_ready:
+            raise GaveUp(f"{child.spec.name} {what}; gave up on it. {_last_words(child)}")
+        hopeless = wrong_setting or child.quick_deaths > len(BACK_OFF_S)
+        wait_s = LOST_RETRY_S if hopeless else BACK_OFF_S[max(0, child.quick_deaths - 1)]
+        if hopeless or late or child.lost:
+            child.lost = what
+        alone = ", the others go on meanwhile" if child.lost else ""
         child.restart_at = time.monotonic() + wait_s
         self._say(f"{child.spec.name} {what}; starting it again in {wait_s:g} s{alone} (log: {child.log_path})")
         self._tell()
-
-    def _can_do_without(self, child: _Child) -> bool:
-        """Whether it did its work once, and others of the table do the same."""
-        others = [other for other in self._table if other is not child and other.service == child.service]
-        return child.was_ready and any(not other.lost for other in others)
 
     def _end(self, child: _Child) -> None:
         if child.process is None:
@@ -275,23 +285,42 @@ class Supervisor:
             if child.process is not None
         }
         lost = {child.spec.name: child.lost for child in self._table if child.lost}
-        self._changed(all(child.ready or child.lost for child in self._table), states, lost)
+        self._changed(all(self._need_not_wait(child) for child in self._table), states, lost)
 
 
 def _is_running(child: _Child) -> bool:
     return child.process is not None and child.process.poll() is None
 
 
-def _describe_exit(code: int) -> str:
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+def _describe_exit(code: int, child: _Child) -> str:
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    said = _last_line(child)
+    return f"ended with code {code}" + (f": {said}" if said else "")
 
 
-def _last_words(path: Path, size: int = 600) -> str:
+def _last_words(child: _Child, size: int = 600) -> str:
     """The end of a log, for an error message."""
+    text = _end_of_log(child, size)
+    return f"Its log ({child.log_path}) ends:\n{text}" if text else f"Its log is {child.log_path}."
+
+
+def _last_line(child: _Child) -> str:
+    """What a process that ended said last of it: its newest error, or else its last line; in one line."""
+    lines = _end_of_log(child, CAUSE_BYTES).splitlines()
+    for raw in reversed(lines):
+        line = parse_line(raw.encode())
+        if line is not None and line.get("level") in {"ERROR", "CRITICAL"}:
+            trace = str(line.get("error", "")).strip().splitlines()
+            return f"{line.get('message')}{f': {trace[-1]}' if trace else ''}"[:CAUSE_CHARS]
+    return lines[-1][:CAUSE_CHARS] if lines else ""
+
+
+def _end_of_log(child: _Child, size: int) -> str:
+    """What its newest process has written, at most so many bytes of it."""
     try:
-        with path.open("rb") as file:
-            file.seek(-min(size, os.fstat(file.fileno()).st_size), os.SEEK_END)
-            text = file.read().decode(errors="replace").strip()
+        with child.log_path.open("rb") as file:
+            file.seek(max(child.log_from, os.fstat(file.fileno()).st_size - size))
+            return file.read().decode(errors="replace").strip()
     except OSError:
-        text = ""
-    return f"Its log ({path}) ends:\n{text}" if text else f"Its log is {path}."
+        return ""

@@ -31,7 +31,7 @@ def run_up(home: Path, *, servers: int, gateway_port: int, metrics_base: int | N
 
     Raises:
         ConfigError: it is up already, or a setting is wrong.
-        GaveUp: a process could not be kept alive.
+        GaveUp: a process refused to start over a setting.
     """
     os.environ["MILLRACE_HOME"] = str(home)
     settings = load_settings()
@@ -72,7 +72,7 @@ def detach(home: Path, arguments: list[str], say: Say, timeout_s: float = DETACH
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    deadline = time.monotonic() + timeout_s
+    deadline, state = time.monotonic() + timeout_s, None
     while time.monotonic() < deadline:
         state = read_state(home)
         if state is not None and state.pid == process.pid and state.ready:
@@ -82,6 +82,8 @@ def detach(home: Path, arguments: list[str], say: Say, timeout_s: float = DETACH
                 f"millrace ended before it was ready (log: {log_path}):\n{log_path.read_text().strip()[-2000:]}"
             )
         time.sleep(0.1)
+    for name, why in (state.lost if state is not None else {}).items():
+        say(f"{name}: {why}")
     say(f"it goes on trying; its log is {log_path}, and `millrace down` ends it")
     raise DeadlineExceeded(f"millrace was not ready within {timeout_s:.0f} s")
 

@@ -25,6 +25,8 @@ from redis.exceptions import AuthenticationError, AuthorizationError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from services.common.connection_pool import WaitingPool
+
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -148,7 +150,14 @@ def pause_s(failures: int) -> float:
     return longest * random.uniform(0.5, 1.0)  # noqa: S311  no secret
 
 
-def connect(url: str, *, block_s: float = 0.0, password: SecretStr | None = None, outage_s: float = OUTAGE_S) -> Redis:
+def connect(
+    url: str,
+    *,
+    block_s: float = 0.0,
+    password: SecretStr | None = None,
+    outage_s: float = OUTAGE_S,
+    pool_wait_s: float = OUTAGE_S,
+) -> Redis:
     """A client whose replies are bytes.
 
     A client that blocks gives a failure back at once: only its owner knows what a lost reply held (`Consumer` reads it again).
@@ -158,9 +167,11 @@ def connect(url: str, *, block_s: float = 0.0, password: SecretStr | None = None
         block_s: longest block of the commands sent through this client, seconds.
         password: of the URL's user, where the URL itself has none.
         outage_s: how long a command is repeated while Redis does not answer (never by a client that blocks).
+        pool_wait_s: how long a command waits for a free connection while all are in use.
     """
-    return Client.from_url(
+    pool = WaitingPool.from_url(
         url,
+        wait_s=pool_wait_s,
         password=password.get_secret_value() if password is not None else None,
         decode_responses=False,
         socket_connect_timeout=CONNECT_TIMEOUT_S,
@@ -168,6 +179,7 @@ def connect(url: str, *, block_s: float = 0.0, password: SecretStr | None = None
         health_check_interval=15,
         retry=Patience(0.0, 0.0) if block_s else Patience(outage_s),
     )
+    return Client.from_pool(pool)
 
 
 def text(value: object) -> str:

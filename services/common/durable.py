@@ -8,7 +8,10 @@ from pathlib import Path
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Replaces a file: after a crash it is the old one or the new one, whole, though several processes write it."""
+    """Replaces a file: after a crash it is the old one or the new one, whole, though several processes write it.
+
+    It is its user's alone (mode 0600).
+    """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     temporary = Path(name)
     try:
@@ -16,7 +19,6 @@ def write_durably(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        temporary.chmod(0o644)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -13,6 +13,7 @@ MillraceError
 ├── LetterRefused        a dead letter that cannot be put back
 ├── KeyReused            an Idempotency-Key that stands for another spec
 ├── DeadlineExceeded     a wait that ended at its deadline (names what it waited for)
+├── PromptError          a prompt that a model's chat template or tokenizer does not take (its group fails)
 ├── VerifierError        a verifier's infrastructure failed (never a wrong answer)
 └── SandboxError         work in a child process failed: it raised something, or there is no child to be had
     ├── ChildTimeout     it took longer than it may
@@ -73,6 +74,10 @@ class KeyReused(MillraceError):  # noqa: N818  what went wrong, in a word
 
 class DeadlineExceeded(MillraceError):  # noqa: N818  the name gRPC uses for the same thing
     """A wait ended at its deadline; the message names what was waited for."""
+
+
+class PromptError(MillraceError):
+    """A prompt that the model's chat template or tokenizer refuses, or that is too long; the group fails, nothing else."""
 
 
 class VerifierError(MillraceError):

@@ -14,7 +14,8 @@ from redis.exceptions import ResponseError
 from services.common import job_scripts, keys
 from services.common.errors import Fenced, RecordGone
 from services.common.fencing import HEALS, Fence, raise_if_fenced
-from services.common.job_folder import JobFolder
+from services.common.history_mark import HistoryMark, HistoryReader
+from services.common.job_folder import HISTORY_FILE, JobFolder
 from services.common.job_records import ActiveJob, JobRecord, JobState
 from services.common.jobs import JobStore
 
@@ -37,6 +38,7 @@ class HeadStore(JobStore):
         self.on_restored: Callable[[], None] = lambda: None
         """Called when Redis had lost the job and its records are back: the work in its streams is still gone."""
         self._folder = JobFolder(jobs_dir / job_id)
+        self._history = HistoryReader(self._folder.path / HISTORY_FILE)
         self._active: ActiveJob | None = None
         self._healing = asyncio.Lock()
         self._steps = 0
@@ -169,6 +171,20 @@ class HeadStore(JobStore):
         """Adds an evaluation to the history, in Redis and in the folder, and tells so in the events."""
         await super().append_eval(job_id, data)
         await self._keep("eval", int(data["step"]), data)
+
+    async def append_checkpoint(self, step: int, manifest: str) -> None:
+        """Notes in the folder's history, durably, that a checkpoint is about to be there, and the digest of its manifest.
+
+        Raises:
+            OSError: it could not be written, for want of space perhaps; it will be, with what else waits.
+        """
+        self._unwritten.append(("checkpoint", step, {"manifest": manifest}))
+        await self.write_history()
+
+    async def history_mark(self) -> HistoryMark:
+        """How far the folder's history goes, and what it is up to there."""
+        async with self._writing:
+            return await asyncio.to_thread(self._history.mark)
 
     async def write_history(self) -> None:
         """Writes the lines of the history that the folder could not take when they came.

@@ -111,7 +111,7 @@ def _origin() -> str:
     return f"{boot}:{os.getppid()}"
 
 
-def _read_mark(raw: bytes) -> tuple[bool, str]:
+def _read_mark(raw: bytes | str) -> tuple[bool, str]:
     """Whether it was loading, and its origin; a mark that cannot be read is of nobody."""
     try:
         mark = json.loads(raw)

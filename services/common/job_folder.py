@@ -2,7 +2,8 @@
 
 spec.yaml       the resolved spec, every default written out
 job.json        the job's record: replaced whole, durably, on every move of its state
-history.jsonl   step and evaluation records, one JSON object a line: {"kind": "step" | "eval" | "rewind", "step": …, "data": …}
+history.jsonl   step and evaluation records, and checkpoints, one JSON object a line:
+                {"kind": "step" | "eval" | "checkpoint" | "rewind", "step": …, "data": …}
 journal/, checkpoints/, error.txt               the learner's
 """
 
@@ -15,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import xxhash
 
 from services.common.durable import write_durably
 
@@ -32,6 +35,10 @@ class History:
 
     steps: list[dict[str, Any]] = field(default_factory=list)
     evals: list[dict[str, Any]] = field(default_factory=list)
+    manifests: dict[int, set[str]] = field(default_factory=dict)
+    """Step → digests of the checkpoints that were begun there."""
+    unreadable: list[int] = field(default_factory=list)
+    """Lines, from 1, that are no records: what a crash left unfinished, or damage."""
 
     def take(self, kind: str, step: int, data: dict[str, Any]) -> None:
         """Applies one line. A step or an evaluation takes the place of an older record of the same step; a rewind drops what came after."""
@@ -41,8 +48,11 @@ class History:
         elif kind == "eval":
             self.evals = [record for record in self.evals if record["step"] != step]
             self.evals.append(data)
+        elif kind == "checkpoint":
+            self.manifests.setdefault(step, set()).add(str(data["manifest"]))
         elif kind == "rewind":
             self._drop_steps(step + 1)
+            self.manifests = {saved: digests for saved, digests in self.manifests.items() if saved <= step}
             self.evals = [record for record in self.evals if record["step"] <= step]
 
     def _drop_steps(self, first: int) -> None:
@@ -67,7 +77,8 @@ class JobFolder:
         record = record | {"incarnation": max(record["incarnation"], self.incarnation())}
         if not (self.path / SPEC_FILE).exists():
             write_durably(self.path / SPEC_FILE, spec().encode())
-        write_durably(self.path / JOB_FILE, json.dumps({"format": FORMAT, **record}, indent=1).encode())
+        document = {"format": FORMAT, **record}
+        write_durably(self.path / JOB_FILE, json.dumps(document | {"xxh3": _digest_of(document)}, indent=1).encode())
 
     def load(self) -> tuple[dict[str, Any], str] | None:
         """The record and the spec's text, or None when this is no job's folder or cannot be read (the log says why)."""
@@ -79,6 +90,25 @@ class JobFolder:
         except (OSError, ValueError) as error:
             log.warning("%s cannot be read: %s", self.path / SPEC_FILE, error)
             return None
+
+    def fault(self) -> str | None:
+        """Why `job.json` is not what was written, or None; a file of an earlier release has no checksum to tell by.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        try:
+            document = json.loads((self.path / JOB_FILE).read_bytes())
+            state, digest = document["state"], document.pop("xxh3", None)
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            return f"cannot be read: {type(error).__name__}: {error}"
+        if document.get("format") != FORMAT:
+            return f"is of format {document.get('format')}, and format {FORMAT} is known here"
+        if digest is not None and digest != _digest_of(document):
+            return "is not what was written: its checksum differs"
+        return None if isinstance(state, str) else f"names the state {state!r}"
 
     def incarnation(self) -> int:
         """The highest that the folder knows of; 0 when it does not say."""
@@ -132,5 +162,10 @@ class JobFolder:
                 item = json.loads(line)
                 found.take(item["kind"], int(item["step"]), dict(item["data"]))
             except (ValueError, KeyError, TypeError):
+                found.unreadable.append(number)
                 log.warning("%s: line %d cannot be read", self.path / HISTORY_FILE, number)
         return found
+
+
+def _digest_of(document: dict[str, Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(document, sort_keys=True).encode())

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from services.common.spec import JobSpec
+from services.common.spec import RECORDED, JobSpec
 
 
 class JobState(StrEnum):
@@ -75,6 +75,33 @@ class JobRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class JobRow:
+    """A job as lists show it: its record without the spec, which is large and dear to read."""
+
+    id: str
+    name: str
+    state: JobState
+    cause: str
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+    learner: str | None
+    lineage: int
+    step: int
+    steps: int
+    policy_version: int
+    cancel_requested: bool
+    pause_requested: bool
+    groups: dict[str, int]
+    export: str | None
+    failure: str
+
+
+ROW_FIELDS = tuple(name for name in JobRow.__slots__ if name != "id")
+"""What a row needs of the record's hash."""
+
+
+@dataclass(frozen=True, slots=True)
 class ActiveJob:
     """What rollout and reward servers need to attach to a running job."""
 
@@ -91,34 +118,46 @@ class ActiveJob:
 
 def from_hash(job_id: str, raw: Mapping[str, str]) -> JobRecord:
     """The record in a Redis hash."""
+    return JobRecord(
+        **_row_values(job_id, raw),
+        spec=JobSpec.model_validate_json(raw["spec"], context=RECORDED),
+        order=int(raw.get("order", 0)),
+        incarnation=int(raw.get("incarnation", 0)),
+        failed_reasons=json.loads(raw.get("failed_reasons", "{}")),
+        idempotency=raw.get("idempotency", ""),
+    )
+
+
+def row_from_hash(job_id: str, raw: Mapping[str, str]) -> JobRow:
+    """The row of a record's hash, of which `ROW_FIELDS` are enough."""
+    return JobRow(**_row_values(job_id, raw))
+
+
+def _row_values(job_id: str, raw: Mapping[str, str]) -> dict[str, Any]:
+    """A row's fields, which are a record's, too."""
 
     def number(name: str) -> float | None:
         return float(raw[name]) if raw.get(name) else None
 
-    return JobRecord(
-        id=job_id,
-        name=raw["name"],
-        state=JobState(raw["state"]),
-        cause=raw.get("cause", ""),
-        created_at=float(raw["created_at"]),
-        started_at=number("started_at"),
-        finished_at=number("finished_at"),
-        learner=raw.get("learner"),
-        lineage=int(raw.get("lineage", 0)),
-        step=int(raw.get("step", 0)),
-        steps=int(raw["steps"]),
-        policy_version=int(raw.get("policy_version", 0)),
-        cancel_requested=raw.get("cancel_requested") == "1",
-        pause_requested=raw.get("pause_requested") == "1",
-        groups=json.loads(raw.get("groups", "{}")),
-        export=raw.get("export") or None,
-        spec=JobSpec.model_validate_json(raw["spec"]),
-        order=int(raw.get("order", 0)),
-        incarnation=int(raw.get("incarnation", 0)),
-        failure=raw.get("failure", ""),
-        failed_reasons=json.loads(raw.get("failed_reasons", "{}")),
-        idempotency=raw.get("idempotency", ""),
-    )
+    return {
+        "id": job_id,
+        "name": raw["name"],
+        "state": JobState(raw["state"]),
+        "cause": raw.get("cause", ""),
+        "created_at": float(raw["created_at"]),
+        "started_at": number("started_at"),
+        "finished_at": number("finished_at"),
+        "learner": raw.get("learner"),
+        "lineage": int(raw.get("lineage", 0)),
+        "step": int(raw.get("step", 0)),
+        "steps": int(raw["steps"]),
+        "policy_version": int(raw.get("policy_version", 0)),
+        "cancel_requested": raw.get("cancel_requested") == "1",
+        "pause_requested": raw.get("pause_requested") == "1",
+        "groups": json.loads(raw.get("groups", "{}")),
+        "export": raw.get("export") or None,
+        "failure": raw.get("failure", ""),
+    }
 
 
 def to_hash(record: JobRecord) -> dict[str, str]:

@@ -40,6 +40,13 @@ return 'ok'
 """
 )
 
+ROWS = """#!lua flags=no-writes
+-- KEYS: records   ARGV: fields
+local rows = {}
+for i, key in ipairs(KEYS) do rows[i] = redis.call('HMGET', key, unpack(ARGV)) end
+return rows
+"""
+
 CREATE = """#!lua
 -- KEYS: record, jobs, queue, order, events, idempotency key (optional)
 -- ARGV: job id, spec digest, seconds to remember the key, unix time, event, field, value, field, value, …

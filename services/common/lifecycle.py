@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -103,6 +104,11 @@ async def every(period_s: float, drain: Drain, action: Callable[[], Awaitable[No
         await action()
         if await drain.wait(period_s):
             return
+
+
+def keep_files_private() -> None:
+    """What this process and those below it make from now on is its user's alone: first of all that a service does."""
+    os.umask(0o077)
 
 
 def refuse_to_start(service: str, error: Exception) -> NoReturn:

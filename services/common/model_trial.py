@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypedDict, TypeVar
 from services.common.errors import ModelError
 from services.common.model_config import check_trainable
 from services.common.models import FIELD, ModelInfo, inspect_model, read_json
-from services.common.weight_files import check_tensors, check_values, read_headers
+from services.common.weight_files import check_weights
 
 MAX_TEXT_BYTES = 128 * 1024 * 1024
 """Of a file that the tokenizer may be made of; the largest known have 34 MB."""
@@ -43,6 +43,7 @@ class ModelFacts(TypedDict):
     takes_system: bool
     """Whether the chat template takes a system message."""
     tensors: int
+    parameters: int
     weight_bytes: int
     looked_bytes: int
     """Bytes of values that were looked at, and are finite."""
@@ -66,14 +67,13 @@ def try_model(path: str, until: float) -> ModelFacts:
     tokenizer = _load_tokenizer(folder)
     vocabulary = _check_vocabulary(folder, tokenizer, info)
     takes_system = _check_template(folder, tokenizer, info)
-    tensors = read_headers(folder)
-    check_tensors(folder, tensors, info, config)
-    looked = check_values(tensors.values(), until)
+    looked = check_weights(folder, info, config, until)
     return ModelFacts(
         shape=asdict(info),
         vocabulary=vocabulary,
         takes_system=takes_system,
-        tensors=len(tensors),
+        tensors=looked.tensors,
+        parameters=looked.parameters,
         weight_bytes=looked.of_bytes,
         looked_bytes=looked.bytes,
         all_looked=looked.all,

@@ -21,7 +21,7 @@ def locate(name: str, roots: Sequence[Path], *, field: str, error: type[ConfigEr
         error: what to raise.
 
     Raises:
-        error: the name has `..` or a NUL in it, or leads (perhaps by a link) outside the roots.
+        error: the name has `..` or a NUL in it, is none that the system takes, or leads (perhaps by a link) outside the roots.
     """
     if ".." in PurePosixPath(name).parts or "\0" in name:
         raise error(f"{field}: {name!r} must not contain `..` or a NUL character")
@@ -31,6 +31,10 @@ def locate(name: str, roots: Sequence[Path], *, field: str, error: type[ConfigEr
     if not is_below(chosen, real_roots):
         listed = ", ".join(str(root) for root in real_roots)
         raise error(f"{field}: {name!r} leads outside the allowed directories ({listed})")
+    try:
+        chosen.exists()
+    except OSError as problem:  # a name longer than the file system takes, a directory that may not be looked into
+        raise error(f"{field}: {name[:200]!r} is not a usable path: {problem.strerror}") from problem
     return chosen
 
 

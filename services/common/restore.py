@@ -26,16 +26,27 @@ class Restorer:
         self._mine = mine
         self._order = 0
         self._looked = False
+        self._looking = asyncio.Lock()
 
     async def look(self) -> list[str]:
         """The ids of the jobs that were put back just now. Cheap while nothing was lost: then the folders are not read again.
 
         Something was lost when this process's mark is gone, or fewer jobs were ever submitted than it knows of.
         """
-        order = await self._submitted()
-        if self._looked and order >= self._order and await self._redis.exists(self._marker):
-            self._order = order
+        if await self._whole():
             return []
+        async with self._looking:  # of many at once, the first reads the folders
+            return [] if await self._whole() else await self._put_back()
+
+    async def _whole(self) -> bool:
+        """Whether nothing was lost since the last look."""
+        order = await self._submitted()
+        if not (self._looked and order >= self._order and await self._redis.exists(self._marker)):
+            return False
+        self._order = order
+        return True
+
+    async def _put_back(self) -> list[str]:
         found = [record for record in await asyncio.to_thread(self._folders, await self._known()) if self._mine(record)]
         restored = [record.id for record in sorted(found, key=_by_age) if await self._store.restore(record)]
         await self._store.find_held()

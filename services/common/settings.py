@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, SecretStr, ValidationError, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from services.common.errors import ConfigError
 
@@ -54,12 +55,25 @@ class Settings(BaseSettings):
         default=0, ge=0, le=65535, description="Port of a rollout server's gRPC for chats; 0 takes a free one."
     )
     gateway_port: int = Field(default=8080, ge=0, le=65535, description="The gateway's port.")
+    gateway_hosts: list[str] = Field(
+        default_factory=list,
+        description="Further names (JSON list, without ports) under which the gateway is reached: of a proxy, or in a container network.",
+    )
+    max_event_streams: int = Field(default=1000, ge=1, description="Event streams that the gateway holds open at once.")
+    max_requests: int = Field(
+        default=256,
+        ge=4,
+        description="Reads that the gateway has in flight at once, and as many chats; a quarter of it of changes, and of submissions.",
+    )
     token: SecretStr | None = Field(default=None, description="Bearer token of the gateway.")
     token_file: Path | None = Field(default=None, description="File that holds the token.")
     internal_token: SecretStr | None = Field(
         default=None, min_length=1, description="Token of the services' gRPC; needed beyond loopback."
     )
     internal_token_file: Path | None = Field(default=None, description="File that holds the internal token.")
+    journal_key_file: Path | None = Field(
+        default=None, description="File with the key that the learner seals its journals with."
+    )
     model_roots: list[Path] = Field(
         default_factory=list, description="Directories that models may lie in (JSON list), besides <home>/models."
     )
@@ -88,8 +102,29 @@ class Settings(BaseSettings):
     max_prompt_chars: int = Field(
         default=256 * 1024, ge=1, description="Longest prompt and longest ground truth of a task, characters."
     )
+    max_ranks: int | None = Field(default=None, ge=1, description="Ranks of one job (default: by this machine).")
+    max_threads: int | None = Field(default=None, ge=1, description="CPU platform: threads of a job's ranks together.")
+    max_engine_devices: int | None = Field(default=None, ge=1, description="Processes, or devices, of one engine.")
+    max_kv_cache_gib: float | None = Field(default=None, gt=0, description="CPU platform: KV cache of one engine, GiB.")
+    max_memory_gib: float | None = Field(
+        default=None, gt=0, description="Memory that a job's ranks and one engine need for its model, GiB."
+    )
+    max_tokens_in_flight: int | None = Field(default=None, ge=1, description="Slots × group_size × rollout_max_tokens.")
+    max_rollouts_in_flight: int | None = Field(default=None, ge=1, description="Slots × group_size.")
+    max_sequence_tokens: int | None = Field(default=None, ge=1, description="Longest prompt + response, tokens.")
+    max_steps: int | None = Field(default=None, ge=1, description="Optimizer steps of one job.")
+    max_eval_rollouts: int | None = Field(default=None, ge=1, description="Rollouts of one evaluation.")
+    max_verifier_memory_mib: int | None = Field(default=None, ge=1, description="Memory limit of one check, MiB.")
     drain_timeout_s: float = Field(default=30.0, gt=0, description="Longest drain after SIGTERM.")
     log_level: str = Field(default="INFO", description="DEBUG, INFO, WARNING or ERROR.")
+
+    @field_validator("gateway_hosts")
+    @classmethod
+    def _names_only(cls, hosts: list[str]) -> list[str]:
+        for host in hosts:
+            if not host.isascii() or not host or set(host) & set("/@?#* ") or (":" in host and host.count(":") < 2):
+                raise ValueError(f"{host!r} is no host's name: it has neither scheme nor port")
+        return hosts
 
     @model_validator(mode="after")
     def _secrets_from_files(self) -> Self:
@@ -162,10 +197,14 @@ def load_settings() -> Settings:
     """
     try:
         return Settings()
+    except SettingsError as error:
+        named = re.search(r'"(\w+)"', str(error))
+        name = f"MILLRACE_{named[1].upper()}" if named else "a setting"
+        raise ConfigError(f"""{name}: must be a JSON list, as in '["one", "two"]'""") from error
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         if not first["loc"]:  # said by a validator of ours, which names the variable
             raise ConfigError(str(first["msg"]).removeprefix("Value error, ")) from error
         field = str(first["loc"][0])
         name = field if field.isupper() else f"MILLRACE_{field.upper()}"
-        raise ConfigError(f"{name}: {first['msg']}") from error
+        raise ConfigError(f"{name}: {str(first['msg']).removeprefix('Value error, ')}") from error

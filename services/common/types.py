@@ -45,13 +45,13 @@ class FinishReason(StrEnum):
 
 
 class VerdictStatus(StrEnum):
-    """What became of a check. Only SCORED carries a reward."""
+    """What became of a check. FAILED carries no reward: nothing is known of the answer."""
 
     SCORED = "scored"
     TIMEOUT = "timeout"
-    """It would have taken more time, memory or nesting than it may: the response's doing, and yet no wrong answer."""
+    """It would have taken more time, memory or nesting than it may: the response's doing, which counts as a wrong answer."""
     FAILED = "failed"
-    """The verifier broke, twice."""
+    """The verifier broke, twice, or its process did: nobody's answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,19 +206,21 @@ class Verdict:
     __pydantic_config__ = _CHECKED
     status: VerdictStatus
     reward: float | None
-    """None unless SCORED."""
+    """None when FAILED. Of a TIMEOUT the lowest that the verifier gives; None in what was judged before it had one."""
     accuracy: float | None
-    """0..1, before any shaping; what dynamic sampling looks at. None unless SCORED."""
+    """0..1, before any shaping; what dynamic sampling looks at. None where there is no reward, 0 when a TIMEOUT has one."""
     verifier: str
     detail: str = ""
 
     def __post_init__(self) -> None:
-        """Checks that a reward is there exactly when the check was made."""
-        scored = self.status is VerdictStatus.SCORED
-        if scored != (self.reward is not None) or scored != (self.accuracy is not None):
-            raise ValueError(
-                f"a verdict has reward and accuracy exactly when it is scored, not with status {self.status}"
-            )
+        """Checks that reward and accuracy are there together, and exactly when something is known of the answer."""
+        judged = self.reward is not None
+        if judged != (self.accuracy is not None):
+            raise ValueError("a verdict has both reward and accuracy, or neither")
+        if judged is not (self.status is VerdictStatus.SCORED) and self.status is not VerdictStatus.TIMEOUT:
+            raise ValueError(f"a verdict of status {self.status} has {'a' if judged else 'no'} reward")
+        if self.status is VerdictStatus.TIMEOUT and self.accuracy:
+            raise ValueError("a check beyond its limit has accuracy 0")
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,8 @@ class StoredTensor:
 class Looked:
     """How much of the values was looked at."""
 
+    tensors: int
+    parameters: int
     bytes: int
     of_bytes: int
 
@@ -67,6 +69,23 @@ class Looked:
     def all(self) -> bool:
         """Whether every value was."""
         return self.bytes == self.of_bytes
+
+
+def check_weights(folder: Path, info: ModelInfo, config: Mapping[str, Any], until: float) -> Looked:
+    """Checks headers, names, shapes and, as far as the time allows, values of a model's weights.
+
+    Args:
+        folder: of the model.
+        info: its sizes.
+        config: what its config.json holds.
+        until: when to stop looking at values, monotonic seconds.
+
+    Raises:
+        ModelError: names the file and the tensor.
+    """
+    tensors = read_headers(folder)
+    check_tensors(folder, tensors, info, config)
+    return check_values(tensors.values(), until)
 
 
 def read_headers(folder: Path) -> dict[str, StoredTensor]:
@@ -167,15 +186,16 @@ def check_values(tensors: Iterable[StoredTensor], until: float) -> Looked:
         ModelError: there is one; names file, tensor and place.
     """
     ordered = sorted(tensors, key=lambda tensor: (tensor.file, tensor.start))
-    looked = 0
+    looked, total = 0, sum(tensor.bytes for tensor in ordered)
+    parameters = sum(math.prod(tensor.shape) for tensor in ordered)
     for whole in (False, True):
         for tensor in ordered:
             for start, size in _pieces(tensor, whole=whole):
                 if time.monotonic() > until:
-                    return Looked(looked, sum(tensor.bytes for tensor in ordered))
+                    return Looked(len(ordered), parameters, looked, total)
                 _check_piece(tensor, start, size)
                 looked += size
-    return Looked(looked, looked)
+    return Looked(len(ordered), parameters, looked, total)
 
 
 def _pieces(tensor: StoredTensor, *, whole: bool) -> Iterator[tuple[int, int]]:

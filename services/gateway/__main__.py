@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -17,6 +18,7 @@ from redis.exceptions import RedisError
 
 from services.common.connection import connect
 from services.common.errors import ConfigError, SandboxError
+from services.common.lifecycle import keep_files_private
 from services.common.logs import configure_logging
 from services.common.preflight import RedisAway, require_redis
 from services.common.restore import Restorer
@@ -29,10 +31,15 @@ from services.gateway.auth import load_token
 log = logging.getLogger("millrace.gateway")
 
 RESTORE_S = 1.0
+POOL_WAIT_S = 5.0
+"""How long a request waits for a connection to Redis while all are in use."""
+MAX_FILES = 65_536
+"""Open files that the gateway asks for, as far as it may have them: each connection is one."""
 
 
 def main() -> int:
     """Runs the gateway; the exit code is 0 after a drain, 2 over a wrong setting."""
+    keep_files_private()
     try:
         settings = load_settings()
         configure_logging("gateway", settings.log_level)
@@ -43,6 +50,7 @@ def main() -> int:
         return 2
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _drained)
+    _allow_files(settings)
     try:
         asyncio.run(_serve(settings, token, listener))
     except ConfigError as error:
@@ -52,7 +60,7 @@ def main() -> int:
 
 
 async def _serve(settings: Settings, token: str, listener: socket.socket) -> None:
-    redis = connect(settings.redis_url, password=settings.redis_password)
+    redis = connect(settings.redis_url, password=settings.redis_password, pool_wait_s=POOL_WAIT_S)
     # People wait for these answers: give up on Redis after about a second instead of ten, and say 503.
     redis.set_retry(Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 3))
     await _look_for(settings)
@@ -125,12 +133,30 @@ async def _look_for(settings: Settings) -> None:
 def _bind(settings: Settings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.bind_host else socket.AF_INET
     try:
-        return socket.create_server((settings.bind_host, settings.gateway_port), family=family, backlog=512)
+        listener = socket.create_server((settings.bind_host, settings.gateway_port), family=family, backlog=512)
     except OSError as error:
         raise ConfigError(
             f"cannot listen on MILLRACE_BIND_HOST={settings.bind_host}, MILLRACE_GATEWAY_PORT={settings.gateway_port}: "
             f"{error.strerror or error}"
         ) from error
+    # Accepted connections inherit it. asyncio sets it only on sockets that were made with the protocol's number, which this one was not;
+    # without it the second part of each answer waits 40 ms for the client to acknowledge the first.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
+
+
+def _allow_files(settings: Settings) -> None:
+    """Raises the soft limit of open files: with none left, no connection is accepted, whoever's it is."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(MAX_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if wanted < 2 * settings.max_event_streams:
+        log.warning(
+            "only %d files may be open: too few for %d event streams and as many requests",
+            wanted,
+            settings.max_event_streams,
+        )
 
 
 def _drained(number: int, _: object) -> None:

@@ -1,7 +1,7 @@
 """Admission: what is checked before a job is taken in, by children that may be killed.
 
-    body ──► child: parse, validate ──► spec ──► child: model, data ──► verifiers by name ──► queue
-                │ too long, too large, broken              │ a file not read in time: unchecked
+    body ──► child: parse, validate ──► spec ──► child: model, data, load ──► limits, verifiers ──► queue
+                │ too long, too large, broken                 │ a file not read in time: unchecked
                 └──► 422 with the field
 
 A file or a model that is not done in time does not refuse the job: its field is handed back as unchecked, and the learner, which
@@ -26,6 +26,9 @@ from services.common.errors import (
     ConfigError,
     SandboxError,
 )
+from services.common.limits import Machine, over_limits
+from services.common.model_trial import ModelFacts
+from services.common.models import ModelInfo
 from services.common.sandbox.limits import MIB, Limits
 from services.common.sandbox.pool import Child, Sandbox
 from services.common.settings import Settings
@@ -131,14 +134,18 @@ class _Trial:
 
     async def run(self) -> None:
         """Makes every check, whatever the others find."""
-        sources = _sources(self.spec)
-        left = 1 + len(sources)
-        await self._in_child("model.path", "model", self._share(left), left=left)
+        sources, load = _sources(self.spec), self.spec.checkpoint.load
+        left = 1 + len(sources) + (load is not None)
+        facts = await self._in_child("model.path", "model", self._share(left), left=left)
+        self._limits_of(facts)
         named: dict[str, str] = {}
-        for number, (section, source) in enumerate(sources):
-            found = await self._data(section, source, left=len(sources) - number)
+        for section, source in sources:
+            left -= 1
+            found = await self._data(section, source, left=left)
             named |= {name: f"data.{section}.data_source" for name in found if name not in named}
         self._verifiers(named)
+        if load is not None:
+            await self._load()
 
     async def close(self) -> None:
         """Ends the child."""
@@ -158,6 +165,20 @@ class _Trial:
         if source.procedural_task is None and not facts["all_checked"]:
             self.unchecked.append(f"data.{section}.source")
         return list(facts["data_sources"])
+
+    def _limits_of(self, model: ModelFacts | None) -> None:
+        """The job asks for no more than the operator gives; what a model needs is judged where the model is known."""
+        info = ModelInfo(**model["shape"]) if model is not None else None
+        parameters = model["parameters"] if model is not None else None
+        for where, message in over_limits(self.spec, self.settings, Machine.here(), info, parameters):
+            self._wrong(where, message)
+
+    async def _load(self) -> None:
+        """What `checkpoint.load` names can be begun with."""
+        before = len(self.unchecked), len(self.problems)
+        facts = await self._in_child("checkpoint.load", "load", self._share(1), left=1)
+        if facts is None and before == (len(self.unchecked), len(self.problems)):
+            self.unchecked.append("checkpoint.load")
 
     def _verifiers(self, named: dict[str, str]) -> None:
         """Every verifier that the job names is there, and there is one for each `data_source`, by the field that named it."""
@@ -199,11 +220,11 @@ class _Trial:
         if self.child is None or not self.child.alive:
             document = self.settings.public()
             self.child = await self.sandbox.spawn(
-                self.checks, self.spec.model_dump_json(), document, limits=self._limits()
+                self.checks, self.spec.model_dump_json(), document, limits=self._child_limits()
             )
         return self.child
 
-    def _limits(self) -> Limits:
+    def _child_limits(self) -> Limits:
         files = any(source.procedural_task is None for _, source in _sources(self.spec))
         memory_mib = CHECK_MEMORY_MIB + (2 * self.settings.max_data_bytes // MIB if files else 0)
         return Limits(wall_s=DEADLINE_S, memory_mib=memory_mib, reply_bytes=CHECK_REPLY_BYTES, makes_way=True)

@@ -1,9 +1,9 @@
 """The gateway's HTTP application, wired.
 
-    request ─► Observer ─► OpenAIForm ─► RequestTimeout ─► BearerAuth ─► BodyLimit ─► routes ─► JobStore, Redis
-               count, log   /v1 only      504               401           413, 408     4xx, 503 by errors.py
+    request ─► Observer ─► OpenAIForm ─► HostCheck ─► RequestTimeout ─► BearerAuth ─► RequestLimit ─► BodyLimit ─► routes ─► JobStore, Redis
+               count, log   /v1 only     421, 400     504               401           429             413, 408     4xx, 503 by errors.py
 
-The order matters: nothing is looked up, and no body is read, for a request without the token.
+The order matters: nothing is looked up, and no body is read, for a request without the token or without a place.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from services.common.jobs import JobStore
 from services.common.release import release
 from services.common.restore import Restorer
-from services.common.settings import Settings
+from services.common.settings import Settings, is_loopback
 from services.gateway import (
     console_routes,
     dead_letter_routes,
@@ -26,13 +26,17 @@ from services.gateway import (
     service_routes,
 )
 from services.gateway.admission import Admission
-from services.gateway.auth import BearerAuth, open_paths
+from services.gateway.auth import ALWAYS_OPEN, BearerAuth, open_paths
 from services.gateway.body_limit import BodyLimit, RequestTimeout
 from services.gateway.context import Context, EventTimes
 from services.gateway.errors import install_handlers
+from services.gateway.event_hub import EventHub
+from services.gateway.host_check import HostCheck, published_names
 from services.gateway.inference import InferenceClient
 from services.gateway.metrics import GatewayMetrics, Observer
 from services.gateway.openai_errors import OpenAIForm, install_openai_handler
+from services.gateway.request_limit import RequestLimit
+from services.gateway.stream_limit import StreamLimit
 
 _BEARER = HTTPBearer(auto_error=False, description="The gateway's token; `<home>/gateway.token` holds a generated one.")
 """For the OpenAPI only: BearerAuth has already refused what must be refused."""
@@ -55,12 +59,16 @@ def create_app(
         admission: reads and checks new jobs.
         event_times: pace of event streams.
     """
+    streams = StreamLimit(settings.max_event_streams)
     metrics = GatewayMetrics()
+    metrics.streams.set_function(lambda: len(streams))
+    times = event_times or EventTimes()
     jobs_dir = settings.home / "jobs"
     app = FastAPI(
         title="Millrace gateway",
         summary="Submit, watch and cancel reinforcement-learning jobs.",
         version=release(),
+        docs_url=None,  # FastAPI's page loads its scripts from another host: `console_routes` has one of its own
         redoc_url=None,
         redirect_slashes=False,
         separate_input_output_schemas=False,
@@ -71,7 +79,9 @@ def create_app(
         restorer=Restorer(redis, jobs_dir, "gateway", lambda _: True),
         admission=admission,
         metrics=metrics,
-        event_times=event_times or EventTimes(),
+        event_times=times,
+        hub=EventHub(redis, times.poll_s),
+        streams=streams,
         inference=InferenceClient(
             redis, JobStore(redis), settings.internal_token.get_secret_value() if settings.internal_token else None
         ),
@@ -86,9 +96,20 @@ def create_app(
     app.include_router(console_routes.router)
     install_handlers(app)
     install_openai_handler(app)
+    unguarded = open_paths(settings) | console_routes.PATHS
+    limit = settings.max_requests
     app.add_middleware(BodyLimit)
-    app.add_middleware(BearerAuth, token=token, open_paths=open_paths(settings) | console_routes.PATHS)
+    app.add_middleware(
+        RequestLimit, limit=limit, chats=openai_routes.LIMITS_S, open_paths=unguarded, exempt=ALWAYS_OPEN
+    )
+    app.add_middleware(BearerAuth, token=token, open_paths=unguarded)
     app.add_middleware(RequestTimeout, longer_s=openai_routes.LIMITS_S)
+    app.add_middleware(
+        HostCheck,
+        names=published_names(settings),
+        any_address=not is_loopback(settings.bind_host),
+        exempt=ALWAYS_OPEN,
+    )
     app.add_middleware(OpenAIForm)
     app.add_middleware(Observer, metrics=metrics)
     return app

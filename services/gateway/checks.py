@@ -11,13 +11,15 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from services.common.checkpoint_origin import OriginFacts, try_origin
 from services.common.data.bounds import DataBounds
 from services.common.data.source import data_roots
 from services.common.data.trial import SourceFacts, try_source
 from services.common.errors import ConfigError
-from services.common.model_trial import try_model
+from services.common.model_trial import ModelFacts, try_model
 from services.common.models import ModelInfo, check_parallel_sizes, resolve_model
 from services.common.settings import Settings
 from services.common.spec import DataSourceSpec, JobSpec
@@ -30,7 +32,7 @@ MARGIN_S = 1.0
 
 def prepare() -> None:
     """Imports what the checks need, for the forkserver; not torch, though it may be installed: it has threads, and takes much memory."""
-    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
+    os.environ |= {"TRANSFORMERS_NO_ADVISORY_WARNINGS": "1", "HF_HUB_OFFLINE": "1"}
     sys.modules["torch"] = None  # type: ignore[assignment]  # as if it were not there
     with contextlib.suppress(ImportError):
         import reasoning_gym  # noqa: F401
@@ -58,13 +60,17 @@ class JobChecks:
         """
         self._spec = JobSpec.model_validate_json(spec)
         self._settings = Settings(**settings)
+        self._model_dir: Path | None = None
+        self._dataset = ""
 
-    def model(self, seconds: float) -> None:
+    def model(self, seconds: float) -> ModelFacts:
         """The model is there, whole, safe, fits the parallel sizes, and has finite values as far as half of so many seconds reach."""
         with _readable("model.path"):
             path = resolve_model(self._spec.model.path, self._settings)
             facts = try_model(str(path), time.monotonic() + seconds / 2)
             check_parallel_sizes(ModelInfo(**facts["shape"]), self._spec)
+        self._model_dir = path
+        return facts
 
     def data(self, section: str, seconds: float) -> SourceFacts:
         """The source of `data.<section>` opens, and its tasks are well formed as far as so many seconds reach."""
@@ -72,7 +78,18 @@ class JobChecks:
         roots = [str(root) for root in data_roots(self._settings)]
         bounds, until = asdict(DataBounds.of(self._settings)), time.monotonic() + seconds - MARGIN_S
         with _readable(f"data.{section}.source"):
-            return try_source(source.model_dump(), roots, bounds, f"data.{section}", until)
+            facts = try_source(source.model_dump(), roots, bounds, f"data.{section}", until)
+        if section == "train":
+            self._dataset = facts["fingerprint"]
+        return facts
+
+    def load(self, seconds: float) -> OriginFacts | None:
+        """What `checkpoint.load` names is there and belongs to such a job. None where `model` has not found the model good before."""
+        if self._model_dir is None:
+            return None
+        until = time.monotonic() + seconds - MARGIN_S
+        with _readable("checkpoint.load"):
+            return try_origin(self._spec, self._settings, self._model_dir, self._dataset, until)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,8 @@ from starlette.responses import RedirectResponse
 FOLDER: Final = Path(__file__).parent / "console"
 HOME: Final = "/console/"
 INDEX: Final = "index.html"
+DOCS: Final = "/docs"
+DOCS_PAGE: Final = "docs.html"
 
 MEDIA_TYPES: Final = {
     ".html": "text/html; charset=utf-8",
@@ -75,6 +77,12 @@ router = APIRouter(include_in_schema=False)
 async def entrance() -> Response:
     """Leads to the page."""
     return RedirectResponse(HOME, status_code=307, headers=HEADERS)
+
+
+@router.api_route(DOCS, methods=["GET", "HEAD"])
+async def docs(request: Request) -> Response:
+    """The API's description, from the same files."""
+    return await asset(request, DOCS_PAGE)
 
 
 @router.api_route(HOME, methods=["GET", "HEAD"])

@@ -16,9 +16,11 @@ from services.common.restore import Restorer
 from services.common.settings import Settings
 from services.gateway.admission import Admission
 from services.gateway.errors import RETRY_AFTER_S
+from services.gateway.event_hub import EventHub
 from services.gateway.inference import InferenceClient
 from services.gateway.metrics import JOB_ID, GatewayMetrics
 from services.gateway.schemas import EXAMPLE_JOB_ID, JOB_ID_PATTERN
+from services.gateway.stream_limit import StreamLimit
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,7 @@ class EventTimes:
     """The pace of event streams, seconds."""
 
     poll_s: float = 0.5
-    """How often the job's events are looked at."""
+    """How often the events of the followed jobs are looked at."""
     heartbeat_s: float = 15.0
     """A comment is sent this often, so that proxies keep the connection."""
 
@@ -41,6 +43,8 @@ class Context:
     admission: Admission
     metrics: GatewayMetrics
     event_times: EventTimes
+    hub: EventHub
+    streams: StreamLimit
     inference: InferenceClient
     settings: Settings
 

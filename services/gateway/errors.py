@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.routing import Match
 
+from services.common.connection_pool import PoolBusyError
 from services.common.errors import ConfigError, JobConflict, LetterRefused, MillraceError, SandboxError
 from services.gateway.schemas import ErrorAnswer, FieldProblem
 
@@ -24,8 +25,11 @@ MAX_PROBLEMS = 100
 MAX_TEXT = 1000
 """Characters of a field's name or message that an answer repeats."""
 RETRY_AFTER_S = 2
+EVERYWHERE = (400, 401, 421, 429, 503)
+"""Statuses by which the layers before a route refuse."""
 
 CODES = {
+    400: "bad_request",
     401: "unauthorized",
     404: "not_found",
     405: "method_not_allowed",
@@ -33,6 +37,7 @@ CODES = {
     409: "conflict",
     413: "body_too_large",
     415: "unsupported_media_type",
+    421: "misdirected",
     422: "invalid_request",
     429: "too_many",
     500: "internal",
@@ -75,11 +80,21 @@ def unavailable(message: str) -> JSONResponse:
     return error_answer(503, message, headers={"Retry-After": str(RETRY_AFTER_S)})
 
 
+def too_many(message: str) -> JSONResponse:
+    """429: one of the gateway's limits is reached."""
+    return error_answer(429, message, headers={"Retry-After": str(RETRY_AFTER_S)})
+
+
+def busy() -> JSONResponse:
+    """503: the gateway's own doing, not that of Redis."""
+    return unavailable("the gateway is busy: it is asked for more than it can answer; try again")
+
+
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The error answers of a route, for its OpenAPI."""
     return {
         status: {"model": ErrorAnswer, "description": HTTPStatus(status).phrase, **_documented_headers(status)}
-        for status in sorted({*statuses, 401, 503})
+        for status in sorted({*statuses, *EVERYWHERE})
     }
 
 
@@ -91,8 +106,9 @@ def install_handlers(app: FastAPI) -> None:
     app.add_exception_handler(JobConflict, _conflict)
     app.add_exception_handler(LetterRefused, _conflict)
     app.add_exception_handler(RedisError, _redis)
-    app.add_exception_handler(AdmissionBusy, _busy)
+    app.add_exception_handler(AdmissionBusy, _queue_full)
     app.add_exception_handler(SandboxError, _no_child)
+    app.add_exception_handler(PoolBusyError, _busy)
     app.add_exception_handler(Exception, _unexpected)
 
 
@@ -133,7 +149,7 @@ async def _redis(_: Request, error: Exception) -> JSONResponse:
     return unavailable("the job store does not answer; try again")
 
 
-async def _busy(_: Request, error: Exception) -> JSONResponse:
+async def _queue_full(_: Request, error: Exception) -> JSONResponse:
     return unavailable(str(error))
 
 
@@ -142,12 +158,17 @@ async def _no_child(_: Request, error: Exception) -> JSONResponse:
     return unavailable("this gateway cannot check jobs at the moment; try again")
 
 
+async def _busy(_: Request, __: Exception) -> JSONResponse:
+    log.warning("no connection to Redis was free in time: more is asked of the gateway than it can answer")
+    return busy()
+
+
 async def _unexpected(_: Request, __: Exception) -> JSONResponse:
     return error_answer(500, "an internal error; the gateway's log has it")
 
 
 def _documented_headers(status: int) -> dict[str, Any]:
-    names = {401: ("WWW-Authenticate", "string"), 503: ("Retry-After", "integer")}
+    names = {401: ("WWW-Authenticate", "string"), 429: ("Retry-After", "integer"), 503: ("Retry-After", "integer")}
     if status not in names:
         return {}
     name, kind = names[status]

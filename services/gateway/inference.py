@@ -24,7 +24,7 @@ from services.common.inference_channel import (
     PROBLEM_HEADER,
     Problem,
 )
-from services.common.job_records import JobRecord, JobState
+from services.common.job_records import JobRecord, JobRow, JobState
 from services.common.jobs import JobStore
 from services.common.pb import inference_pb2 as pb
 from services.common.pb import inference_pb2_grpc as pb_grpc
@@ -72,9 +72,9 @@ class InferenceClient:
         """Ends its connections."""
         await self._channels.close()
 
-    async def models(self) -> list[JobRecord]:
+    async def models(self) -> list[JobRow]:
         """Jobs that people can talk to, newest first."""
-        return [record for record in await self._store.list(limit=MAX_MODELS) if _has_policy(record)]
+        return [row for row in await self._store.list(limit=MAX_MODELS) if _has_policy(row)]
 
     async def model(self, name: str) -> JobRecord:
         """The job of that id.
@@ -181,7 +181,7 @@ def _rank(worker: WorkerStatus, job_id: str) -> int | None:
     return 2 if worker.state == "serving" else None
 
 
-def _has_policy(record: JobRecord) -> bool:
+def _has_policy(record: JobRecord | JobRow) -> bool:
     if record.state.ended:
         return record.export is not None
     return record.state is not JobState.QUEUED

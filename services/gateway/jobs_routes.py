@@ -110,9 +110,9 @@ async def list_jobs(
     offset: Annotated[int, Query(ge=0, le=1_000_000, description="Jobs to skip, from the newest.", examples=[0])] = 0,
 ) -> JobList:
     """Jobs, newest first, without their specs."""
-    records = await context.store.list(offset=offset, limit=limit)
+    rows = await context.store.list(offset=offset, limit=limit)
     total = int(await context.redis.zcard(keys.JOBS))
-    return JobList(total=total, jobs=[JobSummary.of(record) for record in records])
+    return JobList(total=total, jobs=[JobSummary.of_row(row) for row in rows])
 
 
 @router.get("/schema", operation_id="job_schema", summary="JSON schema of the job spec", responses=documented())

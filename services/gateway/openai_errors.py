@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.common.errors import MillraceError
+from services.gateway.errors import EVERYWHERE
 from services.gateway.schemas import Answer
 
 PREFIX = "/v1/"
@@ -70,7 +71,7 @@ def openai_documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The error answers of a route, for its OpenAPI."""
     return {
         status: {"model": OpenAIErrorAnswer, "description": HTTPStatus(status).phrase}
-        for status in sorted({*statuses, 401, 503})
+        for status in sorted({*statuses, *EVERYWHERE})
     }
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from sse_starlette import EventSourceResponse
 
 from services.common import keys
+from services.common.lost_processes import lost_processes
 from services.common.workers import alive
 from services.gateway.context import ContextDep, RecordDep
-from services.gateway.errors import documented
-from services.gateway.events import BEGINNING, EVENT_ID_PATTERN, EVENT_SCHEMA, follow, is_over
+from services.gateway.errors import documented, too_many
+from services.gateway.event_hub import BEGINNING, parse_id
+from services.gateway.events import EVENT_ID_PATTERN, EVENT_SCHEMA, EventStream, follow, is_over
+from services.gateway.roster import roster
 from services.gateway.schemas import History, OpenObject, Samples, WorkerList, worker_answer
 
 log = logging.getLogger(__name__)
@@ -90,6 +94,7 @@ async def job_rollouts(
 )
 async def job_events(
     context: ContextDep,
+    request: Request,
     record: RecordDep,
     last_event_id: Annotated[
         str | None,
@@ -102,16 +107,21 @@ async def job_events(
     ] = None,
 ) -> Response:
     """Everything that has happened to the job and then, as it happens, the rest. Heartbeats are comments."""
-    if last_event_id is not None and await is_over(context, record, last_event_id):
+    after = BEGINNING if last_event_id is None else parse_id(last_event_id)
+    if last_event_id is not None and await is_over(context.hub, record, after):
         return Response(status_code=204)
-    events = follow(context, record.id, last_event_id or BEGINNING)
-    return EventSourceResponse(events, ping=context.event_times.heartbeat_s, send_timeout=30)
+    seat = context.streams.take(request.client.host if request.client else "")
+    if seat is None:
+        return too_many(f"all {context.streams.seats} event streams (MILLRACE_MAX_EVENT_STREAMS) are open: try again")
+    events = follow(context.hub, record, after, seat)
+    return EventStream(events, seat, heartbeat_s=context.event_times.heartbeat_s)
 
 
 @router.get("/workers", operation_id="list_workers", summary="Workers", tags=["workers"], responses=documented())
 async def list_workers(context: ContextDep) -> WorkerList:
-    """Every rollout, reward and learner process whose heartbeat is fresh."""
-    return WorkerList(workers=[worker_answer(status) for status in await alive(context.redis)])
+    """Every rollout, reward and learner process whose heartbeat is fresh, and those that the stack cannot keep alive, with the cause."""
+    lost = await asyncio.to_thread(lost_processes, context.settings.home)
+    return WorkerList(workers=[worker_answer(status) for status in roster(await alive(context.redis), lost)])
 
 
 def _objects(raw: list[Any]) -> list[OpenObject]:

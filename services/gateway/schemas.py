@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from services.common.dead_letters import DeadLetter
-from services.common.job_records import JobRecord, JobState
+from services.common.job_records import JobRecord, JobRow, JobState
 from services.common.keys import Stage
 from services.common.spec import JobSpec
 from services.common.workers import WorkerKind
@@ -90,9 +90,9 @@ class JobSummary(Answer):
     export: str | None = Field(description="Directory of the newest weights in Hugging Face format.")
 
     @classmethod
-    def of(cls, record: JobRecord) -> JobSummary:
-        """The record as people read it."""
-        return cls(**{name: value for name, value in _shallow(record).items() if name in cls.model_fields})
+    def of_row(cls, row: JobRow) -> JobSummary:
+        """The row as people read it."""
+        return cls(**{name: getattr(row, name) for name in JobRow.__slots__})
 
 
 class Job(JobSummary):
@@ -138,7 +138,7 @@ class Samples(Answer):
 
 
 class Worker(Answer):
-    """A worker whose heartbeat is fresh."""
+    """A worker whose heartbeat is fresh, or that the stack could not keep alive (`lost`)."""
 
     name: str = Field(description="Its stable name.", examples=["rollout-node1"])
     kind: WorkerKind = Field(description="The service that it is.")
@@ -149,10 +149,10 @@ class Worker(Answer):
     progress_age_s: float | None = Field(
         default=None, description="Seconds since its work last moved; null when it has none in hand."
     )
-    detail: dict[str, str | int | float] = Field(description="What else it tells.")
+    detail: dict[str, str | int | float] = Field(description="What else it tells; `trouble`: why it cannot work.")
     host: str = Field(description="Its machine.", examples=["node1"])
-    pid: int = Field(description="Its process id there.")
-    at: float = Field(description="Unix seconds of the heartbeat.")
+    pid: int = Field(description="Its process id there; 0 when it has none.")
+    at: float = Field(description="Unix seconds of the heartbeat, or of when it was lost.")
 
 
 class WorkerList(Answer):

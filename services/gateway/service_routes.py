@@ -8,13 +8,15 @@ from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from redis.exceptions import RedisError
 
-from services.gateway.context import ContextDep
-from services.gateway.errors import documented, unavailable
+from services.common.connection_pool import PoolBusyError, WaitingPool
+from services.gateway.context import Context, ContextDep
+from services.gateway.errors import busy, documented, unavailable
 from services.gateway.schemas import ErrorAnswer, Health
 
 router = APIRouter(tags=["service"])
 
 READY_TIMEOUT_S = 2.0
+NO_ANSWER = "Redis does not answer"
 
 
 @router.get("/healthz", operation_id="health", summary="Health")
@@ -35,8 +37,12 @@ async def readyz(context: ContextDep) -> Health | Response:
     try:
         async with asyncio.timeout(READY_TIMEOUT_S):
             await context.redis.ping()
-    except (RedisError, TimeoutError):
-        return unavailable("Redis does not answer")
+    except PoolBusyError:
+        return busy()
+    except TimeoutError:
+        return busy() if _exhausted(context) else unavailable(NO_ANSWER)
+    except RedisError:
+        return unavailable(NO_ANSWER)
     return Health(status="ok")
 
 
@@ -53,4 +59,11 @@ async def readyz(context: ContextDep) -> Health | Response:
 async def metrics(context: ContextDep) -> Response:
     """Prometheus metrics of the gateway. Beyond loopback this needs the token."""
     await context.metrics.refresh(context.redis)
-    return Response(generate_latest(context.metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    # In a thread: it looks at every process below this one.
+    document = await asyncio.to_thread(generate_latest, context.metrics.registry)
+    return Response(document, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def _exhausted(context: Context) -> bool:
+    pool = context.redis.connection_pool
+    return isinstance(pool, WaitingPool) and pool.exhausted

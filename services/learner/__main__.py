@@ -11,13 +11,14 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from services.common.connection import connect
 from services.common.errors import ConfigError
 from services.common.health import HealthServer
-from services.common.lifecycle import Drain, refuse_to_start, run_service
+from services.common.lifecycle import Drain, keep_files_private, refuse_to_start, run_service
 from services.common.logs import configure_logging
 from services.common.preflight import require_memory, require_platform, require_redis, require_room
 from services.common.settings import Settings, load_settings
 from services.learner.agent import Agent
 from services.learner.agent_metrics import export_disk
 from services.learner.folder import METRICS_DIR
+from services.learner.journal_key import journal_key
 from services.learner.nodes import Nodes
 
 
@@ -51,10 +52,12 @@ async def serve(settings: Settings) -> None:
 
 def main() -> None:
     """Entry point: exit code 2 for a wrong setting."""
+    keep_files_private()
     try:
         settings = load_settings()
         settings.require_token_beyond_loopback(settings.internal_token, "MILLRACE_INTERNAL_TOKEN")
         Nodes.of(settings)
+        journal_key(settings)
         require_platform(settings.platform)
         require_memory(settings.min_memory_gib)
         configure_logging("learner", settings.log_level)

@@ -34,6 +34,7 @@ from services.learner.books import close_books
 from services.learner.folder import ERROR_FILE, FENCED_FILE
 from services.learner.folder_lock import FolderLock
 from services.learner.job_data import JobData
+from services.learner.journal_key import journal_key
 from services.learner.launch import rank_command, rank_environment
 from services.learner.named_wait import NamedWait, say
 from services.learner.nodes import Nodes
@@ -313,7 +314,7 @@ class Agent:
         folder, issued = self._settings.job_dir(record.id), record.groups.get("issued", 0)
         try:
             with await asyncio.to_thread(FolderLock.take, folder):
-                groups = await asyncio.to_thread(close_books, folder, issued, reason)
+                groups = await asyncio.to_thread(close_books, folder, issued, reason, journal_key(self._settings))
         except (MillraceError, OSError) as error:
             log.warning("the ledger could not be closed: %s", error)
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from services.common.spec import JobSpec
-from services.common.types import Rollout, VerdictStatus
+from services.common.types import Rollout
 from services.learner.algorithms.advantages import batch_advantages
 from services.learner.algorithms.overlong import overlong_penalty
 from services.learner.intake import Judged
@@ -13,10 +13,12 @@ from services.learner.megatron.batch import Sequence
 
 
 def assemble(groups: list[Judged], spec: JobSpec) -> list[Sequence]:
-    """One sequence per rollout that was scored and holds a token, in the groups' order."""
-    scored = [_scored(judged) for judged in groups]
+    """One sequence per rollout that was judged and holds a token, in the groups' order."""
+    scored = [_judged(judged) for judged in groups]
     rewards = [np.array([reward + _shaping(rollout, spec) for rollout, reward in group]) for group in scored]
-    advantages = batch_advantages(rewards, spec.algorithm.advantage_estimator)
+    lengths = [[len(rollout.tokens) for rollout, _ in group] for group in scored]
+    algorithm = spec.algorithm
+    advantages = batch_advantages(rewards, algorithm.advantage_estimator, lengths, revision=algorithm.revision)
     return [
         _sequence(judged, rollout, float(advantage))
         for judged, group, group_advantages in zip(groups, scored, advantages, strict=True)
@@ -25,9 +27,9 @@ def assemble(groups: list[Judged], spec: JobSpec) -> list[Sequence]:
     ]
 
 
-def _scored(judged: Judged) -> list[tuple[Rollout, float]]:
+def _judged(judged: Judged) -> list[tuple[Rollout, float]]:
     pairs = zip(judged.scored.group.rollouts, judged.scored.verdicts, strict=True)
-    return [(r, v.reward) for r, v in pairs if v.status is VerdictStatus.SCORED and v.reward is not None]
+    return [(rollout, verdict.reward) for rollout, verdict in pairs if verdict.reward is not None]
 
 
 def _shaping(rollout: Rollout, spec: JobSpec) -> float:

@@ -59,6 +59,9 @@ class Audit:
         """Groups whose fate stood in the records that are missing, as a checkpoint knows."""
         self._digests: dict[int, str] = {}
         """Policy version → digest of its weights."""
+        self._cut_short = False
+        self._record_digests: dict[int, str] = {}
+        """Step → digest of the record that trains it."""
 
     def breach(self, breach: Breach, where: str, message: str) -> None:
         """Notes a violation."""
@@ -67,6 +70,11 @@ class Audit:
     def rises(self, rises: Iterable[Rise]) -> None:
         """Where each lineage began, as the job's folder says; nothing where it cannot be read."""
         self._rises = list(rises)
+
+    @property
+    def steps_journalled(self) -> list[int]:
+        """The steps that the journal was found to train."""
+        return sorted(self._trained)
 
     def record(self, where: str, record: BatchRecord) -> None:
         """The next record of the journal; one without groups carries fates only, and is of the last step."""
@@ -78,6 +86,7 @@ class Audit:
         if not record.groups:
             return
         self._check_batch(where, record)
+        self._record_digests[record.step] = record.digest
         report.steps = record.step
         if self._open is not None:
             self._check_covered(*self._open)
@@ -85,11 +94,18 @@ class Audit:
         if self._open is not None:
             self._check_checkpoint(*self._open)
 
+    def cut_short(self, where: str, message: str) -> None:
+        """The journal cannot be read further: of later steps nothing is known."""
+        self.breach(Breach.DAMAGED, where, message)
+        self._cut_short = True
+
     def history(self, where: str, steps: Iterable[Mapping[str, Any]]) -> None:
         """The job's step records, once the journal was told whole; of one that was written again after a rollback the newest counts."""
         newest = {int(step["step"]): step for step in steps}
         for number, step in sorted(newest.items()):
             self.report.history_steps += 1
+            if self._cut_short and number > self.report.steps:
+                continue
             trained = self._trained.get(number)
             if trained is None and (number in self._missing or self.report.steps < number <= self._taken_over):
                 continue
@@ -233,6 +249,7 @@ class Audit:
     def _check_step(self, where: str, step: Mapping[str, Any], trained: Batch) -> None:
         expected: dict[str, object] = {"groups_trained": trained.groups, "policy_age_max": trained.policy_age_max}
         expected["weights_digest"] = self._digests.get(int(step["step"])) or None
+        expected["record_digest"] = self._record_digests[int(step["step"])]
         for name, value in expected.items():
             if value is not None and step.get(name) not in (None, value):
                 self.breach(Breach.HISTORY, where, f"{name} is {step[name]}, and {value} by the journal")

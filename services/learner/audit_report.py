@@ -36,7 +36,11 @@ class Breach(StrEnum):
     CHECKPOINT = "checkpoint"
     """A checkpoint's ledger disagrees with the journal."""
     HISTORY = "history"
-    """The job's step history disagrees with the journal."""
+    """The job's step history disagrees with the journal, or was cut or rewritten."""
+    SEAL = "seal"
+    """A journal record whose MAC is not of the key that was given, or that has none where it must."""
+    SPEC = "spec"
+    """The spec in the folder is not what a checkpoint was made of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,10 @@ class AuditReport:
     """Steps of the checkpoints that verified."""
     history_steps: int = 0
     """Step records that were compared with the journal."""
+    proved: int = 0
+    """Records whose MAC is of the key that was given."""
+    unproved: list[str] = field(default_factory=list)
+    """What this audit cannot know, and what would prove it."""
     violations: list[Violation] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     """What could not be looked at, and what is odd but no violation."""
@@ -99,6 +107,8 @@ class AuditReport:
             "max_off_policy_steps": self.max_off_policy_steps,
             "checkpoints": self.checkpoints,
             "history_steps": self.history_steps,
+            "proved": self.proved,
+            "unproved": self.unproved,
             "violations": [{"breach": v.breach.value, "where": v.where, "message": v.message} for v in self.violations],
             "remarks": self.remarks,
         }

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from services.common.checkpoint_manifest import CHECKPOINTS_DIR, newest_manifest
 from services.common.fates import Fate
-from services.learner.checkpoint import newest_manifest
-from services.learner.folder import CHECKPOINTS_DIR, JOURNAL_DIR
+from services.common.history_mark import HistoryReader
+from services.common.job_folder import HISTORY_FILE
+from services.learner.folder import JOURNAL_DIR
 from services.learner.journal import BatchRecord, Journal, JournalError
+from services.learner.journal_key import JournalKey
 from services.learner.ledger import Ledger
 from services.learner.lineage import FIRST, LineageError, Rise, read_rises
 
@@ -28,13 +31,14 @@ def ledger_on_disk(folder: Path) -> tuple[int, Ledger]:
     return step, ledger
 
 
-def close_books(folder: Path, issued: int, reason: str) -> dict[str, int]:
+def close_books(folder: Path, issued: int, reason: str, key: JournalKey | None = None) -> dict[str, int]:
     """Gives every group of a job that failed without its head the fate `cancelled`, in the journal; gives the fates' sums.
 
     Args:
         folder: the job's.
         issued: ordinals that were issued at the least, as others know.
         reason: why.
+        key: of the journal, where it has one.
 
     Raises:
         JournalError: the journal is damaged.
@@ -47,7 +51,9 @@ def close_books(folder: Path, issued: int, reason: str) -> dict[str, int]:
     settled = tuple(ledger.take_unwritten())
     if settled:
         lineage = rises_on_disk(folder)[-1].lineage
-        Journal(folder / JOURNAL_DIR).append(BatchRecord(step, lineage, (), settled, ledger.issued))
+        mark = HistoryReader(folder / HISTORY_FILE).mark()
+        record = BatchRecord(step, lineage, (), settled, ledger.issued, history=mark)
+        Journal(folder / JOURNAL_DIR, key).append(record)
     return ledger.summary()
 
 

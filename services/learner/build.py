@@ -40,6 +40,7 @@ def trainer_settings(spec: JobSpec, platform: Platform) -> TrainerSettings:
         clip_grad=learner.clip_grad,
         dtype=spec.model.dtype.value,
         publish_dtype=spec.model.dtype.value,
+        fp32_output_layer=spec.model.fp32_output_layer,
         seed=learner.seed,
         temperature=spec.rollout.temperature,
     )

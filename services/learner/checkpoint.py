@@ -8,67 +8,32 @@ the file.
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
+from services.common.checkpoint_manifest import (
+    MANIFEST,
+    Checkpoint,
+    CheckpointError,
+    WrittenFile,
+    check_size,
+    dump_manifest,
+    finished,
+    manifest_document,
+    manifests,
+    verify_files,
+)
 from services.common.durable import fsync_directory, write_durably
-from services.common.errors import ConfigError, MillraceError
 from services.learner.disk import require_space
 
 log = logging.getLogger(__name__)
 
-MANIFEST = "MANIFEST.json"
 LATEST = "LATEST"
-EXPORT = "hf"
-"""Directory of the weights in Hugging Face format, where they are exported."""
-FORMAT = 2
 ROOM = 1.2
 """Times the last checkpoint's size that must be free before a new one is begun."""
-
-
-class CheckpointError(MillraceError):
-    """A checkpoint cannot be written or does not verify; names the file."""
-
-
-class CheckpointRefused(ConfigError):  # noqa: N818  what became of it
-    """A sound checkpoint that does not belong to this job, or that this release cannot read; says what differs."""
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenFile:
-    """A file of a checkpoint, as whoever wrote it says: durable, and with the digest of the bytes that were meant.
-
-    Example: WrittenFile("rank-00000.safetensors", 1073741824, "0f…")
-    """
-
-    name: str
-    """Relative to the checkpoint's directory."""
-    bytes: int
-    xxh3: str
-    """xxh3-128, hexadecimal."""
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A checkpoint whose manifest verifies."""
-
-    path: Path
-    step: int
-    state: dict[str, Any]
-    """What the head needs beside the ranks' files: ledger, lineage, identity (JSON values)."""
-    files: tuple[WrittenFile, ...]
-
-    @property
-    def size(self) -> int:
-        """Bytes of its files."""
-        return sum(file.bytes for file in self.files)
 
 
 class CheckpointStore:
@@ -112,10 +77,8 @@ class CheckpointStore:
         unfinished = self._unfinished(step)
         known = sorted(files, key=lambda file: file.name)
         for file in known:
-            _check_size(unfinished / file.name, file.bytes)
-        entries = {file.name: {"bytes": file.bytes, "xxh3": file.xxh3} for file in known}
-        document = {"format": FORMAT, "step": step, "state": state, "files": entries}
-        write_durably(unfinished / MANIFEST, _dump(document))
+            check_size(unfinished / file.name, file.bytes)
+        write_durably(unfinished / MANIFEST, dump_manifest(manifest_document(step, state, known)))
         for folder in {(unfinished / file.name).parent for file in known} | {unfinished}:
             fsync_directory(folder)
         self._guard()
@@ -146,94 +109,14 @@ class CheckpointStore:
 
     def manifests(self) -> Iterator[Checkpoint]:
         """Checkpoints whose manifest verifies, newest first; their files are not looked at."""
-        return _manifests(self._root)
+        return manifests(self._root)
 
     def _unfinished(self, step: int) -> Path:
         return self._root / f"step-{step:08d}.tmp"
 
     def _prune(self) -> None:
-        for path in _finished(self._root)[: -self._keep]:
+        for path in finished(self._root)[: -self._keep]:
             try:
                 shutil.rmtree(path)
             except OSError:
                 log.exception("cannot remove the old checkpoint %s", path)
-
-
-def read_manifest(path: Path) -> Checkpoint:
-    """What a checkpoint's manifest says; its files are not looked at.
-
-    Raises:
-        CheckpointError: the manifest is missing or damaged.
-        CheckpointRefused: it is of a format that this release cannot read.
-    """
-    manifest = path / MANIFEST
-    try:
-        data = manifest.read_bytes()
-        document = json.loads(data)
-        if document.get("format") != FORMAT and "xxh3" not in document:
-            raise CheckpointRefused(
-                f"{manifest}: format {document.get('format')} is not known (this is format {FORMAT})"
-            )
-        digest = document.pop("xxh3")
-        files = tuple(WrittenFile(name, int(e["bytes"]), str(e["xxh3"])) for name, e in document["files"].items())
-        checkpoint = Checkpoint(path, int(document["step"]), dict(document["state"]), files)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{manifest}: {error}") from error
-    if digest != _digest_of(document) or data != _dump(document):
-        raise CheckpointError(f"{manifest}: its checksum differs")
-    if document["format"] != FORMAT:
-        raise CheckpointRefused(f"{manifest}: format {document['format']} is not known (this is format {FORMAT})")
-    return checkpoint
-
-
-def newest_manifest(root: Path) -> Checkpoint | None:
-    """The newest checkpoint in the directory whose manifest verifies, or None; nothing is made or changed."""
-    return next(_manifests(root), None)
-
-
-def verify_files(checkpoint: Checkpoint) -> None:
-    """Checks every file against the manifest.
-
-    Raises:
-        CheckpointError: one is missing, or does not match.
-    """
-    for entry in checkpoint.files:
-        file = checkpoint.path / entry.name
-        _check_size(file, entry.bytes)
-        if digest_of_file(file) != entry.xxh3:
-            raise CheckpointError(f"{file}: its checksum differs from the manifest's")
-
-
-def _manifests(root: Path) -> Iterator[Checkpoint]:
-    for path in reversed(_finished(root)):
-        try:
-            yield read_manifest(path)
-        except CheckpointError as error:
-            log.warning("passing over a damaged checkpoint: %s", error)
-
-
-def _finished(root: Path) -> list[Path]:
-    return sorted(path for path in root.glob("step-????????") if path.is_dir())
-
-
-def digest_of_file(path: Path) -> str:
-    """xxh3-128 of a file, hexadecimal."""
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while block := file.read(8 * 1024 * 1024):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _check_size(file: Path, size: int) -> None:
-    if not file.is_file() or file.stat().st_size != size:
-        raise CheckpointError(f"{file}: missing, or not {size} bytes long")
-
-
-def _digest_of(document: dict[str, Any]) -> str:
-    return xxhash.xxh3_128_hexdigest(json.dumps(document, sort_keys=True).encode())
-
-
-def _dump(document: dict[str, Any]) -> bytes:
-    """The manifest's one spelling: any byte that differs is damage."""
-    return json.dumps(document | {"xxh3": _digest_of(document)}, indent=1, sort_keys=True).encode()

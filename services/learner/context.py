@@ -13,13 +13,13 @@ from redis.asyncio import Redis
 from services.common.consumer import Consumer
 from services.common.errors import MillraceError
 from services.common.head_store import HeadStore
+from services.common.identity import Identity
 from services.common.lifecycle import Drain
 from services.common.settings import Settings
 from services.common.spec import JobSpec
-from services.common.types import ScoredGroup
+from services.common.types import ScoredGroup, VerdictStatus
 from services.learner.checkpoint import CheckpointStore
 from services.learner.evaluation import EvalRound
-from services.learner.identity import Identity
 from services.learner.intake import Intake, Judged
 from services.learner.journal import Journal
 from services.learner.publisher import Publisher
@@ -48,13 +48,20 @@ class Flow:
     accuracy_sum: float = 0.0
     reward_sum: float = 0.0
     rollouts: int = 0
+    """Rollouts that were judged, those over a limit included."""
+    over_limit: int = 0
+    """Rollouts whose check went beyond its limit."""
+    not_judged: int = 0
+    """Rollouts without a verdict: their verifier broke."""
 
     def take(self, scored: ScoredGroup) -> None:
         """Counts a training group."""
         self.groups += 1
         self.generated_tokens += sum(len(rollout.tokens) for rollout in scored.group.rollouts)
         for verdict in scored.verdicts:
+            self.not_judged += verdict.reward is None
             if verdict.reward is not None and verdict.accuracy is not None:
+                self.over_limit += verdict.status is VerdictStatus.TIMEOUT
                 self.rollouts += 1
                 self.reward_sum += verdict.reward
                 self.accuracy_sum += verdict.accuracy

@@ -57,18 +57,24 @@ class EvalRound:
     def result(self, answers: Mapping[int, Judged]) -> dict[str, object]:
         """The evaluation as `GET /jobs/{id}/metrics` shows it.
 
-        `avg_at_k` is the mean accuracy over all judged rollouts; a task counts in `pass_at_k` when one of its rollouts is right. Tasks that
-        failed or did not come back in time are counted in `unanswered`, and in neither figure.
+        `avg_at_k` is the mean over tasks of the mean accuracy of each, so that a task with few verdicts weighs as much as any; a task
+        counts in `pass_at_k` when one of its rollouts is right. Tasks that failed or did not come back in time are counted in
+        `unanswered`, and in neither figure. Of all rollouts asked for, those of unanswered tasks too, `rollouts_judged` have a verdict
+        and `rollouts_not_judged` have none; `checks_over_limit` of those judged count as wrong for what their check would have taken.
         """
         answered = [answers[group_id] for group_id in self.group_ids if group_id in answers]
         judged = [answer for answer in answered if answer.accuracies]
+        verdicts = sum(len(answer.accuracies) for answer in judged)
         groups = [answer.scored.group for answer in judged]
         return {
             "step": self.step,
             "k": self.samples,
             "tasks": len(judged),
             "unanswered": self.tasks - len(judged),
-            "avg_at_k": fmean(a for answer in judged for a in answer.accuracies) if judged else None,
+            "rollouts_judged": verdicts,
+            "rollouts_not_judged": self.tasks * self.samples - verdicts,
+            "checks_over_limit": sum(answer.over_limit for answer in judged),
+            "avg_at_k": fmean(fmean(answer.accuracies) for answer in judged) if judged else None,
             "pass_at_k": fmean(max(answer.accuracies) >= SOLVED for answer in judged) if judged else None,
             "min_policy_version": min((g.min_policy_version for g in groups), default=None),
             "max_policy_version": max((g.max_policy_version for g in groups), default=None),

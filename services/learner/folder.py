@@ -16,4 +16,3 @@ LINEAGE_FILE = "lineage.json"
 """Where each lineage of the job began."""
 
 JOURNAL_DIR = "journal"
-CHECKPOINTS_DIR = "checkpoints"

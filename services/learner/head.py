@@ -17,10 +17,12 @@ from pathlib import Path
 
 from redis.asyncio import Redis
 
+from services.common.checkpoint_manifest import CHECKPOINTS_DIR
 from services.common.connection import BLOCK_S, connect
 from services.common.consumer import Consumer
 from services.common.fates import FATES_FILE
 from services.common.head_store import HeadStore
+from services.common.identity import identity_of
 from services.common.keys import Stage
 from services.common.lifecycle import Drain, run_service
 from services.common.logs import log_context
@@ -33,13 +35,13 @@ from services.learner.collector import collect_loop
 from services.learner.context import JobContext
 from services.learner.fate_log import FateLog
 from services.learner.fitness import Limits
-from services.learner.folder import CHECKPOINTS_DIR, JOURNAL_DIR
+from services.learner.folder import JOURNAL_DIR
 from services.learner.folder_lock import FolderLock
-from services.learner.identity import identity_of
 from services.learner.intake import Intake
 from services.learner.issuer import issue_loop
 from services.learner.job_data import JobData
 from services.learner.journal import Journal
+from services.learner.journal_key import journal_key
 from services.learner.ledger import Ledger
 from services.learner.lineage import FIRST
 from services.learner.publisher import Publisher
@@ -133,7 +135,7 @@ class Head:
     ) -> JobContext:
         job_id, settings, spec = self._job_id, self._settings, self._spec
         folder = settings.job_dir(job_id)
-        journal = Journal(folder / JOURNAL_DIR)
+        journal = Journal(folder / JOURNAL_DIR, journal_key(settings))
         journal.on_append = FateLog(folder / FATES_FILE, journal.records).append
         journal.guard = store.require_newest
         return JobContext(

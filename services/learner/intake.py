@@ -44,13 +44,18 @@ class Judged:
 
     @property
     def rewards(self) -> list[float]:
-        """Rewards of the rollouts that were scored."""
-        return [v.reward for v in self.scored.verdicts if v.status is VerdictStatus.SCORED and v.reward is not None]
+        """Rewards of the rollouts that were judged."""
+        return [verdict.reward for verdict in self.scored.verdicts if verdict.reward is not None]
 
     @property
     def accuracies(self) -> list[float]:
-        """Accuracies of the rollouts that were scored."""
-        return [v.accuracy for v in self.scored.verdicts if v.status is VerdictStatus.SCORED and v.accuracy is not None]
+        """Accuracies of the rollouts that were judged."""
+        return [verdict.accuracy for verdict in self.scored.verdicts if verdict.accuracy is not None]
+
+    @property
+    def over_limit(self) -> int:
+        """Rollouts whose check went beyond its limit, and that count as wrong for it."""
+        return sum(v.status is VerdictStatus.TIMEOUT and v.accuracy is not None for v in self.scored.verdicts)
 
 
 class Intake:

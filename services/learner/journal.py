@@ -2,6 +2,8 @@
 
     file    = segment-<first step>.wal          record = magic | length | xxh3-64 of the payload | xxh3-64 of the header | zstd(MessagePack)
 
+With a key the header of a record holds a MAC, too (see `journal_key`); records with and without one are read alike.
+
 A torn record at the very end is what a crash leaves: it is cut off when the journal is opened for writing. Anything else that does not
 verify is damage: it is reported with file and offset, and `cut` puts it and all that follows aside, in `damaged-<n>/`.
 
@@ -14,7 +16,7 @@ import os
 import shutil
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgpack
@@ -24,12 +26,16 @@ import zstandard
 from services.common.durable import fsync_directory
 from services.common.errors import MillraceError
 from services.common.fates import Fate
+from services.common.history_mark import HistoryMark
+from services.learner.journal_key import FIRST, ID_BYTES, MAC_BYTES, JournalKey, Mac, Proof, tag_of
 from services.learner.ledger import Settled
 
 _HEADER = struct.Struct("<4sQQ")
+_MAC = struct.Struct(f"<{ID_BYTES}s{MAC_BYTES}s{MAC_BYTES}s")
 _SEAL = struct.Struct("<Q")
-_PREFIX_BYTES = _HEADER.size + _SEAL.size
 _MAGIC = b"MRJ1"
+_MAGIC_WITH_MAC = b"MACJ"
+"""More than one flipped bit from the other: a record of one kind is never taken for the torn beginning of one of the other."""
 _MAX_RECORD_BYTES = 4 * 1024**3
 SEGMENT_BYTES = 256 * 1024**2
 """A new segment is begun beyond this size."""
@@ -58,6 +64,20 @@ class BatchRecord:
     """Ordinals issued by then."""
     weights_digest: str = ""
     """Of the weights before this step, as they were published (`Snapshot.digest`, hex): any step can be proved by the record after it."""
+    history: HistoryMark | None = None
+    """How far the job's history went then; None in records of earlier releases."""
+    proof: Proof = field(default=Proof.CHECKSUM, compare=False)
+    """What its seal said when it was read; not part of the record."""
+
+    @property
+    def digest(self) -> str:
+        """xxh3-128 over all that it says, hex: the step's line in the history names it."""
+        head = [self.step, self.lineage, self.issued, self.weights_digest, _settled(self)]
+        found = xxhash.xxh3_128(msgpack.packb(head + ([] if self.history is None else [[*self.history]])))
+        for group in self.groups:
+            found.update(len(group).to_bytes(8, "little"))
+            found.update(group)
+        return found.hexdigest()
 
     @property
     def base_version(self) -> int:
@@ -68,10 +88,13 @@ class BatchRecord:
 class Journal:
     """Append-only, one writer."""
 
-    def __init__(self, root: Path) -> None:
-        """Opens (and makes) the directory; nothing is written before `append`."""
+    def __init__(self, root: Path, key: JournalKey | None = None) -> None:
+        """Opens (and makes) the directory; nothing is written before `append`. With a key new records are sealed, and those read proved."""
         root.mkdir(parents=True, exist_ok=True)
         self._root = root
+        self._key = key
+        self._tag: bytes | None = None
+        """What the next record carries of the last one; None while nobody has looked."""
         self._segment: Path | None = None
         self.last_step: int | None = None
         """Step of the newest record that `records` has read; None before the first."""
@@ -88,9 +111,9 @@ class Journal:
         """
         self.guard()
         payload = zstandard.compress(_pack(record), 3)
-        header = _HEADER.pack(_MAGIC, len(payload), xxhash.xxh3_64_intdigest(payload))
-        data = header + _SEAL.pack(xxhash.xxh3_64_intdigest(header)) + payload
         segment = self._open_segment(record.step)
+        mac = None if self._key is None else self._key.seal(self._last_tag(), payload)
+        data = _prefix(payload, mac) + payload
         size = segment.stat().st_size if segment.exists() else None
         self.guard()  # again, as near to the write as can be
         try:
@@ -103,6 +126,7 @@ class Journal:
         except OSError:
             _cut(segment, size or 0)
             raise
+        self._tag = tag_of(mac, payload)
         self.guard()  # what follows may come much later than the write
         self.on_append(record)
         return len(data)
@@ -121,8 +145,12 @@ class Journal:
             begun = [segment for segment in segments if _first_step(segment) <= after_step + 1]
             segments = segments[max(0, len(begun) - 1) :]
         before: BatchRecord | None = None
+        tag = FIRST if segments == self._segments() else None
         for segment in segments:
-            for offset, record in _read_segment(segment, last=segment == segments[-1]):
+            for offset, mac, payload in _scan(segment, torn_tail_allowed=segment == segments[-1]):
+                if payload is None:
+                    break
+                record, tag = _unpack(payload, self._prove(mac, payload, tag)), tag_of(mac, payload)
                 if before is not None and not _follows(before, record):
                     raise JournalError(segment, offset, f"of step {record.step} follows step {before.step}")
                 if after_step is not None and not _reaches(before, record, after_step):
@@ -133,6 +161,17 @@ class Journal:
                 self.last_step = record.step
                 if after_step is None or record.step > after_step or (record.step == after_step and not record.groups):
                     yield record
+
+    def newest(self) -> BatchRecord | None:
+        """The last whole record, of the last segment that has one; None without any. The others are not read.
+
+        Raises:
+            JournalError: something before it in its segment does not verify.
+        """
+        for segment in reversed(self._segments()):
+            if (last := _last_of(segment)) is not None:
+                return _unpack(last[1])
+        return None
 
     def cut(self, damage: JournalError) -> Path:
         """Puts the damaged record and everything after it aside; gives the directory, where nothing is ever deleted."""
@@ -151,8 +190,19 @@ class Journal:
         fsync_directory(aside)
         _cut(damage.segment, damage.offset)
         fsync_directory(self._root)
-        self._segment = None
+        self._segment = self._tag = None
         return aside
+
+    def _prove(self, mac: Mac | None, payload: bytes, before: bytes | None) -> Proof:
+        if mac is None:
+            return Proof.CHECKSUM
+        return Proof.UNREAD if self._key is None else self._key.prove(mac, payload, before)
+
+    def _last_tag(self) -> bytes:
+        segments = reversed(self._segments() if self._tag is None else [])
+        last = next((found for segment in segments if (found := _last_of(segment)) is not None), None)
+        self._tag = self._tag or (FIRST if last is None else tag_of(*last))
+        return self._tag
 
     def _segments(self) -> list[Path]:
         return sorted(self._root.glob("segment-*.wal"))
@@ -185,31 +235,44 @@ def _first_step(segment: Path) -> int:
     return int(segment.stem.removeprefix("segment-"))
 
 
+def _settled(record: BatchRecord) -> list[tuple[int, str, str]]:
+    return [(item.group_id, item.fate.value, item.reason) for item in record.settled]
+
+
 def _pack(record: BatchRecord) -> bytes:
-    settled = [(item.group_id, item.fate.value, item.reason) for item in record.settled]
     document = {
         "step": record.step,
         "lineage": record.lineage,
         "groups": record.groups,
-        "settled": settled,
+        "settled": _settled(record),
         "issued": record.issued,
         "weights_digest": record.weights_digest,
+        "history": record.history,
     }
     return bytes(msgpack.packb(document))
 
 
-def _unpack(payload: bytes) -> BatchRecord:
+def _unpack(payload: bytes, proof: Proof = Proof.CHECKSUM) -> BatchRecord:
     raw = zstandard.ZstdDecompressor().decompress(payload, max_output_size=_MAX_RECORD_BYTES)
     document = msgpack.unpackb(raw, max_bin_len=_MAX_RECORD_BYTES, max_array_len=10_000_000)
     settled = tuple(Settled(group_id, Fate(fate), reason) for group_id, fate, reason in document["settled"])
+    history = document.get("history")
     return BatchRecord(
         document["step"], document["lineage"], tuple(document["groups"]), settled, document["issued"],
-        document.get("weights_digest", ""),
+        document.get("weights_digest", ""), None if history is None else HistoryMark(*history), proof,
     )  # fmt: skip
 
 
-def _scan(segment: Path, *, torn_tail_allowed: bool) -> Iterator[tuple[int, bytes | None]]:
-    """(offset, payload) of each record; payload None for a last record that was never finished.
+def _prefix(payload: bytes, mac: Mac | None) -> bytes:
+    """All that stands before the payload."""
+    magic = _MAGIC if mac is None else _MAGIC_WITH_MAC
+    head = _HEADER.pack(magic, len(payload), xxhash.xxh3_64_intdigest(payload))
+    head += b"" if mac is None else _MAC.pack(mac.key_id, mac.previous, mac.value)
+    return head + _SEAL.pack(xxhash.xxh3_64_intdigest(head))
+
+
+def _scan(segment: Path, *, torn_tail_allowed: bool) -> Iterator[tuple[int, Mac | None, bytes | None]]:
+    """(offset, MAC, payload) of each record; MAC None where it has none, payload None for a last record that was never finished.
 
     Raises:
         JournalError: anything else that is no whole, sound record.
@@ -217,31 +280,35 @@ def _scan(segment: Path, *, torn_tail_allowed: bool) -> Iterator[tuple[int, byte
     data = segment.read_bytes()
     offset = 0
     while offset < len(data):
-        prefix = data[offset : offset + _PREFIX_BYTES]
-        sealed = len(prefix) == _PREFIX_BYTES and _SEAL.unpack_from(prefix, _HEADER.size)[
-            0
-        ] == xxhash.xxh3_64_intdigest(prefix[: _HEADER.size])
-        magic, length, checksum = _HEADER.unpack_from(prefix) if sealed else (b"", 0, 0)
-        payload = data[offset + _PREFIX_BYTES : offset + _PREFIX_BYTES + length]
-        if sealed and magic == _MAGIC and len(payload) == length and xxhash.xxh3_64_intdigest(payload) == checksum:
-            yield offset, payload
-            offset += _PREFIX_BYTES + length
+        with_mac = data.startswith(_MAGIC_WITH_MAC, offset)
+        head_bytes = _HEADER.size + (_MAC.size if with_mac else 0)
+        start = offset + head_bytes + _SEAL.size
+        head, seal = data[offset : offset + head_bytes], data[offset + head_bytes : start]
+        sealed = len(seal) == _SEAL.size and _SEAL.unpack(seal)[0] == xxhash.xxh3_64_intdigest(head)
+        magic, length, checksum = _HEADER.unpack_from(head) if sealed else (b"", 0, 0)
+        payload = data[start : start + length]
+        known = magic in {_MAGIC, _MAGIC_WITH_MAC}
+        if known and len(payload) == length and xxhash.xxh3_64_intdigest(payload) == checksum:
+            yield offset, Mac(*_MAC.unpack_from(head, _HEADER.size)) if with_mac else None, payload
+            offset = start + length
             continue
-        torn = len(prefix) < _PREFIX_BYTES or (sealed and len(payload) < length)
+        torn = len(data) < start or (sealed and len(payload) < length)
         if not (torn and torn_tail_allowed):
             raise JournalError(segment, offset, "is damaged")
-        yield offset, None
+        yield offset, None, None
         return
 
 
-def _read_segment(segment: Path, *, last: bool) -> Iterator[tuple[int, BatchRecord]]:
-    for offset, payload in _scan(segment, torn_tail_allowed=last):
-        if payload is not None:
-            yield offset, _unpack(payload)
+def _last_of(segment: Path) -> tuple[Mac | None, bytes] | None:
+    """MAC and payload of its last whole record; None without one."""
+    last = None
+    for _, mac, payload in _scan(segment, torn_tail_allowed=True):
+        last = last if payload is None else (mac, payload)
+    return last
 
 
 def _cut_torn_tail(segment: Path) -> None:
-    for offset, payload in _scan(segment, torn_tail_allowed=True):
+    for offset, _, payload in _scan(segment, torn_tail_allowed=True):
         if payload is None:
             _cut(segment, offset)
 

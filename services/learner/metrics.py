@@ -65,6 +65,14 @@ CHECKPOINT_HOLD_SECONDS = Histogram(
 EVAL_ACCURACY = _gauge(
     "eval_accuracy_ratio", "Accuracy of the newest held-out evaluation: avg_at_k or pass_at_k.", "statistic"
 )
+EVAL_ROLLOUTS = _gauge(
+    "eval_rollouts",
+    "Rollouts of the newest held-out evaluation: judged, over_limit among them, or not_judged.",
+    "outcome",
+)
+UNJUDGED_ROLLOUTS = Counter(
+    "millrace_learner_unjudged_rollouts", "Training rollouts that arrived without a verdict: their verifier broke."
+)
 
 _CLIPPED = _gauge("clipped_tokens_ratio", "Share of the step's tokens whose ratio was clipped: low or high.", "side")
 _LENGTH = _gauge("response_length_tokens", "Response length in the newest step's batch: mean or p95.", "statistic")
@@ -88,6 +96,11 @@ STEP_GAUGES: Mapping[str, Gauge] = {
 }
 """Where each figure of a step's record goes."""
 
+EVAL_OUTCOMES = {
+    "judged": "rollouts_judged", "over_limit": "checks_over_limit", "not_judged": "rollouts_not_judged"
+}  # fmt: skip
+"""Outcome of an evaluation's rollouts → the figure of its record."""
+
 CLOCK = Stopwatch()
 """Adds to WAIT_SECONDS and TRAIN_SECONDS while they pass."""
 
@@ -109,6 +122,7 @@ def observe_step(record: Mapping[str, Any], ages: list[int]) -> None:
     STEP_SECONDS.observe(record["step_s"])
     TRAINED_TOKENS.inc(record["trained_tokens"])
     WASTED_TOKENS.inc(record["wasted_tokens"])
+    UNJUDGED_ROLLOUTS.inc(record["rollouts_not_judged"])
     for age in ages:
         POLICY_AGE.observe(age)
     if record["skipped"]:
@@ -130,7 +144,9 @@ def observe_intake(intake: Intake) -> None:
 
 
 def observe_evaluation(result: Mapping[str, Any]) -> None:
-    """Sets the gauges of a held-out evaluation; one without answers changes nothing."""
+    """Sets the gauges of a held-out evaluation; the accuracies of one without answers change nothing."""
+    for outcome, name in EVAL_OUTCOMES.items():
+        EVAL_ROLLOUTS.labels(outcome).set(result[name])
     for statistic in ("avg_at_k", "pass_at_k"):
         if result[statistic] is not None:
             EVAL_ACCURACY.labels(statistic).set(result[statistic])

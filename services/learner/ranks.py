@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.learner.checkpoint import WrittenFile
+from services.common.checkpoint_manifest import WrittenFile
 from services.learner.commands import Command, Finish, Finite, Idle, Load, LoadWeights, Publish, Save, Saved, Train
 from services.learner.megatron.background import files_of
 from services.learner.megatron.batch import Sequence

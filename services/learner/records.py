@@ -42,7 +42,8 @@ def step_record(
     """The record of the step that `job.step` counts, as JSON values.
 
     `reward` and `accuracy` are means over every training rollout judged since the step before, the filtered ones too: the batch itself
-    holds informative groups only and says little about how good the policy is. Lengths are those of the batch.
+    holds informative groups only and says little about how good the policy is. `rollouts_judged` counts them, `checks_over_limit` those
+    among them whose check went beyond its limit, `rollouts_not_judged` those whose verifier broke. Lengths are those of the batch.
     """
     flow, ledger = job.flow, job.intake.ledger
     trained_tokens = sum(sequence.response_len for sequence in sequences)
@@ -58,6 +59,9 @@ def step_record(
         "weights_digest": job.publisher.digest or None,  # a step trained again from the journal has not been published
         "reward": flow.reward_sum / flow.rollouts if flow.rollouts else None,
         "accuracy": flow.accuracy_sum / flow.rollouts if flow.rollouts else None,
+        "rollouts_judged": flow.rollouts,
+        "rollouts_not_judged": flow.not_judged,
+        "checks_over_limit": flow.over_limit,
         "accept_rate": round(job.intake.accept_rate.value, 4),
         "groups_trained": len(groups),
         "groups_judged": flow.groups,

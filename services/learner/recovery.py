@@ -14,20 +14,20 @@ import time
 from collections import Counter
 from typing import Any
 
+from services.common.checkpoint_manifest import CheckpointRefused
+from services.common.checkpoint_origin import Origin, check_origin, find_origin, verify_origin, weights_of
 from services.common.codec import decode
 from services.common.fates import FATES_FILE, read_fates
 from services.common.lifecycle import Drain
 from services.common.types import ScoredGroup
 from services.learner.assemble import assemble
 from services.learner.books import rises_on_disk
-from services.learner.checkpoint import CheckpointRefused
 from services.learner.context import Flow, JobContext
 from services.learner.intake import Judged
 from services.learner.journal import BatchRecord, JournalError
 from services.learner.ledger import Ledger
 from services.learner.lineage import LineageError, Rise, raise_lineage, read_rises
 from services.learner.non_finite import notice_skip, require_finite_weights
-from services.learner.origin import Origin, check_origin, find_origin, verify_origin, weights_of
 from services.learner.records import StepTimes, ages_of, step_record
 from services.learner.room import with_room
 
@@ -134,7 +134,11 @@ async def _replay(job: JobContext, record: BatchRecord) -> None:
     notice_skip(job, stats)
     seconds = time.monotonic() - started
     times = StepTimes(wait_s=0.0, train_s=seconds, step_s=seconds)
-    told = step_record(job, groups, ages, stats, times, sequences) | {"lineage": record.lineage, "replayed": True}
+    told = step_record(job, groups, ages, stats, times, sequences) | {
+        "lineage": record.lineage,
+        "replayed": True,
+        "record_digest": record.digest,
+    }
     await job.store.append_step(job.job_id, job.step - job.start_step, told)
     job.flow = Flow()
 

@@ -9,9 +9,9 @@ import asyncio
 import time
 from typing import Any
 
+from services.common.checkpoint_manifest import EXPORT, manifest_digest
 from services.common.lifecycle import Drain
 from services.learner import metrics
-from services.learner.checkpoint import EXPORT
 from services.learner.context import JobContext
 from services.learner.disk import is_full
 from services.learner.room import with_room
@@ -88,6 +88,7 @@ async def _write(job: JobContext, step: int, state: dict[str, Any], started: flo
     try:
         while (files := await job.ranks.saved()) is None:  # noqa: ASYNC110  other ranks tell only when they are asked
             await asyncio.sleep(LOOK_AGAIN_S)
+        await job.store.append_checkpoint(step, manifest_digest(step, state, files))
         final = await asyncio.to_thread(job.checkpoints.commit, step, state, files)
     except OSError:
         await asyncio.to_thread(job.checkpoints.discard, step)

@@ -119,7 +119,7 @@ async def _step(job: JobContext, drain: Drain) -> None:
         return
     times = StepTimes(wait_s=time.monotonic() - started)
     ages = ages_of(groups, job.step)
-    await _journal(job, drain, groups)
+    journalled = await _journal(job, drain, groups)
     sequences = assemble(groups, job.spec)
     trained = time.monotonic()
     with metrics.CLOCK.phase(metrics.TRAIN_SECONDS):
@@ -130,7 +130,7 @@ async def _step(job: JobContext, drain: Drain) -> None:
     job.intake.published()
     job.issue_now.set()
     times.step_s = time.monotonic() - started
-    record = step_record(job, groups, ages, stats, times, sequences)
+    record = step_record(job, groups, ages, stats, times, sequences) | {"record_digest": journalled.digest}
     job.flow = Flow()
     await job.store.update(job.job_id, step=job.step, policy_version=job.step, **job.intake.ledger.accounts())
     await job.store.append_step(job.job_id, job.step - job.start_step, record)
@@ -164,25 +164,27 @@ async def _next_batch(job: JobContext, drain: Drain) -> list[Judged] | None:
     return groups
 
 
-async def _journal(job: JobContext, drain: Drain, groups: list[Judged]) -> None:
-    """Makes the batch durable, and only then lets its entries go.
+async def _journal(job: JobContext, drain: Drain, groups: list[Judged]) -> BatchRecord:
+    """Makes the batch durable, and only then lets its entries go; gives the record.
 
     Raises:
         Stopped: there was no space until the job was stopped; nothing was written, and the entries come again.
     """
     job.intake.begin_training(groups)
-    await _write(job, drain, job.step + 1, tuple(judged.payload for judged in groups))
+    return await _write(job, drain, job.step + 1, tuple(judged.payload for judged in groups))
 
 
-async def _write(job: JobContext, drain: Drain, step: int, groups: tuple[bytes, ...]) -> None:
+async def _write(job: JobContext, drain: Drain, step: int, groups: tuple[bytes, ...]) -> BatchRecord:
     """Writes a record of these groups, and of every fate since the last one; lets the entries of both go."""
     ledger = job.intake.ledger
     settled, digest = tuple(ledger.take_unwritten()), job.publisher.digest
-    record = BatchRecord(step, job.lineage, groups, settled, ledger.issued, digest)
+    mark = await job.store.history_mark()
+    record = BatchRecord(step, job.lineage, groups, settled, ledger.issued, digest, mark)
     entries = [judged.entry for judged in job.intake.take_settled() if judged.entry is not None]
     size = await with_room(job, drain, lambda: asyncio.to_thread(job.journal.append, record))
     metrics.JOURNAL_BYTES.inc(size)
     await job.consumer.ack(*entries)
+    return record
 
 
 async def _publish(job: JobContext) -> None:

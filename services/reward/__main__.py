@@ -7,6 +7,7 @@ import logging
 import sys
 
 from services.common.errors import ConfigError
+from services.common.lifecycle import keep_files_private
 from services.common.logs import configure_logging
 from services.common.settings import load_settings
 
@@ -15,6 +16,7 @@ log = logging.getLogger("services.reward")
 
 def main() -> int:
     """Exit code: 0 after a drain, 2 for a wrong setting."""
+    keep_files_private()
     try:
         settings = load_settings()
         configure_logging("reward", settings.log_level)

@@ -1,7 +1,7 @@
 """What the pool and its worker processes say to each other, as MessagePack over a socket.
 
 pool → worker   [verifier, response, ground_truth, extra_info, limit_s, memory_mib]: several may follow each other
-worker → pool   [LOADED, seconds]                            before a verifier's first check in this process
+worker → pool   [LOADED, seconds, lowest reward]             before a verifier's first check in this process
                 [SCORED, reward, accuracy, detail, seconds]  [LIMIT, reason]  or  [ERROR, reason]: one for each check, when it is done
 """
 
@@ -90,11 +90,13 @@ class Loaded:
     """The worker has imported a verifier; its clock for the check starts now."""
 
     seconds: float
+    lowest_reward: float
+    """What a check beyond its limit is given."""
 
 
 @dataclass(frozen=True, slots=True)
 class OverLimit:
-    """The check needed more memory or nesting than it may have."""
+    """The check needed more time, memory or nesting than it may have: the answer's fault."""
 
     reason: str
 
@@ -125,8 +127,8 @@ def read_reply(message: object) -> Outcome | Loaded:
             math.isfinite(reward) and 0.0 <= accuracy <= 1.0
         ):
             return Scored(reward, accuracy, clean(detail), seconds)
-        case ["loaded", float(seconds)]:
-            return Loaded(seconds)
+        case ["loaded", float(seconds), float(lowest)] if math.isfinite(lowest):
+            return Loaded(seconds, lowest)
         case ["limit", str(reason)]:
             return OverLimit(clean(reason))
         case ["error", str(reason)]:

@@ -122,7 +122,10 @@ class Pool:
         return f"the check in slot {overdue[0]} outlived its limit" if overdue else None
 
     async def judge(self, checks: Sequence[Check]) -> list[Verdict]:
-        """One verdict for each check, in order. A check that cannot be made has a verdict too: TIMEOUT or FAILED.
+        """One verdict for each check, in order. A check that cannot be made has a verdict too.
+
+        That is TIMEOUT with accuracy 0 and the verifier's lowest reward where it went beyond its own limit, and FAILED without a reward
+        where its verifier or process broke.
 
         Raises:
             VerifierError: the pool itself has failed; nothing was judged.
@@ -196,40 +199,35 @@ class Pool:
             while waiting:
                 self._running[number] = time.monotonic() + waiting[0].check.timeout_s + 90.0
                 outcome = await worker.outcome(waiting[0].check)
-                self._settle(waiting.popleft(), outcome)
+                self._settle(waiting.popleft(), outcome, worker)
         except TimeoutError:
-            if worker.forked.stopped:
-                self._settle(waiting.popleft(), Broken("its process was stopped by a signal"))
-            else:
-                self._time_out(waiting.popleft())
+            job = waiting.popleft()
+            outcome = worker.overdue(job.check)
+            if isinstance(outcome, OverLimit):
+                metrics.CHECK_SECONDS.labels(verifier=job.check.verifier).observe(job.check.timeout_s)
+            self._settle(job, outcome, worker)
             self._requeue(waiting)
             return "timeout"
         except WorkerDiedError as error:
-            self._settle(waiting.popleft(), Broken(str(error)))
+            self._settle(waiting.popleft(), Broken(str(error)), worker)
             self._requeue(waiting)
             return "died"
         return None
 
-    def _settle(self, job: _Job, outcome: Outcome) -> None:
+    def _settle(self, job: _Job, outcome: Outcome, worker: Worker) -> None:
         job.attempts += 1
         name = job.check.verifier
         if isinstance(outcome, Scored):
             metrics.CHECK_SECONDS.labels(verifier=name).observe(outcome.seconds)
             self._answer(job, Verdict(VerdictStatus.SCORED, outcome.reward, outcome.accuracy, name, outcome.detail))
         elif isinstance(outcome, OverLimit):
-            self._answer(job, Verdict(VerdictStatus.TIMEOUT, None, None, name, outcome.reason))
+            lowest = worker.lowest_reward(name)
+            self._answer(job, Verdict(VerdictStatus.TIMEOUT, lowest, 0.0, name, outcome.reason))
         elif job.attempts < ATTEMPTS:
             log.warning("verifier %s failed and is tried again: %s", name, outcome.reason)
             self._requeue([job])
         else:
             self._answer(job, Verdict(VerdictStatus.FAILED, None, None, name, outcome.reason))
-
-    def _time_out(self, job: _Job) -> None:
-        limit_s = job.check.timeout_s
-        metrics.CHECK_SECONDS.labels(verifier=job.check.verifier).observe(limit_s)
-        self._answer(
-            job, Verdict(VerdictStatus.TIMEOUT, None, None, job.check.verifier, f"no verdict within {limit_s:g} s")
-        )
 
     def _answer(self, job: _Job, verdict: Verdict) -> None:
         self.progress_at = time.monotonic()

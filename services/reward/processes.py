@@ -12,7 +12,7 @@ import msgpack
 from services.common.errors import VerifierError
 from services.common.sandbox.limits import NICENESS
 from services.common.sandbox.processes import Forked
-from services.reward.check import MAX_REPLY_BYTES, Broken, Check, Loaded, Outcome, read_reply, unpacker
+from services.reward.check import MAX_REPLY_BYTES, Broken, Check, Loaded, Outcome, OverLimit, read_reply, unpacker
 
 LOAD_TIMEOUT_S = 60.0
 """Import of one installed verifier, on its first check in a worker."""
@@ -39,7 +39,8 @@ class Worker:
         self.slow = False
         """Whether a check took so long that the process has made way for others. It stays so: to be replaced."""
         self._incoming = unpacker(MAX_REPLY_BYTES)
-        self._loaded: set[str] = set()
+        self._lowest: dict[str, float] = {}
+        """The lowest reward of each verifier that it has loaded."""
 
     def send(self, packed: Sequence[bytes]) -> None:
         """Hands over packed checks, and does not wait until it has read them: the first of them may keep it from that for ever."""
@@ -52,16 +53,30 @@ class Worker:
             TimeoutError: the check's limit passed; kill the worker.
             WorkerDiedError: it is gone; kill what is left of it.
         """
-        if check.verifier not in self._loaded:
+        if check.verifier not in self._lowest:
             reply = await self._receive(LOAD_TIMEOUT_S)
             if isinstance(reply, Broken):
                 return reply
-            self._loaded.add(check.verifier)
+            if not isinstance(reply, Loaded):
+                raise WorkerDiedError("its process answered before it had loaded the verifier")
+            self._lowest[check.verifier] = reply.lowest_reward
         reply = await self._reply_to(check)
         if isinstance(reply, Loaded):
             raise WorkerDiedError("its process answered out of turn")
         self.judged += 1
         return reply
+
+    def overdue(self, check: Check) -> Outcome:
+        """What a check has come to whose time is over: beyond its own limit, unless its process is to blame."""
+        if self.forked.stopped:
+            return Broken("its process was stopped by a signal")
+        if check.verifier not in self._lowest:
+            return Broken(f"the verifier was not loaded within {LOAD_TIMEOUT_S:g} s")
+        return OverLimit(f"no verdict within {check.timeout_s:g} s")
+
+    def lowest_reward(self, verifier: str) -> float:
+        """The lowest reward of a verifier that it has loaded."""
+        return self._lowest[verifier]
 
     async def _reply_to(self, check: Check) -> Outcome | Loaded:
         prompt_s = min(PROMPT_S, check.timeout_s)

@@ -12,7 +12,7 @@ import msgpack
 from services.common.sandbox.limits import limit_cpu, limit_memory
 from services.common.verifier_names import BuiltIn
 from services.reward.check import ERROR, LIMIT, LOADED, MEMORY_MIB, SCORED, clean, unpacker
-from services.reward.verifiers.base import Score, Verifier
+from services.reward.verifiers.base import Score, Verifier, lowest_reward
 from services.reward.verifiers.registry import load, offered
 
 MAX_BATCH_BYTES = 256 * 1024**2
@@ -48,10 +48,12 @@ def _load(connection: socket.socket, verifiers: dict[str, Verifier], name: str) 
     """Loads the verifier and says so; when that fails, the reply to send instead of a verdict."""
     began = time.monotonic()
     try:
-        verifiers[name] = load(name)
+        verifier = load(name)
+        lowest = lowest_reward(verifier)
     except Exception as error:  # noqa: BLE001  foreign code: whatever it raises is a failure of the verifier
         return [ERROR, clean(f"{type(error).__name__}: {error}")]
-    _send(connection, [LOADED, time.monotonic() - began])
+    verifiers[name] = verifier
+    _send(connection, [LOADED, time.monotonic() - began, lowest])
     return None
 
 

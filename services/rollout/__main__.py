@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 
 from services.common.errors import ConfigError
-from services.common.lifecycle import refuse_to_start
+from services.common.lifecycle import keep_files_private, refuse_to_start
 from services.common.logs import configure_logging
 from services.common.settings import load_settings
 
 
 def main() -> None:
     """Ends with code 0 after a drain, 2 for a wrong setting, 1 when a loop died: the supervisor starts it again."""
+    keep_files_private()
     try:
         settings = load_settings()
         configure_logging("rollout", settings.log_level)

@@ -18,9 +18,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import xxhash
+from redis.asyncio import Redis
 from safetensors import safe_open
 
-from services.common.errors import ModelError, WeightSyncError
+from services.common import job_deaths
+from services.common.errors import MillraceError, ModelError, WeightSyncError
+from services.common.job_deaths import Death
 from services.common.job_records import JobRecord
 from services.common.models import resolve_model
 from services.common.settings import Settings
@@ -29,6 +32,7 @@ from services.rollout.engine import Engine
 from services.rollout.label import Version
 from services.rollout.model_tensors import EMBEDDING, LM_HEAD, model_shapes
 from services.rollout.stage import Stage, StagedWeights, default_stage_directory
+from services.rollout.switch import EngineError
 from services.rollout.tensor_file import map_tensors
 
 log = logging.getLogger(__name__)
@@ -38,26 +42,47 @@ BLOCK_BYTES = 8 << 20
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _WEIGHTS = {".safetensors"}
 _INDEX = "model.safetensors.index.json"
+DEADLY = 2
+"""So many servers that died while they loaded a checkpoint are enough."""
 
 
 class ExportLoader:
     """Brings exported checkpoints into one engine."""
 
-    def __init__(self, engine: Engine, settings: Settings, name: str) -> None:
-        """`name`: this rollout server's, for its stage directory."""
-        self._engine, self._settings, self._name = engine, settings, name
+    def __init__(self, engine: Engine, settings: Settings, redis: Redis, name: str) -> None:
+        """`redis`: where deaths of servers are kept; `name`: this rollout server's."""
+        self._engine, self._settings, self._redis, self._name = engine, settings, redis, name
 
     async def load(self, record: JobRecord, export: Path) -> None:
         """The engine samples with the export's weights, under their version, once this returns.
 
         Raises:
-            ModelError: the checkpoint is gone or damaged, or the engine does not take it.
+            ModelError: the checkpoint is gone or damaged, the engine does not take it, or servers died of it.
             EngineError: the weights in the engine are not known to be whole.
         """
-        started = time.monotonic()
-        version = await asyncio.to_thread(check_export, export)
-        base = await asyncio.to_thread(self._base, record, export)
+        await self._refuse_deadly(record)
+        await job_deaths.serving(self._redis, record.id, self._name, loading=True)
         try:
+            await self._load(record, export)
+        except EngineError as error:
+            death = Death(self._name, f"{export}: {error}", time.time(), loading=True)
+            await job_deaths.report(self._redis, record.id, death)
+            raise
+        finally:
+            await job_deaths.served(self._redis, record.id, self._name)
+
+    async def _refuse_deadly(self, record: JobRecord) -> None:
+        """A checkpoint that servers died of, again and again, is loaded no more until those deaths are forgotten."""
+        ended = record.finished_at or 0.0
+        dead = [one for one in await job_deaths.deaths(self._redis, record.id) if one.loading and one.at > ended]
+        if len(dead) >= DEADLY:
+            raise ModelError(f"{len(dead)} servers ended while they loaded it: {dead[-1].cause}")
+
+    async def _load(self, record: JobRecord, export: Path) -> None:
+        started = time.monotonic()
+        try:
+            version = await asyncio.to_thread(check_export, export)
+            base = await asyncio.to_thread(self._base, record, export)
             await self._engine.start(base or export, record.spec)
             if base is None:
                 await self._engine.label.change(version)
@@ -65,6 +90,10 @@ class ExportLoader:
                 await self._activate(export, version)
         except WeightSyncError as error:
             raise ModelError(f"{export}: {error}") from error
+        except MillraceError:
+            raise
+        except Exception as error:  # whatever the libraries raise that read it
+            raise ModelError(f"{export}: {type(error).__name__}: {error}") from error
         log.info("policy version %s from %s after %.1f s", version, export, time.monotonic() - started)
 
     def _base(self, record: JobRecord, export: Path) -> Path | None:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 
-from services.common.errors import ConfigError, MillraceError
+from services.common.errors import ConfigError, MillraceError, PromptError
 from services.common.inference_channel import (
     GENERATE_LIMIT_S,
     INFERENCE_SERVER_OPTIONS,
@@ -36,12 +36,10 @@ from services.rollout.engine import Engine
 from services.rollout.label import Version
 from services.rollout.lane import ChatLane
 from services.rollout.policies import Policies
-from services.rollout.prompts import PromptError
+from services.rollout.prompts import CHARACTERS_PER_TOKEN
 
 log = logging.getLogger(__name__)
 
-CHARACTERS_PER_TOKEN = 64
-"""A prompt with more characters than this for each token of the context is too long without being counted."""
 _STATUS = {
     Problem.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     Problem.NOT_HERE: grpc.StatusCode.FAILED_PRECONDITION,

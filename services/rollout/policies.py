@@ -11,13 +11,13 @@ import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from services.common.errors import MillraceError, ModelError
 from services.common.inference_channel import LOAD_LIMIT_S, Problem
 from services.common.job_records import JobRecord
 from services.common.jobs import JobStore
 from services.rollout.chat import ChatRefused
 from services.rollout.engine import Engine
 from services.rollout.lane import PACE_S, ChatLane
+from services.rollout.switch import EngineError
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Policies:
         self._loading: asyncio.Task[None] | None = None
         self.hosted: str | None = None
         """The ended job whose export is loaded, or is being loaded."""
-        self.fault: MillraceError | None = None
+        self.fault: EngineError | None = None
         """What a load did to the engine, when it is not fit for use any more: the process must end."""
         self.epoch = 0
         """Grows whenever the engine's model may become another."""
@@ -132,11 +132,11 @@ class Policies:
         try:
             await self._load(record, export)
             loaded = True
-        except ModelError:
-            log.exception("the exported checkpoint of job %s cannot be loaded", record.id)
-            raise
-        except MillraceError as error:
+        except EngineError as error:
             self.fault = error
+            raise
+        except Exception:
+            log.exception("the exported checkpoint of job %s cannot be loaded", record.id)
             raise
         finally:
             self._loading = None

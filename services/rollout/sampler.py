@@ -14,10 +14,10 @@ from typing import Protocol
 
 import numpy as np
 
+from services.common.errors import PromptError
 from services.common.types import TOKEN_DTYPE, Message, Rollout, RolloutGroup, Task
 from services.rollout import metrics
 from services.rollout.pieces import Piece, RolloutBuilder, SamplingError
-from services.rollout.prompts import PromptError
 
 
 class SamplingEngine(Protocol):
@@ -25,10 +25,10 @@ class SamplingEngine(Protocol):
 
     max_model_len: int
 
-    def prompt_token_ids(self, messages: Iterable[Message]) -> list[int]:
+    async def prompt_token_ids(self, messages: Iterable[Message]) -> list[int]:
         """The prompt's token ids; PromptError when the model's template refuses it."""
 
-    def decode(self, rollouts: Sequence[Sequence[int]]) -> list[str]:
+    async def decode(self, rollouts: Sequence[Sequence[int]]) -> list[str]:
         """The rollouts' texts."""
 
     def generate(
@@ -50,10 +50,10 @@ class Sampler:
         started = time.monotonic()
         prompt: list[int] = []
         try:
-            prompt = self._encode(task)
+            prompt = await self._encode(task)
             rollouts = await self._rollouts(task, prompt)
         except PromptError as error:
-            return self.failed(task, str(error), started=started, permanent=True)
+            return self.failed(task, str(error), started=started, prompt=prompt, permanent=True)
         except SamplingError as error:
             return self.failed(task, str(error), started=started, prompt=prompt)
         seconds = time.monotonic() - started
@@ -73,10 +73,10 @@ class Sampler:
         seconds = 0.0 if started is None else time.monotonic() - started
         return RolloutGroup(task, self._server, _packed(prompt), (), seconds, failure, permanent)
 
-    def _encode(self, task: Task) -> list[int]:
+    async def _encode(self, task: Task) -> list[int]:
         if task.group_size < 1 or task.max_tokens < 1:
             raise PromptError(f"nothing to sample: group_size {task.group_size}, max_tokens {task.max_tokens}")
-        prompt = self._engine.prompt_token_ids(task.prompt)
+        prompt = await self._engine.prompt_token_ids(task.prompt)
         longest = self._engine.max_model_len
         if len(prompt) + task.max_tokens > longest:
             raise PromptError(
@@ -97,7 +97,7 @@ class Sampler:
                     metrics.TOKENS.inc(len(piece.token_ids))
         except TimeoutError:
             builders = _whole(builders, task, limit_s)
-        texts = self._engine.decode([builder.token_ids for builder in builders])
+        texts = await self._engine.decode([builder.token_ids for builder in builders])
         rollouts = [builder.build(text) for builder, text in zip(builders, texts, strict=True)]
         metrics.ROLLOUTS.inc(len(rollouts))
         return rollouts

@@ -9,20 +9,27 @@ tasks stream ──────► tasks ──► sampler ──► group ─�
 gateway ── Generate (gRPC) ──► policies ──► lane ──► engine: chats, behind the rollouts
 
 heartbeat: this worker's entry in the list, gauges        watchdog: the engine hangs: it is killed, and the process ends
+
+What ends the work for a job (its model does not load, the engine dies) is counted against it (`services.common.job_deaths`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 
+from redis.exceptions import RedisError
+
+from services.common import job_deaths
 from services.common.connection import BLOCK_S, connect, redis_is_away
-from services.common.errors import MillraceError, ModelError
+from services.common.errors import ConfigError, Fenced, MillraceError, ModelError, RecordGone
 from services.common.health import HealthServer
 from services.common.job_records import ActiveJob
 from services.common.jobs import JobStore
 from services.common.lifecycle import Drain, every, run_service
+from services.common.logs import log_context
 from services.common.preflight import require_memory, require_platform, require_redis
 from services.common.settings import Settings
 from services.common.streams import forget
@@ -46,8 +53,11 @@ BLOCKED_S = 60.0
 REFUSED_S = 30.0
 """A job whose model does not load here is tried again after this."""
 TROUBLE_CHARS = 500
+REPORT_S = 5.0
 CHATS_END_S = 2.0
 """Time for the last words of chats that a drain has aborted."""
+_NOT_THE_JOBS = (RedisError, Fenced, RecordGone, OSError)
+"""What ends this process without saying anything about the job that it serves."""
 
 
 class RolloutService:
@@ -59,6 +69,10 @@ class RolloutService:
         self._attached: Attachment | None = None
         self._serving: asyncio.Task[None] | None = None
         self._refused: dict[str, float] = {}
+        self._sampled = False
+        """Whether the attached job has got as far as sampling."""
+        self._blamed = False
+        """Whether what ends this process is counted against the attached job."""
         self._trouble = ""
         """Why the newest job could not be served."""
         self._state = ("", 0.0)
@@ -69,7 +83,7 @@ class RolloutService:
         self.inference_address: str | None = None
         """Where chats are answered, for the gateway."""
         lane = ChatLane(CHAT_PLACES)
-        loader = ExportLoader(wiring.engine, wiring.settings, wiring.name)
+        loader = ExportLoader(wiring.engine, wiring.settings, wiring.commands, wiring.name)
         self._policies = Policies(wiring.engine, lane, JobStore(wiring.commands), loader.load)
         self.inference = InferenceService(wiring.engine, self._policies, lane)
         self._watch = EngineWatch(wiring.engine)
@@ -87,14 +101,10 @@ class RolloutService:
         return self._hangs
 
     def ready(self) -> str | None:
-        """Why it takes no work, or None. Without a job it is ready to attach to one."""
+        """Why it takes no work, or None. A model that loads, however long, keeps nobody waiting: the heartbeat says that it does."""
         if self._wiring.drain.requested:
             return "draining"
-        if self._looked_at is None:
-            return "starting"
-        if self._attached is not None and self._attached.state in {"loading", "catching up"}:
-            return self._attached.state
-        return None
+        return "starting" if self._looked_at is None else None
 
     async def attach(self) -> None:
         """Attaches to a job and lets it go when it is retired.
@@ -141,6 +151,7 @@ class RolloutService:
                 await self._detach()
             else:
                 self._attached.update(job)
+                await self._mark_sampling(self._attached)
         if self._attached is None:
             now = time.monotonic()
             self._refused = {job_id: until for job_id, until in self._refused.items() if until > now}
@@ -152,21 +163,56 @@ class RolloutService:
     async def _attach(self, job: ActiveJob) -> None:
         await self._policies.claim(job.job_id)
         log.info("attaching to job %s", job.job_id)
+        self._sampled = False
+        await job_deaths.serving(self._wiring.commands, job.job_id, self._wiring.name, loading=True)
         self._attached = Attachment(self._wiring, job)
         self._serving = asyncio.create_task(self._attached.run(), name=f"job {job.job_id}")
 
+    async def _mark_sampling(self, attached: Attachment) -> None:
+        """From its first token on, an end of this process is no failed start."""
+        if self._wiring.engine.sampled and not self._sampled:
+            self._sampled = True
+            await job_deaths.serving(self._wiring.commands, attached.job.job_id, self._wiring.name, loading=False)
+
     async def _ended(self, job_id: str, serving: asyncio.Task[None]) -> None:
-        """The attachment ended by itself: its error is this process's, unless only the job's model is to blame."""
+        """The attachment ended by itself: its error is this process's, unless only the job or a setting is to blame."""
         try:
             serving.result()
-        except ModelError as error:
-            log.exception("job %s cannot be served here", job_id)
-            self._refused[job_id] = time.monotonic() + REFUSED_S
-            self._trouble = f"{self._wiring.name} cannot serve job {job_id}: {error}"[:TROUBLE_CHARS]
+        except ConfigError as error:
+            with log_context(job_id=job_id):
+                log.exception("job %s cannot be served here", job_id)
+                self._refused[job_id] = time.monotonic() + REFUSED_S
+                self._trouble = f"{self._wiring.name} cannot serve job {job_id}: {error}"[:TROUBLE_CHARS]
+                if isinstance(error, ModelError):
+                    await self._blame(error)
             await self._detach()
+            self._blamed = False  # this process goes on
+        except _NOT_THE_JOBS:
+            raise
+        except Exception as error:
+            await self._blame(error)
+            raise
         else:
             if not self._wiring.drain.requested:
                 raise MillraceError(f"the loops of job {job_id} ended without being asked to")
+
+    async def _blame(self, error: Exception) -> None:
+        """Counts the end of this server's work against the attached job, once; the cause ends with the engine's own last words."""
+        attached, engine = self._attached, self._wiring.engine
+        if attached is None or self._blamed:
+            return
+        self._blamed = True
+        cause = str(error) if isinstance(error, MillraceError) else f"{type(error).__name__}: {error}"
+        said = await engine.last_error()
+        death = job_deaths.Death(
+            self._wiring.name, cause if said in cause else f"{cause}: {said}", time.time(), loading=not self._sampled
+        )
+        with log_context(job_id=attached.job.job_id):
+            log.error("%s: counted against job %s", death.cause, attached.job.job_id)
+        # Without Redis the mark stays, and the next process of this name counts it.
+        with contextlib.suppress(TimeoutError, RedisError):
+            async with asyncio.timeout(REPORT_S):
+                await job_deaths.report(self._wiring.commands, attached.job.job_id, death)
 
     async def _detach(self) -> None:
         """Lets the job go; aborts its requests."""
@@ -178,6 +224,8 @@ class RolloutService:
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
         self._attached = self._serving = None
+        if not self._blamed:
+            await job_deaths.served(self._wiring.commands, attached.job.job_id, self._wiring.name)
         self._policies.release()
         await forget(self._wiring.commands, attached.job.job_id)
         log.info("detached from job %s", attached.job.job_id)
@@ -190,6 +238,13 @@ class RolloutService:
         return now - max(self._state[1], engine.progress_at if engine.requests else 0.0)
 
     async def _look_at_engine(self) -> None:
+        try:
+            self._judge_engine()
+        except EngineError as error:
+            await self._blame(error)
+            raise
+
+    def _judge_engine(self) -> None:
         self._wiring.engine.check()
         if self._policies.fault is not None:
             raise self._policies.fault
@@ -245,9 +300,10 @@ async def run(settings: Settings, *, drain: Drain | None = None) -> None:
     commands = connect(settings.redis_url, password=settings.redis_password)
     await require_redis(settings.redis_url, settings.redis_password, wait_s=settings.redis_wait_s)
     blocking = connect(settings.redis_url, password=settings.redis_password, block_s=BLOCK_S)
-    engine = Engine(settings.platform)
+    engine = Engine(settings.platform, settings.log_level)
     name = settings.worker_name("rollout")
     wiring = Wiring(commands, blocking, engine, settings, name, drain, await begin(commands, name))
+    await job_deaths.adopt(commands, name)
     service = RolloutService(wiring)
     health = HealthServer(settings.bind_host, settings.metrics_port, healthy=service.healthy, ready=service.ready)
     health.start()
@@ -265,7 +321,7 @@ async def run(settings: Settings, *, drain: Drain | None = None) -> None:
         health.stop()
         if inference is not None:
             await inference.stop(CHATS_END_S)
-        await engine.stop()
+        await engine.close()
         await leave(commands, name, wiring.fence)
         await blocking.aclose()
         await commands.aclose()

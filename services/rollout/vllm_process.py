@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import os
 import secrets
@@ -16,7 +17,7 @@ from typing import Any, TypeVar, cast
 import psutil
 
 from services.common.settings import Platform
-from services.common.spec import JobSpec
+from services.common.spec import DType, JobSpec
 from services.rollout.orphans import SERVICE_PID
 from services.rollout.platform import plan_engine
 
@@ -29,7 +30,8 @@ CHAT_PLACES = 2
 """Answers to people that an engine samples at once, beside its rollouts."""
 SHUTDOWN_S = 10.0
 _EXTENSION = "services.rollout.extension.WeightExtension"
-_TRACKER = "resource_tracker"
+_AROUND = ("resource_tracker", "services.common.sandbox.forkserver")
+"""What else this process starts, by a word of its command line: Python's own helper, and the tokenizers' forkserver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ def in_daemon_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
-    def settle(result: T | None, error: BaseException | None) -> None:
+    def settle(result: T | None, error: Exception | None) -> None:
         if done.done():  # nobody waits any more
             return
         if error is not None:
@@ -92,12 +94,17 @@ def in_daemon_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
         else:
             done.set_result(cast("T", result))
 
+    context = contextvars.copy_context()
+
     def run() -> None:
-        result, error = None, None
+        result: T | None = None
+        error: Exception | None = None
         try:
-            result = work()
-        except BaseException as problem:  # noqa: BLE001  handed to whoever waits, whatever it is
+            result = context.run(work)
+        except Exception as problem:  # noqa: BLE001  handed to whoever waits, whatever it is
             error = problem
+        except BaseException as problem:  # noqa: BLE001  one that would end the event loop of whoever waits
+            error = RuntimeError(f"{type(problem).__name__}: {problem}")
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(settle, result, error)
 
@@ -129,8 +136,8 @@ def lives(process: psutil.Process) -> bool:
 
 
 def children() -> list[psutil.Process]:
-    """Processes that this one has started, Python's own resource tracker left out."""
-    return [child for child in _children(psutil.Process(), recursive=False) if not _is_tracker(child)]
+    """Processes that this one has started, those left out that are no engine's."""
+    return [child for child in _children(psutil.Process(), recursive=False) if not _is_around(child)]
 
 
 def _children(process: psutil.Process, *, recursive: bool = True) -> list[psutil.Process]:
@@ -140,15 +147,16 @@ def _children(process: psutil.Process, *, recursive: bool = True) -> list[psutil
         return []
 
 
-def _is_tracker(process: psutil.Process) -> bool:
+def _is_around(process: psutil.Process) -> bool:
     try:
-        return any(_TRACKER in word for word in process.cmdline())
+        return any(name in word for word in process.cmdline() for name in _AROUND)
     except psutil.Error:
         return False
 
 
 def _arguments(spec: JobSpec) -> dict[str, Any]:
-    return {
+    head = {"hf_overrides": {"head_dtype": DType.FLOAT32.value}} if spec.model.fp32_output_layer else {}
+    return head | {
         "dtype": spec.model.dtype.value,
         "max_model_len": spec.model.max_model_len,
         "tensor_parallel_size": spec.rollout.tensor_parallel_size,

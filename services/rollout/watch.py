@@ -5,12 +5,16 @@ the heartbeat is a token; while nothing is sampled, an answer of every worker to
 one of its processes is stopped by a signal, two periods long       ──► it hangs, whatever it was doing
 no heartbeat for two periods, and none of its processes computes    ──► it hangs
 no heartbeat for BUSY_S, though they compute                        ──► it hangs
+
+While it starts there is no heartbeat: then its processes must compute or read (`StartWatch`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import psutil
@@ -19,6 +23,11 @@ from services.common import vitals
 from services.common.vitals import Vitals, family
 
 _LOOK_S = 1.0
+START_STILL_S = 120.0
+"""An engine that starts, and whose processes neither compute nor read for so long, hangs."""
+STILL_COMPUTES_S = 0.5
+STILL_BYTES = 1 << 20
+"""What processes that stand still may compute and read all the same: their threads tick."""
 
 
 class Watched(Protocol):
@@ -31,6 +40,10 @@ class Watched(Protocol):
     @property
     def up(self) -> bool:
         """Whether there is an engine that could answer."""
+
+    @property
+    def starting(self) -> bool:
+        """Whether one is being started, which has a watch of its own."""
 
     @property
     def changing(self) -> bool:
@@ -64,6 +77,8 @@ class EngineWatch:
             self._family = [relative for root in engine.processes for relative in family(root.pid)]
         if not self._vitals.look(self._family):
             self._since = now
+        if engine.starting:
+            return None
         if self._vitals.stopped_too_long(_LOOK_S):
             return f"the engine hangs: {self._vitals.still()}"
         if not engine.up or engine.changing:
@@ -86,3 +101,40 @@ class EngineWatch:
             if self._beating is not None and not self._beating.cancelled():
                 self._beating.exception()  # an engine that died is noticed by its own error
             self._beating = asyncio.create_task(self._engine.beat(), name="beat")
+
+
+class StartWatch:
+    """Looks after an engine that is being started; call `trouble` once a second."""
+
+    def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """`limit_s`: the longest start, seconds; `clock`: for tests."""
+        self._limit_s, self._clock = limit_s, clock
+        self._vitals = Vitals(clock)
+        self._began = self._moved_at = clock()
+        self._done = (0.0, 0)
+
+    def trouble(self, processes: Iterable[psutil.Process]) -> str | None:
+        """Why the start should be given up, or None; `processes`: all of the engine's, as far as there are any yet."""
+        now, members = self._clock(), list(processes)
+        regular = self._vitals.look(members)
+        done = [_done(member) for member in members]
+        computed_s, moved_bytes = sum(used for used, _ in done), sum(size for _, size in done)
+        if (
+            not (members and regular)
+            or abs(computed_s - self._done[0]) > STILL_COMPUTES_S
+            or abs(moved_bytes - self._done[1]) > STILL_BYTES
+        ):
+            self._done, self._moved_at = (computed_s, moved_bytes), now
+        if self._vitals.stopped_too_long(_LOOK_S):
+            return f"hangs while it starts: {self._vitals.still()}"
+        if now - self._moved_at >= START_STILL_S:
+            return f"hangs while it starts: its processes have neither computed nor read for {START_STILL_S:.0f} s"
+        return f"is not up after {self._limit_s:.0f} s" if now - self._began >= self._limit_s else None
+
+
+def _done(process: psutil.Process) -> tuple[float, int]:
+    """Processor seconds that it has used, and bytes that it has read and written, as far as the system says."""
+    with contextlib.suppress(psutil.Error, AttributeError):  # AttributeError: macOS does not count bytes
+        times, io = process.cpu_times(), process.io_counters()
+        return times.user + times.system, io.read_bytes + io.write_bytes + io.read_chars + io.write_chars
+    return 0.0, 0

@@ -67,8 +67,9 @@ class Campaign:
         if lies_in_wait:
             before, struck = self.stack.step(self.job_id), time.monotonic()
         self.result.count += 1
-        if before is None:  # the fault before this one has the gateway still: count from what the folder says
-            before = examine(self.folder, ended=False).audit.steps
+        if before is None:  # a fault has the gateway still: count from what it says first
+            self.stack.wait(lambda: self.stack.step(self.job_id) is not None, "the gateway to answer", patience_s)
+            before = self.stack.step(self.job_id) or 0
         self.stack.wait_for_step(self.job_id, before + self.further, patience_s)
         self.result.progress_s.append(time.monotonic() - struck)
 

@@ -21,23 +21,33 @@ _OFFSET = struct.Struct("<q")
 def clock(options: Options) -> Result:
     """Each service's clock, Redis's too, is moved by an hour ahead, then back, then an hour behind, then back; `count` times."""
     clocks = options.home / "clocks"
-    clocks.mkdir()
-    for service in SERVICES:
-        (clocks / service).write_bytes(_OFFSET.pack(0))
-    environment = {PRELOAD: str(compile_shift(options.home)), CLOCKS: str(clocks)}
+    environment = clocks_of(options.home, clocks)
     with campaign(options.home / "stack", "clock moved by an hour", options.seed, environment=environment) as running:
-
-        def move(service: str, seconds: int) -> None:
-            with (clocks / service).open("r+b") as file:
-                file.write(_OFFSET.pack(seconds))
-
         for service in SERVICES * options.count:
             _require_mapped(running, service, clocks / service)
             for seconds in (HOUR_S, 0, -HOUR_S, 0):
-                running.trial(lambda service=service, seconds=seconds: move(service, seconds))  # type: ignore[misc]
+                running.trial(lambda service=service, seconds=seconds: move_clock(clocks / service, seconds))  # type: ignore[misc]
         running.result.extra["clocks"] = list(SERVICES)
         running.finish()
     return running.result
+
+
+def clocks_of(folder: Path, clocks: Path) -> dict[str, str]:
+    """Makes a clock for each service in the new directory `clocks`; the environment of a stack that goes by them.
+
+    Raises:
+        ChaosError: there is no C compiler.
+    """
+    clocks.mkdir()
+    for service in SERVICES:
+        (clocks / service).write_bytes(_OFFSET.pack(0))
+    return {PRELOAD: str(compile_shift(folder)), CLOCKS: str(clocks)}
+
+
+def move_clock(clock: Path, seconds: int) -> None:
+    """Puts a service's clock ahead of the machine's by so much."""
+    with clock.open("r+b") as file:
+        file.write(_OFFSET.pack(seconds))
 
 
 def _require_mapped(running: Campaign, service: str, path: Path) -> None:

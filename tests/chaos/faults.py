@@ -34,6 +34,10 @@ class Options:
     ranks: int = 1
     hold_s: float | None = 30.0
     """How long a fault that lasts does; None for ever."""
+    only: int | None = None
+    """Of hostile jobs: the one case of this number, in place of the first `count`."""
+    real: bool = False
+    """Hostile jobs get a real engine and real ranks."""
 
 
 Fault = Callable[[Options], Result]

@@ -54,14 +54,14 @@ def full(options: Options) -> Result:
 
 
 @contextlib.contextmanager
-def mounted(folder: Path) -> Iterator[None]:
-    """A file system of SIZE_MIB in memory.
+def mounted(folder: Path, size_mib: int = SIZE_MIB) -> Iterator[None]:
+    """A file system of its own, in memory.
 
     Raises:
         CalledProcessError: this process may not mount one (it takes root).
     """
     folder.mkdir(parents=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE_MIB}m", "tmpfs", str(folder)], check=True, timeout=10)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "tmpfs", str(folder)], check=True, timeout=10)
     try:
         yield
     finally:

@@ -9,17 +9,22 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from services.common.types import Float32Array
 from tests.chaos.scripted import script
-from tests.chaos.scripted.checks import MODEL
 
 ROWS = 5_000
 """Tasks in the file; the job goes round and round."""
 GROUPS_PER_STEP = 16
+MODEL = "scripted"
 
 _CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "hidden_size": script.HIDDEN, "intermediate_size": 64, "num_hidden_layers": 1,
-    "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": script.VOCABULARY, "max_position_embeddings": 4096,
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": script.HIDDEN, "head_dim": script.HEAD_DIM,
+    "intermediate_size": script.INTERMEDIATE, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
+    "vocab_size": script.VOCABULARY, "max_position_embeddings": 4096, "tie_word_embeddings": False, "torch_dtype": "float32",
 }  # fmt: skip
+_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+_WEIGHT_SEED = 1
+_SCALE = 0.02
 
 
 def furnish(home: Path) -> None:
@@ -28,14 +33,38 @@ def furnish(home: Path) -> None:
     model.mkdir(parents=True)
     data.mkdir(parents=True)
     (model / "config.json").write_text(json.dumps(_CONFIG))
-    (model / "tokenizer.json").write_text("{}")
-    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
-    save_file({script.EMBEDDING: np.zeros(script.SHAPE, np.float32)}, model / "model.safetensors")
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer()))
+    tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": _TEMPLATE}
+    (model / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
+    save_file(initial_weights(), model / "model.safetensors")
     with (data / "rows.jsonl").open("w") as file:
         for row in range(ROWS):
             prompt = [{"role": "user", "content": script.prompt(row)}]
             task = {"prompt": prompt, "data_source": script.DATA_SOURCE, "ground_truth": script.answer(row)}
             file.write(json.dumps(task) + "\n")
+
+
+def tokenizer() -> dict[str, Any]:
+    """A real tokenizer that does as the script does: ids are characters' codes; a response's text ends in the parity of its last token.
+
+    `script.encode` gives the same ids, and `script.text` an answer that is as right.
+    """
+    digits = [{"type": "Replace", "pattern": {"String": str(d)}, "content": f" {d} #### {d % 2} "} for d in range(10)]
+    return {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None, "post_processor": None,
+        "pre_tokenizer": {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False},
+        "decoder": {"type": "Sequence", "decoders": [*digits, {"type": "Fuse"}]},
+        "model": {"type": "WordLevel", "vocab": {chr(code): code for code in range(script.VOCABULARY)}, "unk_token": "?"},
+    }  # fmt: skip
+
+
+def initial_weights() -> dict[str, Float32Array]:
+    """The tensors of the model's file: small, as those of a model that was never trained; norms are ones."""
+    rng = np.random.default_rng(_WEIGHT_SEED)
+    return {
+        name: np.ones(shape, np.float32) if len(shape) == 1 else rng.normal(0.0, _SCALE, shape).astype(np.float32)
+        for name, shape in script.SHAPES.items()
+    }
 
 
 def job_spec(

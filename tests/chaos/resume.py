@@ -22,14 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from services.cli.embedded_redis import EmbeddedRedis
+from services.common.checkpoint_manifest import CHECKPOINTS_DIR, verify_files
 from services.common.codec import decode
 from services.common.connection import connect
 from services.common.job_records import JobRecord, JobState
 from services.common.jobs import JobStore
 from services.common.spec import JobSpec
 from services.common.types import ScoredGroup
-from services.learner.checkpoint import CheckpointStore, verify_files
-from services.learner.folder import CHECKPOINTS_DIR, JOURNAL_DIR
+from services.learner.checkpoint import CheckpointStore
+from services.learner.folder import JOURNAL_DIR
 from services.learner.journal import Journal
 from tests.chaos.faults import Options
 from tests.chaos.result import Result, summary

@@ -22,6 +22,8 @@ class Row:
     ranks: int = 1
     hold_s: float | None = None
     """None leaves the default, 0 means for ever."""
+    real: bool = False
+    """With a real engine and real ranks."""
     progress_p95_s: float | None = None
     """What the 95th percentile of the times to progress should stay below."""
     why_late: str = ""
@@ -34,6 +36,7 @@ class Row:
         words += ["--target", self.target] if self.target else []
         words += ["--count", str(self.count), "--seed", "1"]
         words += ["--ranks", str(self.ranks)] if self.ranks > 1 else []
+        words += ["--real"] if self.real else []
         return words + (["--hold", f"{self.hold_s:g}"] if self.hold_s is not None else [])
 
     @property
@@ -104,4 +107,13 @@ ROWS = (
         "the same groups at each step, bitwise equal weights", "resume", "", 20,
     ),
     Row("wall clock of each service ± 1 h", _ONCE, "clock", "", 2),
+    Row("two faults at once: random pairs of these, within two seconds of each other", _ONCE, "pairs", "", 200),
+    Row(
+        "hostile jobs beside a good one: bad specs, models, data, verifiers, bodies",
+        "each is refused, or ends with a cause, within its limit; the good one keeps 90 % of its pace, *once*; nothing is started again",
+        "hostile", "", 200,
+    ),
+    Row(
+        "the same with bad models, real vLLM and Megatron", "as above", "hostile", "", 10, real=True,
+    ),
 )  # fmt: skip

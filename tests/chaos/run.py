@@ -14,7 +14,22 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.chaos import bombs, chunks, clock_fault, faults, files, freeze, full, garbage, network, points, resume, saves
+from tests.chaos import (
+    bombs,
+    chunks,
+    clock_fault,
+    faults,
+    files,
+    freeze,
+    full,
+    garbage,
+    hostile,
+    network,
+    pairs,
+    points,
+    resume,
+    saves,
+)
 from tests.chaos.faults import Fault, Options
 from tests.chaos.table import RECORDS
 
@@ -31,6 +46,8 @@ FAULTS: dict[str, Fault] = {
     "network": network.network,
     "garbage": garbage.garbage,
     "clock": clock_fault.clock,
+    "pairs": pairs.pairs,
+    "hostile": hostile.hostile,
     "full": full.full,
     "flips": files.flips,
     "cut-ends": files.cut_ends,
@@ -56,12 +73,17 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--ranks", type=int, default=1, help="learner ranks")
     parser.add_argument("--hold", type=float, default=30.0, help="seconds that a fault lasts; 0: for ever")
+    parser.add_argument("--only", type=int, default=None, help="of hostile: the one case of this number")
+    parser.add_argument("--real", action="store_true", help="of hostile: with a real engine and real ranks")
     parser.add_argument("--record", action="store_true", help="append the result to tests/chaos/records.jsonl")
     parser.add_argument("--home", type=Path, default=None, help="an empty directory (default: a temporary one)")
     arguments = parser.parse_args()
     logging.disable()  # what the services say of the faults; their own processes have logs of their own
     home = arguments.home or Path(tempfile.mkdtemp(prefix="millrace-chaos-"))
-    options = Options(home, arguments.target, arguments.count, arguments.seed, arguments.ranks, arguments.hold or None)
+    options = Options(
+        home, arguments.target, arguments.count, arguments.seed, arguments.ranks, arguments.hold or None,
+        only=arguments.only, real=arguments.real,
+    )  # fmt: skip
     result = FAULTS[arguments.fault](options)
     if arguments.record:
         words = " ".join(word for word in sys.argv[1:] if word != "--record")

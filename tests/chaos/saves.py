@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from services.learner.checkpoint import newest_manifest
-from services.learner.folder import CHECKPOINTS_DIR
+from services.common.checkpoint_manifest import CHECKPOINTS_DIR, newest_manifest
 from tests.chaos import failpoints
 from tests.chaos.campaign import ENDLESS, PATIENCE_S, campaign
 from tests.chaos.faults import Options

@@ -27,6 +27,12 @@ CLOCKS = "MILLRACE_CHAOS_CLOCKS"
 CLOCK = "MILLRACE_CHAOS_CLOCK"
 BLIND = "MILLRACE_CHAOS_BLIND"
 SECOND = "MILLRACE_CHAOS_SECOND"
+BESIDE = "MILLRACE_CHAOS_BESIDE"
+"""Hostile jobs run beside a good one, a token of which takes so many seconds: see tests/chaos/hostile.py."""
+REAL = "MILLRACE_CHAOS_REAL"
+"""Hostile jobs get a real engine and real ranks."""
+GOOD = "good"
+"""Name of the good job beside hostile ones."""
 START_S = 180.0
 LOOK_S = 0.05
 TARGETS = ("gateway", "rollout", "reward", "rank", "learner", "redis")
@@ -42,11 +48,13 @@ class ChaosError(Exception):
 class Stack:
     """A running stack in a home of its own. Use it as a context manager."""
 
-    def __init__(self, home: Path, *, servers: int = 1, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, home: Path, *, servers: int = 1, learners: int = 1, environment: Mapping[str, str] | None = None
+    ) -> None:
         """Starts nothing yet."""
         self.home = home
         self.folder = home / "chaos"
-        self._servers = servers
+        self._counts = ["--servers", str(servers), "--learners", str(learners)]
         self._environment = dict(environment or {})
         self._up: subprocess.Popen[bytes] | None = None
         self._client: GatewayClient | None = None
@@ -76,7 +84,7 @@ class Stack:
         environment = inherited | {"MILLRACE_MIN_MEMORY_GIB": "0", "MILLRACE_MIN_FREE_GIB": "0"} | self._environment
         with log.open("ab") as output:
             self._up = subprocess.Popen(
-                [sys.executable, "-m", "tests.chaos.entry.up", str(self.home), "--servers", str(self._servers)],
+                [sys.executable, "-m", "tests.chaos.entry.up", str(self.home), *self._counts],
                 cwd=ROOT, env=environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
         self.wait(self._is_ready, "the stack to be ready", START_S)
@@ -119,6 +127,11 @@ class Stack:
         if self._client is None:
             raise ChaosError("the stack was not started")
         return self._client
+
+    @property
+    def alive(self) -> bool:
+        """Whether the supervisor runs."""
+        return self._up is not None and self._up.poll() is None
 
     def processes(self) -> list[psutil.Process]:
         """Every process below the supervisor."""

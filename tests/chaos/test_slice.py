@@ -6,13 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos import bombs, chunks, faults, files, points
+from tests.chaos import bombs, chunks, faults, files, hostile, pairs, points
 from tests.chaos.faults import Options
+from tests.chaos.grammar.cases import Case, Unrest
+from tests.chaos.hostile import Paces
 from tests.chaos.result import Result
 
 TYPICAL_POINTS = (
     "rank.journal.append:before", "rank.journal.append:after", "rank.consumer.ack:before", "rank.ranks.train:after",
     "rank.checkpoint.commit:before", "rollout.consumer.hop:after", "reward.consumer.hop:before",
+)  # fmt: skip
+
+
+QUICK_KINDS = ("kill", "point", "redis restart", "cut", "garbage")
+HOSTILE_PARTS = (
+    "body: keys twice in JSON", "body: aliases of aliases", "spec: an unknown key", "config: truncated", "data: a NaN as ground truth",
+    "unrest: cancelled",
 )  # fmt: skip
 
 
@@ -29,6 +38,21 @@ def test_kills_of_any_process_at_random_moments_lose_nothing_and_train_nothing_t
 @pytest.mark.timeout(240)
 def test_a_death_between_two_side_effects_loses_nothing_and_trains_nothing_twice(tmp_path: Path) -> None:
     check(points.points(Options(tmp_path, count=1, seed=1), TYPICAL_POINTS))
+
+
+@pytest.mark.timeout(240)
+def test_two_faults_at_once_lose_nothing_and_train_nothing_twice(tmp_path: Path) -> None:
+    check(pairs.pairs(Options(tmp_path, count=2, seed=1), QUICK_KINDS))
+
+
+@pytest.mark.timeout(240)
+def test_hostile_jobs_end_with_a_cause_and_hurt_nobody_else(tmp_path: Path) -> None:
+    cases = [
+        Case(number, f"1:{number}", (part,), Unrest.CANCEL if part.startswith("unrest") else None, 5.0)
+        for number, part in enumerate(HOSTILE_PARTS)
+    ]
+    # Others use this machine at the same time: how fast the good job is says nothing here.
+    check(hostile.hostile(Options(tmp_path, seed=1), cases, Paces(token_s=0.1, measure_s=1.0, least_share=0.0)))
 
 
 def test_flipped_bits_in_a_jobs_files_are_noticed(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from services.common.checkpoint_manifest import CHECKPOINTS_DIR
 from services.common.codec import encode
 from services.common.fates import Fate
 from services.common.job_folder import SPEC_FILE
@@ -27,7 +28,7 @@ from services.common.types import (
 )
 from services.learner.assemble import assemble
 from services.learner.checkpoint import CheckpointStore
-from services.learner.folder import CHECKPOINTS_DIR, JOURNAL_DIR
+from services.learner.folder import JOURNAL_DIR
 from services.learner.intake import Judged
 from services.learner.journal import BatchRecord, Journal
 from services.learner.ledger import Settled

@@ -19,6 +19,8 @@ MAX_NAMES = 1000
 class SourceFacts(TypedDict):
     """What the trial has found, as MessagePack values."""
 
+    fingerprint: str
+    """Of content and settings, as checkpoints record it."""
     tasks: int
     checked: int
     """Rows of a file that were checked; of a procedural source the tasks that were made."""
@@ -52,8 +54,14 @@ def try_source(
             made += 1
             if time.monotonic() > until:
                 break
-        return SourceFacts(tasks=len(tasks), checked=made, all_checked=False, data_sources=[name])
+        return SourceFacts(
+            fingerprint=tasks.fingerprint, tasks=len(tasks), checked=made, all_checked=False, data_sources=[name]
+        )
     names = sorted(tasks.data_sources)[:MAX_NAMES]
     return SourceFacts(
-        tasks=len(tasks), checked=tasks.checked, all_checked=tasks.checked == len(tasks), data_sources=names
+        fingerprint=tasks.fingerprint,
+        tasks=len(tasks),
+        checked=tasks.checked,
+        all_checked=tasks.checked == len(tasks),
+        data_sources=names,
     )

@@ -57,8 +57,13 @@ def clip(text: object) -> str:
     return str(text)[:MAX_MESSAGE_CHARS].encode("utf-8", "replace").decode()
 
 
-def _error(kind: str, text: str) -> MillraceError:
-    known = getattr(errors, kind, None)
-    if isinstance(known, type) and issubclass(known, MillraceError) and known is not MillraceError:
-        return known(text)
-    return SandboxError(f"{kind}: {text}" if text else kind)
+def known(name: str) -> type[MillraceError] | None:
+    """The error of services/common/errors.py that has this name; the root is none of them."""
+    kind = getattr(errors, name, None)
+    own = isinstance(kind, type) and issubclass(kind, MillraceError) and kind is not MillraceError
+    return kind if own else None
+
+
+def _error(name: str, text: str) -> MillraceError:
+    kind = known(name)
+    return SandboxError(f"{name}: {text}" if text else name) if kind is None else kind(text)

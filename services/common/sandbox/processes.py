@@ -174,7 +174,7 @@ class Forkserver:
             await self._kill(await forking)
 
     async def _kill(self, child: Forked) -> int | None:
-        by_itself = child.reader.at_eof()
+        by_itself = child.reader.at_eof() or child.reader.exception() is not None  # gone while it was written to
         child.close()
         if self._process is None or self._process.poll() is not None:
             return None  # others may have its number by now

@@ -1,6 +1,7 @@
 """The job spec: what a person sends to `POST /jobs` and writes in a YAML file. The same model serves both."""
 
 from services.common.spec.algorithm import (
+    RECORDED,
     AdvantageEstimator,
     AlgorithmSpec,
     FilterMetric,
@@ -14,6 +15,7 @@ from services.common.spec.learner import CheckpointSpec, EvalSpec, LearnerSpec, 
 from services.common.spec.rollout import DType, ModelSpec, RewardSpec, RolloutSpec
 
 __all__ = [
+    "RECORDED",
     "AdvantageEstimator",
     "AlgorithmSpec",
     "CheckpointSpec",

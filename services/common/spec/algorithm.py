@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Self
+from typing import Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from services.common.spec.base import Section
+
+FIRST_REVISION = 1
+"""What a recorded spec that names no revision was trained with."""
+CURRENT_REVISION = 2
+"""What a new job is trained with."""
+
+RECORDED = "recorded"
+"""Context in which a spec is validated that was resolved and written down before, perhaps by an earlier release."""
+
+GSPO_CLIPS = {"clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4}
+"""Clips of the sequence's ratio (arXiv 2507.18071): bounds made for a token's ratio never act on it."""
 
 
 class AdvantageEstimator(StrEnum):
@@ -67,26 +79,35 @@ class AlgorithmSpec(Section):
     """Section `algorithm`; the defaults are DAPO's (arXiv 2503.14476)."""
 
     advantage_estimator: AdvantageEstimator = Field(
-        default=AdvantageEstimator.GRPO, description="Advantage of a rollout within its group."
+        default=AdvantageEstimator.GRPO, strict=False, description="Advantage of a rollout within its group."
     )
-    loss: LossName = Field(default=LossName.DAPO, description="Token loss.")
+    loss: LossName = Field(default=LossName.DAPO, strict=False, description="Token loss.")
+    revision: int = Field(
+        default=CURRENT_REVISION,
+        ge=FIRST_REVISION,
+        le=CURRENT_REVISION,
+        description="Revision of the formulas behind these names. 2: GSPO weighs each token's own gradient by its correction, and "
+        "REINFORCE++ baseline is whitened over tokens. 1: as jobs without this setting were trained, so that they replay bit for bit.",
+    )
     clip_ratio_low: float = Field(
         default=0.2,
         ge=0.0,
         lt=1.0,
-        description="Ratio is clipped below 1 − this where the advantage is negative. CISPO has no lower clip.",
+        description="Ratio is clipped below 1 − this where the advantage is negative. CISPO has no lower clip. Default 0.2; with loss gspo "
+        "0.0003, for the ratio of a sequence.",
     )
     clip_ratio_high: float = Field(
         default=0.28,
         ge=0.0,
         le=10.0,
         description="Ratio is clipped above 1 + this where the advantage is positive (clip-higher); CISPO caps its weight there for "
-        "either sign.",
+        "either sign. Default 0.28; with loss gspo 0.0004, for the ratio of a sequence.",
     )
     dual_clip: float | None = Field(
         default=None,
         gt=1.0,
-        description="Where the advantage is negative the ratio is clipped above this as well, usually 3; not for CISPO. Off when null.",
+        description="Where the advantage is negative the ratio is clipped above this as well; not for CISPO. Off when null, as in DAPO's "
+        "paper and in TRL; verl clips at 3 unless told otherwise, and DAPO's recipe for verl at 10.",
     )
     token_level_loss: bool = Field(
         default=True, description="Mean over all response tokens of the global batch; else mean of sequence means."
@@ -99,6 +120,7 @@ class AlgorithmSpec(Section):
     )
     importance_correction: ImportanceCorrection = Field(
         default=ImportanceCorrection.NONE,
+        strict=False,
         description="Weight of a token's loss, made of w = π_prox / π_inference, where π_prox is the trainer's policy at the start of the "
         "step: none is 1, decoupled is w, truncated is w up to the cap, masked is w between floor and cap, else 0. "
         "Since a batch gets one optimizer step, π_trainer / π_prox is then 1: no clip acts and the proximal KL is 0.",
@@ -121,6 +143,7 @@ class AlgorithmSpec(Section):
     )
     proximal_kl_estimator: KlEstimator = Field(
         default=KlEstimator.K3,
+        strict=False,
         description="Estimate of that KL from a token, x being the log-ratio: −x, x²/2 or e^x − x − 1.",
     )
     overlong_buffer_enable: bool = Field(default=False, description="Soft overlong punishment.")
@@ -134,7 +157,7 @@ class AlgorithmSpec(Section):
         default=True, description="Dynamic sampling: train only on groups that carry an advantage."
     )
     filter_groups_metric: FilterMetric = Field(
-        default=FilterMetric.ACCURACY, description="What must differ within a group."
+        default=FilterMetric.ACCURACY, strict=False, description="What must differ within a group."
     )
     filter_groups_max_batches: int = Field(
         default=20,
@@ -146,6 +169,16 @@ class AlgorithmSpec(Section):
     filter_groups_train_batch_size: int = Field(
         default=64, ge=1, le=65_536, description="Informative groups that one step trains (groups_per_step)."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, given: Any, info: ValidationInfo) -> Any:  # noqa: ANN401  whatever somebody sent
+        """What a recorded spec does not name it did not know; the clips' defaults are those of the loss."""
+        if not isinstance(given, Mapping):
+            return given
+        found = ({"revision": FIRST_REVISION} if info.context is RECORDED else {}) | dict(given)
+        own_clips = found.get("loss") == LossName.GSPO and found.get("revision") != FIRST_REVISION
+        return (GSPO_CLIPS if own_clips else {}) | found
 
     @model_validator(mode="after")
     def _loss_and_mean_agree(self) -> Self:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from services.common.document import dump_document, parse_document, parse_recorded
 from services.common.errors import ConfigError
-from services.common.spec.algorithm import AlgorithmSpec
+from services.common.spec.algorithm import RECORDED, AlgorithmSpec
 from services.common.spec.base import Section
 from services.common.spec.data import DataSpec
 from services.common.spec.learner import CheckpointSpec, EvalSpec, LearnerSpec, OffPolicySpec
@@ -54,32 +54,38 @@ class JobSpec(Section):
 
 
 def parse_spec(text: str | bytes) -> JobSpec:
-    """A spec from the YAML (1.2) or JSON text that a person wrote.
+    """A spec from the YAML (1.2) or JSON text that a person wrote for a new job.
 
     Raises:
         ConfigError: not YAML, or not a valid spec; one line per wrong field.
     """
-    return _spec_of(parse_document, text)
+    return _validated(_mapping(parse_document, text))
 
 
 def parse_recorded_spec(text: str | bytes) -> JobSpec:
-    """A spec from what `dump_spec` wrote, of this release or an older one.
+    """The spec of a job that there is, from what `dump_spec` of this release or an older one wrote.
+
+    A setting that it does not name has the meaning that it had then.
 
     Raises:
         ConfigError: it is not one that this release understands.
     """
-    return _spec_of(parse_recorded, text)
+    return _validated(_mapping(parse_recorded, text), RECORDED)
 
 
-def _spec_of(parse: Callable[[str | bytes], object], text: str | bytes) -> JobSpec:
+def _mapping(parse: Callable[[str | bytes], object], text: str | bytes) -> dict[str, Any]:
     try:
         document = parse(text)
     except ConfigError as error:
         raise ConfigError(f"the job spec {error}") from error
     if not isinstance(document, dict):
         raise ConfigError(f"the job spec must be a mapping with `model` and `data`, not {type(document).__name__}")
+    return document
+
+
+def _validated(document: dict[str, Any], context: str | None = None) -> JobSpec:
     try:
-        return JobSpec.model_validate(document)
+        return JobSpec.model_validate(document, context=context)
     except ValidationError as error:
         raise ConfigError("\n".join(describe_errors(error))) from error
 

@@ -25,7 +25,14 @@ class ModelSpec(Section):
         examples=["tiny", "smollm2-135m-instruct", "/models/Qwen2.5-7B-Instruct"],
     )
     dtype: DType = Field(
-        default=DType.BFLOAT16, description="Weights' type in learner and engine; bfloat16 keeps float32 masters."
+        default=DType.BFLOAT16,
+        strict=False,
+        description="Weights' type in learner and engine; bfloat16 keeps float32 masters.",
+    )
+    fp32_output_layer: bool = Field(
+        default=False,
+        description="Logits are computed in float32 though the model is bfloat16, in the learner and in the engine: slower, but logits "
+        "rounded to bfloat16 are off by more than the clips of loss gspo allow.",
     )
     max_model_len: int | None = Field(
         default=None, ge=16, le=2_000_000, description="Longest prompt + response, tokens (default: the model's)."

@@ -10,6 +10,11 @@ export class ApiError extends Error {
     this.status = status;
     this.fields = fields;
   }
+
+  /** Whether the same request may succeed a little later. */
+  get passing() {
+    return this.status >= 500 || this.status === 429;
+  }
 }
 
 /** One request; gives the open response. A refused token ends the session. */

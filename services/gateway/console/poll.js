@@ -14,7 +14,7 @@ export async function poll(signal, seconds, action) {
       if (!document.hidden && (await action())) return;
     } catch (error) {
       if (signal.aborted || error.status === 401) return; // the login is shown by now
-      if (error.status && error.status < 500) throw error;
+      if (error.status && !error.passing) throw error;
     }
     await sleep(seconds, signal);
   }

@@ -62,14 +62,14 @@ function choice(id, label, options) {
 }
 
 function groupCard(group) {
-  const scored = group.rollouts.filter(({ status }) => status === "scored");
-  const mean = scored.reduce((sum, { reward }) => sum + reward, 0) / scored.length;
+  const judged = group.rollouts.filter(({ reward }) => reward !== null);
+  const mean = judged.reduce((sum, { reward }) => sum + reward, 0) / judged.length;
   const told = [group.purpose === "eval" ? "evaluation" : "training", group.data_source, `sampled by ${group.server}`].filter(Boolean);
   return h("article", { class: "group panel", "aria-label": `Group ${group.group_id}` },
     h("header", {},
       h("h3", {}, `Group ${group.group_id}`),
       h("p", { class: "help" }, told.join(" · "), " · ", h("time", { title: moment(group.at) }, ago(group.at))),
-      h("p", { class: "score" }, `${scored.filter(right).length} of ${group.rollouts.length} right`,
+      h("p", { class: "score" }, `${judged.filter(right).length} of ${group.rollouts.length} right`,
         h("small", {}, `mean reward ${figure(mean)}`))),
     h("dl", { class: "task" },
       h("div", {}, h("dt", {}, "Prompt"), h("dd", { class: "text" }, group.prompt)),
@@ -81,7 +81,7 @@ function rolloutCard(rollout) {
   const [kind, word] = verdict(rollout);
   return h("li", { class: `rollout ${kind}` },
     h("p", { class: "verdict" }, h("b", {}, word),
-      h("span", {}, rollout.status === "scored" ? `reward ${figure(rollout.reward)}` : "no reward")),
+      h("span", {}, rollout.reward !== null ? `reward ${figure(rollout.reward)}` : "no reward")),
     h("pre", { class: "text" }, rollout.text || "(empty)"),
     h("p", { class: "about" },
       [`accuracy ${figure(rollout.accuracy)}`, `${count(rollout.tokens)} tokens`,
@@ -91,7 +91,7 @@ function rolloutCard(rollout) {
 }
 
 function verdict(rollout) {
-  if (rollout.status === "timeout") return ["unscored", "timeout"];
+  if (rollout.status === "timeout") return [rollout.reward === null ? "unscored" : "wrong", "timeout"];
   if (rollout.status !== "scored") return ["unscored", "not judged"];
   if (right(rollout)) return ["right", "right"];
   return rollout.accuracy > 0 ? ["partly", "partly right"] : ["wrong", "wrong"];

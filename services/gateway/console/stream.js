@@ -20,7 +20,7 @@ export async function* events(path, { after = null, signal }) {
       }
     } catch (error) {
       if (signal.aborted) return;
-      if (error.status && error.status < 500) throw error;
+      if (error.status && !error.passing) throw error;
     }
     await sleep(Math.min(10, 0.5 * 2 ** failures++), signal);
   }

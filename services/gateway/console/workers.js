@@ -1,4 +1,4 @@
-// Who is there: every process with a fresh heartbeat, and the policy that it holds.
+// Who is there: every process with a fresh heartbeat, and the policy that it holds; and who could not be kept alive, and why.
 
 import { read } from "./api.js";
 import { h, put, say } from "./dom.js";
@@ -31,7 +31,7 @@ export function showWorkers(place, signal) {
 const counted = (workers, kind) => `${workers.filter((worker) => worker.kind === kind).length} ${kind}`;
 
 const columns = (newest) => [
-  { label: "Worker", head: true, cell: (worker) => [worker.name, h("code", { class: "id" }, `${worker.host}, pid ${worker.pid}`)] },
+  { label: "Worker", head: true, cell: (worker) => [worker.name, h("code", { class: "id" }, worker.host + (worker.pid ? `, pid ${worker.pid}` : ""))] },
   { label: "Kind", cell: (worker) => worker.kind },
   { label: "State", cell: (worker) => h("span", { class: `badge worker-${worker.state}` }, worker.state) },
   { label: "Job", cell: (worker) => jobLink(worker.job_id) },

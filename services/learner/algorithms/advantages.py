@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from services.common.spec import AdvantageEstimator
+from services.common.spec.algorithm import CURRENT_REVISION, FIRST_REVISION
 
 Float64Array = npt.NDArray[np.float64]
 RewardGroups = Sequence[npt.ArrayLike]
 """One [G] of rewards per group; the groups of a batch may differ in G, since a group can close with fewer rollouts."""
+
+LengthGroups = Sequence[npt.ArrayLike]
+"""One [G] of response lengths, tokens, per group."""
+
+WHITEN_EPSILON = 1e-8
+"""Added to a variance, as others' masked whitening has it."""
 
 EPSILON = 1e-6
 """Keeps the division defined where all rewards of a group are equal: their advantages are then 0."""
@@ -32,8 +40,25 @@ def rloo(rewards: RewardGroups) -> list[Float64Array]:
     return [group - (group.sum() - group) / (len(group) - 1) for group in _checked(rewards)]
 
 
-def reinforce_plus_plus_baseline(rewards: RewardGroups) -> list[Float64Array]:
-    """R_i − mean R of the group, then divided by (std + 1e-6) over all rollouts of the batch (arXiv 2501.03262).
+def reinforce_plus_plus_baseline(rewards: RewardGroups, lengths: LengthGroups) -> list[Float64Array]:
+    """R_i − mean R of the group, then whitened over all response tokens of the batch: (x − mean x) / sqrt(var x + 1e-8).
+
+    Each rollout stands there as often as it has tokens, as in the authors' OpenRLHF and in verl (arXiv 2501.03262), whose variance has
+    ddof = 1, too. A batch of fewer than two tokens is only centred.
+    """
+    centred = dr_grpo(rewards)
+    weights = _same_shapes(lengths, centred)
+    tokens = sum(float(group.sum()) for group in weights)
+    if tokens < 2.0:
+        return centred
+    pairs = list(zip(weights, centred, strict=True))
+    mean = sum(float(weight @ group) for weight, group in pairs) / tokens
+    variance = sum(float(weight @ (group - mean) ** 2) for weight, group in pairs) / (tokens - 1.0)
+    return [(group - mean) / math.sqrt(variance + WHITEN_EPSILON) for group in centred]
+
+
+def reinforce_plus_plus_by_rollouts(rewards: RewardGroups) -> list[Float64Array]:
+    """Revision 1 of the same name: divided by (std + 1e-6) over all rollouts of the batch, long and short alike.
 
     The batch's mean needs no subtraction: every group's mean is 0 already.
     """
@@ -44,25 +69,32 @@ def reinforce_plus_plus_baseline(rewards: RewardGroups) -> list[Float64Array]:
     return [group / scale for group in centred]
 
 
-ESTIMATORS: dict[AdvantageEstimator, Callable[[RewardGroups], list[Float64Array]]] = {
-    AdvantageEstimator.GRPO: grpo,
-    AdvantageEstimator.DR_GRPO: dr_grpo,
-    AdvantageEstimator.RLOO: rloo,
-    AdvantageEstimator.REINFORCE_PLUS_PLUS_BASELINE: reinforce_plus_plus_baseline,
-}
-
-
-def batch_advantages(rewards: RewardGroups, estimator: AdvantageEstimator) -> list[Float64Array]:
+def batch_advantages(
+    rewards: RewardGroups, estimator: AdvantageEstimator, lengths: LengthGroups, *, revision: int = CURRENT_REVISION
+) -> list[Float64Array]:
     """The advantage of each rollout of a whole batch, in the shapes of `rewards`.
 
     Args:
         rewards: after shaping; the whole batch of a step, since an estimator may normalise over it.
         estimator: which one.
+        lengths: response tokens of each rollout, in the same shapes.
+        revision: of its formula (`algorithm.revision`).
 
     Raises:
-        ValueError: a group has fewer than 2 rewards, or one that is not finite; names the group by its place in the batch.
+        ValueError: a group has fewer than 2 rewards, or one that is not finite, or not a length for each; names the group by its place
+            in the batch.
     """
-    return ESTIMATORS[estimator](rewards)
+    match estimator:
+        case AdvantageEstimator.GRPO:
+            return grpo(rewards)
+        case AdvantageEstimator.DR_GRPO:
+            return dr_grpo(rewards)
+        case AdvantageEstimator.RLOO:
+            return rloo(rewards)
+        case AdvantageEstimator.REINFORCE_PLUS_PLUS_BASELINE if revision == FIRST_REVISION:
+            return reinforce_plus_plus_by_rollouts(rewards)
+        case AdvantageEstimator.REINFORCE_PLUS_PLUS_BASELINE:
+            return reinforce_plus_plus_baseline(rewards, lengths)
 
 
 def _checked(rewards: RewardGroups) -> list[Float64Array]:
@@ -75,3 +107,11 @@ def _checked(rewards: RewardGroups) -> list[Float64Array]:
         if not np.isfinite(group).all():
             raise ValueError(f"group {place} of the batch has a reward that is not finite: {group.tolist()}")
     return groups
+
+
+def _same_shapes(lengths: LengthGroups, groups: list[Float64Array]) -> list[Float64Array]:
+    weights = [np.asarray(group, np.float64) for group in lengths]
+    for place, group in enumerate(groups):
+        if place >= len(weights) or weights[place].shape != group.shape:
+            raise ValueError(f"group {place} of the batch has {len(group)} rewards, and not as many lengths")
+    return weights

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from services.common.spec import AlgorithmSpec, ImportanceCorrection, LossName
+from services.common.spec.algorithm import FIRST_REVISION
 from services.learner.algorithms.kl import kl_estimate
 from services.learner.algorithms.ratios import bounded, sequence_mean, unmasked
 from services.learner.algorithms.weights import importance_weights, token_weights
@@ -68,10 +69,21 @@ def policy_loss(
         case LossName.DAPO:
             return clipped_surrogate(bounded(log_ratio).exp(), advantages, algorithm)
         case LossName.GSPO:
-            ratio = bounded(sequence_mean(log_ratio, mask, sequence_ids)).exp()
-            return clipped_surrogate(ratio, advantages, algorithm)
+            mean = sequence_mean(log_ratio, mask, sequence_ids)
+            if algorithm.revision > FIRST_REVISION:
+                mean = own_gradient(mean, trainer)
+            return clipped_surrogate(bounded(mean).exp(), advantages, algorithm)
         case LossName.CISPO:
             return capped_policy_gradient(bounded(log_ratio).exp(), trainer, advantages, algorithm)
+
+
+def own_gradient(mean: torch.Tensor, trainer: torch.Tensor) -> torch.Tensor:
+    """GSPO-token: log s_{i,t} = sg[log s_i] + log π_t − sg[log π_t], the sequence's value with the gradient of the token alone.
+
+    Summed over a sequence both have the same gradient (arXiv 2507.18071, section 4.3); with a weight for each token only this one takes
+    a token's gradient away together with its weight.
+    """
+    return mean.detach() + (trainer - trainer.detach())
 
 
 def clipped_surrogate(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
 
-from services.learner.checkpoint import WrittenFile
+from services.common.checkpoint_manifest import WrittenFile
 
 
 def files_of(reports: Iterable[dict[str, Any]]) -> list[WrittenFile]:

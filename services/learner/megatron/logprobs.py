@@ -47,7 +47,7 @@ class _TokenLogprobs(torch.autograd.Function):
         local = torch.where(here, local, torch.zeros_like(local))
         target = torch.where(here, scaled.gather(-1, local[:, None])[:, 0], scaled.new_zeros(()))
         weights = scaled.exp()
-        sums = torch.stack([weights.sum(-1), (weights * scaled).sum(-1), target])
+        sums = torch.stack([weights.sum(-1), _weighted_sum(weights, scaled), target])
         total, weighted, target = _reduced(sums, dist.ReduceOp.SUM, group)
         log_total = total.log()
         ctx.save_for_backward(weights.div_(total[:, None]), local, here)
@@ -64,6 +64,14 @@ class _TokenLogprobs(torch.autograd.Function):
         gradient = probabilities * -scale[:, None]
         gradient.scatter_add_(-1, local[:, None], torch.where(here, scale, torch.zeros_like(scale))[:, None])
         return gradient.to(ctx.dtype), None, None, None
+
+
+def _weighted_sum(weights: torch.Tensor, logs: torch.Tensor) -> torch.Tensor:
+    """Σ weights · logs over the last dimension, with 0 · −inf = 0: what an impossible token adds to an entropy."""
+    summed = (weights * logs).sum(-1)
+    if not bool(summed.isnan().any()):
+        return summed  # the second pass over the vocabulary is for those alone who mask logits
+    return torch.where(weights > 0.0, weights * logs, 0.0).sum(-1)
 
 
 def _reduced(values: torch.Tensor, op: dist.ReduceOp.RedOpType, group: dist.ProcessGroup | None) -> torch.Tensor:

@@ -49,14 +49,23 @@ class Policy:
 class ResponseSelection:
     """Ahead of the output layer: keeps the wanted positions. With a large vocabulary the logits are most of the work."""
 
+    in_float32: bool = False
+    """Whether the layer computes in float32, from what it is given and from its weight, as they are rounded."""
     positions: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     """int64 [R], into the flattened [s · b]."""
 
-    def __call__(self, _: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    def __call__(
+        self, layer: torch.nn.Module, args: tuple[torch.Tensor, ...], named: dict[str, Any]
+    ) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
         """[s, b, h] → [R, 1, h]."""
         hidden, *rest = args
-        chosen = hidden.flatten(0, 1).index_select(0, self.positions)
-        return chosen[:, None], *rest
+        chosen = hidden.flatten(0, 1).index_select(0, self.positions)[:, None]
+        if not self.in_float32:
+            return (chosen, *rest), named
+        weight = (
+            layer.weight if named.get("weight") is None else named["weight"]
+        )  # the embedding's, where they are tied
+        return (chosen.float(), *rest), named | {"weight": weight.float()}
 
 
 def build_policy(model_dir: Path, settings: TrainerSettings, layout: Layout) -> Policy:
@@ -72,9 +81,9 @@ def build_policy(model_dir: Path, settings: TrainerSettings, layout: Layout) -> 
     for parameter in chunk.parameters():
         set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
     chunk.cuda(torch.cuda.current_device())
-    selection = ResponseSelection()
+    selection = ResponseSelection(in_float32=settings.fp32_output_layer)
     if layout.is_last_stage:
-        chunk.output_layer.register_forward_pre_hook(selection)
+        chunk.output_layer.register_forward_pre_hook(selection, with_kwargs=True)
     wrapped = Float16Module(bridge.config, chunk) if dtype is torch.bfloat16 else chunk
     ddp_config = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,

@@ -41,6 +41,8 @@ class TrainerSettings:
     """Of parameters and activations; with bfloat16 the optimizer keeps float32 master weights."""
     publish_dtype: DtypeName = "bfloat16"
     """Of the weights that `export` gives."""
+    fp32_output_layer: bool = False
+    """Logits are computed in float32, whatever the dtype; the weights of the output layer keep theirs."""
     seed: int = 1234
     temperature: float = 1.0
     """Sampling temperature: log-probs are those of logits / temperature, as the rollout engine's are."""

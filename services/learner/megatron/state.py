@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from services.common.checkpoint_manifest import WrittenFile
 from services.common.errors import ConfigError
-from services.learner.checkpoint import WrittenFile
 from services.learner.megatron.optimizer import Optimizer
 from services.learner.megatron.parallel import Layout
 from services.learner.megatron.platform import rng_states, set_rng_states

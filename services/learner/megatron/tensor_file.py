@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import xxhash
 
-from services.learner.checkpoint import WrittenFile
+from services.common.checkpoint_manifest import WrittenFile
 
 PIECE_BYTES = 8 << 20
 _ALIGN = 8

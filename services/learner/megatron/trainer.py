@@ -20,9 +20,9 @@ import torch.distributed as dist
 from megatron.core.parallel_state import get_tensor_model_parallel_group
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
+from services.common.checkpoint_manifest import EXPORT, WrittenFile
 from services.common.types import Float32Array
 from services.learner.algorithms.mismatch import mismatch_metrics
-from services.learner.checkpoint import EXPORT, WrittenFile
 from services.learner.megatron.background import BackgroundWriter
 from services.learner.megatron.batch import MicroBatch, Sequence, collate, response_offsets
 from services.learner.megatron.collectives import any_rank, gather_json

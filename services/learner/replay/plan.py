@@ -100,7 +100,7 @@ def make_plan(folder: Path, settings: Settings, first: int, last: int | None) ->
         JournalError: a record up to the range's end is damaged; names file and place.
     """
     spec = parse_recorded_spec((folder / SPEC_FILE).read_text())
-    sound, remarks = sound_checkpoints(folder)
+    sound, damaged = sound_checkpoints(folder)
     checkpoints = {step: checkpoint.path for step, checkpoint in sound.items()}
     begun = max((step for step in checkpoints if step <= first), default=0)
     steps, digests = _scan(folder, last)
@@ -132,7 +132,7 @@ def make_plan(folder: Path, settings: Settings, first: int, last: int | None) ->
         load=checkpoints.get(begun),
         digests={version: digests[version] for version in range(begun, last + 1) if digests.get(version)},
         checkpoints={step: path for step, path in checkpoints.items() if begun < step <= last},
-        remarks=tuple(remarks),
+        remarks=tuple(damaged.values()),
     )
 
 

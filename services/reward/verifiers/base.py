@@ -9,8 +9,9 @@ A plug-in is any callable of this shape, offered by an installed package under t
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from services.common.errors import VerifierError
 
@@ -42,7 +43,9 @@ class Verifier(Protocol):
     """A check of one response. It runs in a process of its own that may be killed at any moment.
 
     A response that makes no sense is a wrong answer: the verifier says so with a Score. Any exception is read as a failure of the
-    verifier itself: the check is made once more, and then the verdict is FAILED, without a reward.
+    verifier itself: the check is made once more, and then the verdict is FAILED, without a reward. A check that takes more time or memory
+    than it may counts as a wrong answer, with the lowest reward that the verifier gives: its attribute `lowest_reward` says it, and
+    without one it is 0.
     """
 
     def __call__(self, response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:
@@ -54,6 +57,31 @@ class Verifier(Protocol):
             extra_info: the row's extra_info (JSON values), plus the row's `data_source`.
         """
         ...
+
+
+Judge = TypeVar("Judge", bound=Callable[..., Score])
+
+
+def scores_from(lowest: float) -> Callable[[Judge], Judge]:
+    """Declares the lowest reward that a verifier gives."""
+
+    def declare(verifier: Judge) -> Judge:
+        vars(verifier)["lowest_reward"] = lowest
+        return verifier
+
+    return declare
+
+
+def lowest_reward(verifier: object) -> float:
+    """What a verifier gives the worst answer, as it declares.
+
+    Raises:
+        VerifierError: what it declares is no finite number.
+    """
+    declared = getattr(verifier, "lowest_reward", 0.0)
+    if isinstance(declared, bool) or not isinstance(declared, int | float) or not math.isfinite(declared):
+        raise VerifierError(f"lowest_reward must be a finite number, not {declared!r}")
+    return float(declared)
 
 
 def right_or_wrong(right: bool, found: str | None, reference: str, *, wrong_reward: float = 0.0) -> Score:

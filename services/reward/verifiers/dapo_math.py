@@ -9,8 +9,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from services.reward.verifiers.base import Score, right_or_wrong
+from services.reward.verifiers.base import Score, right_or_wrong, scores_from
 from services.reward.verifiers.boxed import last_boxed
+
+WRONG = -1.0
+"""Reward of a wrong answer."""
 
 TAIL_CHARS = 300
 """Only this much of the response's end is read."""
@@ -41,21 +44,23 @@ _REPLACED = [
     (r"\text{and}", ","), (r"\text{m}", r"\text{}"), *((gone, "") for gone in [*_UNITS, *_DECORATION, *_EMPTY_TEXT]),
 ]  # fmt: skip
 
+_FORMULA = re.compile(r"^[^$]*\$([^$]*)\$.*$")
+_WRAPPER = re.compile(r"\\(?:text|textbf|overline)\{|[{}]")
+
 _REWRITTEN = [
-    (re.compile(r"^[^$]*\$([^$]*)\$.*$"), r"\1"),  # of text with a formula, the formula
-    (re.compile(r"\\(?:text|textbf|overline)\{([^{}]*)\}"), r"\1"),
     (re.compile(r"\\boxed\{(.*)\}"), r"\1"),
     (re.compile(r"frac([^{])(.)"), r"frac{\1}{\2}"),  # \frac12
     (re.compile(r"sqrt([^{])"), r"sqrt{\1}"),
 ]
 
 
+@scores_from(WRONG)
 def verify(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:  # noqa: ARG001
     r"""The last `Answer: …` line, or where there is none the last `\boxed{…}`, says what the reference says."""
     found = stated_answer(response[-TAIL_CHARS:])
     reference = normalise(ground_truth)
     answer = None if found is None else normalise(found)
-    return right_or_wrong(answer == reference, answer, reference, wrong_reward=-1.0)
+    return right_or_wrong(answer == reference, answer, reference, wrong_reward=WRONG)
 
 
 def stated_answer(text: str) -> str | None:
@@ -69,8 +74,35 @@ def normalise(answer: str) -> str:
     answer = answer.rpartition("=")[2]
     for old, new in _REPLACED:
         answer = answer.replace(old, new)
+    answer = unwrapped(_FORMULA.sub(r"\1", answer))  # of text with a formula, the formula
     for pattern, new in _REWRITTEN:
         answer = pattern.sub(new, answer)
     answer = answer.replace("$", "")
     without_commas = answer.replace(",", "")
     return without_commas if without_commas.isdigit() else answer.strip()
+
+
+def unwrapped(text: str) -> str:
+    r"""The text without `\text{…}`, `\textbf{…}`, `\overline{…}`, however deep and whatever they hold; one that is never closed stays."""
+    pieces: list[str] = []
+    opened: list[
+        int
+    ] = []  # places of what waits for its closing brace; a wrapper's own piece is empty until it proves unclosed
+    wrappers: dict[int, str] = {}
+    end = 0
+    for match in _WRAPPER.finditer(text):
+        pieces.append(text[end : match.start()])
+        end, found = match.end(), match[0]
+        if found == "}":
+            if not opened or wrappers.pop(opened.pop(), None) is None:
+                pieces.append(found)
+            continue
+        opened.append(len(pieces))
+        if found == "{":
+            pieces.append(found)
+        else:
+            wrappers[len(pieces)] = found
+            pieces.append("")
+    for place, opening in wrappers.items():
+        pieces[place] = opening
+    return "".join([*pieces, text[end:]])

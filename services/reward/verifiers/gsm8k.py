@@ -13,7 +13,7 @@ MARK = "####"
 
 
 def verify(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:  # noqa: ARG001
-    """The number after the last `####`, or where there is none the last number, equals the reference's.
+    """The number after the last `####` that one follows, or where there is no such mark the last number, equals the reference's.
 
     The reference may be the number itself or the dataset's whole worked answer.
 
@@ -28,6 +28,8 @@ def verify(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Scor
 
 
 def final_number(text: str) -> Decimal | None:
-    """The number that a worked answer ends with, or None."""
-    _, mark, after = text.rpartition(MARK)
-    return first_number(after) if mark else last_number(text)
+    """The number that a worked answer ends with, or None. Of several marks the last with a number before the next one counts."""
+    before, *marked = text.split(MARK)
+    if not marked:
+        return last_number(before)
+    return next((number for after in reversed(marked) if (number := first_number(after)) is not None), None)

@@ -7,6 +7,7 @@ signals and cannot interrupt everything); the process it runs in is killed inste
 from __future__ import annotations
 
 import logging
+import re
 from functools import lru_cache
 from typing import Any
 
@@ -18,6 +19,10 @@ from services.reward.verifiers.base import Score, right_or_wrong
 
 UNLIMITED = 0
 """What math-verify takes for `no time limit`."""
+
+_DOLLAR = re.compile(r"(?<!\\)(?:\\\\)*\$")
+"""A dollar sign that opens or closes a formula; `\\$` is the currency's."""
+PAIR = 2
 
 for _noisy in ("math_verify.parser", "math_verify.grader", "math_verify.utils"):
     logging.getLogger(_noisy).setLevel(logging.ERROR)
@@ -41,7 +46,7 @@ def verify(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Scor
 
 @lru_cache(maxsize=256)
 def _parse_reference(ground_truth: str) -> tuple[Any, ...]:
-    marked = "\\boxed" in ground_truth or "$" in ground_truth
+    marked = "\\boxed" in ground_truth or len(_DOLLAR.findall(ground_truth)) >= PAIR
     parsed = parse(ground_truth if marked else f"\\boxed{{{ground_truth}}}", parsing_timeout=UNLIMITED)
     if not ground_truth.strip() or not parsed:
         raise VerifierError(f"ground_truth {ground_truth[:80]!r} cannot be parsed")

@@ -1,13 +1,15 @@
-"""`python -m tests.chaos.entry.up HOME [--servers N]`: `millrace up` with every service replaced by its entry of this folder.
+"""`python -m tests.chaos.entry.up HOME [--servers N] [--learners N]`: `millrace up` with every service replaced by its entry here.
 
 Told by the environment: MILLRACE_CHAOS_REDIS_URL, under which the services reach Redis (through a proxy, say); MILLRACE_CHAOS_PRELOAD, a
 library that is put before each process's own calls, and MILLRACE_CHAOS_CLOCKS, a folder with a clock for each; MILLRACE_CHAOS_BLIND, not to
-notice what stands still, nor what is left of the dead.
+notice what stands still, nor what is left of the dead; MILLRACE_CHAOS_BESIDE, that there are hostile jobs: should they use up the machine's
+memory, the kernel ends this stack's processes, and not its neighbours'.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -17,15 +19,20 @@ from pathlib import Path
 from typing import Any
 
 from services.cli import children, supervisor, up
+from services.cli.probes import health_probe, ready_probe
 from services.cli.pulse import Pulse
 from services.cli.stack import Stack, plan_stack
 from services.cli.supervisor import GaveUp, ProcessSpec
 from services.common.errors import ConfigError
 from services.common.parent import die_with_parent
-from tests.chaos.stack import BLIND, CLOCK, CLOCKS, PRELOAD, PROXIED_URL
+from tests.chaos.stack import BESIDE, BLIND, CLOCK, CLOCKS, PRELOAD, PROXIED_URL
 
 QUICK_S = 1.0
 """Faults come closer to each other than the 20 s after which the supervisor counts a death as a new one."""
+
+
+FIRST_TO_GO = "500"
+"""Of up to 1000: whom the kernel ends first when there is no memory left."""
 
 
 class Blind(Pulse):
@@ -49,6 +56,17 @@ def substitute(spec: ProcessSpec) -> ProcessSpec:
     return replace(spec, argv=argv, env=environment)
 
 
+def another_learner(stack: Stack, number: int) -> ProcessSpec:
+    """One more learner agent, as on another machine: it takes the jobs that the others leave."""
+    first = next(spec for spec in stack.table if spec.name == "learner-0")
+    name, port = f"learner-{number}", children.free_port()
+    base, environment = f"http://127.0.0.1:{port}", dict(first.env or {})
+    return replace(
+        first, name=name, port=port, ready=ready_probe(f"{base}/readyz"), healthy=health_probe(f"{base}/healthz"),
+        env=environment | {"MILLRACE_WORKER": name, "MILLRACE_METRICS_PORT": str(port)},
+    )  # fmt: skip
+
+
 def say(text: str) -> None:
     """What the supervisor tells, with the time."""
     sys.stdout.write(f"{time.time():.2f} {text}\n")
@@ -60,15 +78,20 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("home", type=Path)
     parser.add_argument("--servers", type=int, default=1)
+    parser.add_argument("--learners", type=int, default=1)
     arguments = parser.parse_args()
     supervisor.QUICK_S = QUICK_S
+    if BESIDE in os.environ:
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text(FIRST_TO_GO)
     if BLIND in os.environ:
         vars(children)["kill_orphans"] = lambda _mine: []
         vars(supervisor)["Pulse"] = Blind
 
     def plan(*args: Any, **options: Any) -> Stack:
         stack = plan_stack(*args, **options)
-        return replace(stack, table=tuple(substitute(spec) for spec in stack.table))
+        more = [another_learner(stack, number) for number in range(1, arguments.learners)]
+        return replace(stack, table=tuple(substitute(spec) for spec in (*stack.table, *more)))
 
     vars(up)["plan_stack"] = plan
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
@@ -18,7 +19,7 @@ from services.rollout.engine import Engine
 from services.rollout.extension import WeightExtension
 from services.rollout.pieces import Piece
 from services.rollout.switch import EngineError
-from tests.chaos.scripted import script
+from tests.chaos.scripted import lifelike, script
 
 SECONDS = "MILLRACE_CHAOS_TOKEN_S"
 """Environment variable: seconds that one token takes."""
@@ -27,14 +28,21 @@ SECONDS = "MILLRACE_CHAOS_TOKEN_S"
 class ScriptedPrompts:
     """The tokenizer: bytes."""
 
-    def __init__(self, _model_dir: Path) -> None:
+    def __init__(self, _sandbox: object, _model_dir: Path) -> None:
         """Needs nothing of the model."""
 
-    def encode(self, messages: Iterable[Message]) -> list[int]:
+    async def open(self) -> None:
+        """Is there."""
+
+    async def close(self) -> None:
+        """Is no process."""
+
+    async def encode(self, messages: Iterable[Message], *, most_chars: int) -> list[int]:
         """The prompt's token ids."""
+        del most_chars
         return script.encode(messages)
 
-    def decode(self, rollouts: Sequence[Sequence[int]]) -> list[str]:
+    async def decode(self, rollouts: Sequence[Sequence[int]]) -> list[str]:
         """The responses' texts."""
         return [script.text(token_ids) for token_ids in rollouts]
 
@@ -101,9 +109,20 @@ class ScriptedVllm:
 class ScriptedEngine(Engine):
     """Deterministic: the same weights answer the same prompt with the same tokens."""
 
+    _finite = True
+    """Whether the model's file has numbers only."""
+
     async def _start_vllm(self, model_dir: Path, spec: JobSpec) -> ScriptedVllm:
-        del model_dir, spec
+        """As the real one it refuses a model that it has no kernels for, or whose weights do not fit.
+
+        Raises:
+            RuntimeError: it does.
+        """
+        del spec
         self._others = set()
+        if trouble := lifelike.engine_refuses(model_dir):
+            raise RuntimeError(f"Engine core initialization failed. See root cause above. ({trouble})")
+        self._finite = lifelike.is_finite(model_dir)
         return ScriptedVllm()
 
     async def generate(
@@ -111,7 +130,7 @@ class ScriptedEngine(Engine):
     ) -> AsyncGenerator[Piece, None]:
         """Every rollout of the group grows by a token at a turn, each under the weights that are in use then."""
         del temperature, max_tokens
-        row, llm = script.row_of(prompt_token_ids), self._llm
+        row, llm = lifelike.row_of(prompt_token_ids), self._llm
         self.requests += count
         self.progress_at = time.monotonic()
         try:
@@ -120,10 +139,11 @@ class ScriptedEngine(Engine):
                 version, mark = self.label.version, llm.runner.fingerprint
                 if version is None or not mark:
                     raise EngineError("sampled without whole weights")
-                self.progress_at = time.monotonic()
+                self.progress_at, self.sampled = time.monotonic(), True
                 end = "stop" if position == script.TOKENS - 1 else None
                 for index in range(count):
                     token = script.token(mark, row, index, position)
-                    yield Piece(index, [token], [script.logprob(token)], version.n, end)
+                    logprob = script.logprob(token) if self._finite else math.nan
+                    yield Piece(index, [token], [logprob], version.n, end)
         finally:
             self.requests -= count

@@ -7,6 +7,7 @@ So weights prove which batches were trained, in which order, each once; and a to
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -21,10 +22,24 @@ DATA_SOURCE = "openai/gsm8k"
 GROUP_SIZE = 4
 TOKENS = 4
 """Length of every response."""
-HIDDEN = 32
+HIDDEN, HEAD_DIM, INTERMEDIATE = 16, 32, 8
 VOCABULARY = 128
-EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
-SHAPE = (VOCABULARY, HIDDEN)
+_LAYER = "model.layers.0"
+SHAPES: dict[str, tuple[int, ...]] = {
+    "model.embed_tokens.weight": (VOCABULARY, HIDDEN),
+    f"{_LAYER}.self_attn.q_proj.weight": (HEAD_DIM, HIDDEN),
+    f"{_LAYER}.self_attn.k_proj.weight": (HEAD_DIM, HIDDEN),
+    f"{_LAYER}.self_attn.v_proj.weight": (HEAD_DIM, HIDDEN),
+    f"{_LAYER}.self_attn.o_proj.weight": (HIDDEN, HEAD_DIM),
+    f"{_LAYER}.mlp.gate_proj.weight": (INTERMEDIATE, HIDDEN),
+    f"{_LAYER}.mlp.up_proj.weight": (INTERMEDIATE, HIDDEN),
+    f"{_LAYER}.mlp.down_proj.weight": (HIDDEN, INTERMEDIATE),
+    f"{_LAYER}.input_layernorm.weight": (HIDDEN,),
+    f"{_LAYER}.post_attention_layernorm.weight": (HIDDEN,),
+    "model.norm.weight": (HIDDEN,),
+    "lm_head.weight": (VOCABULARY, HIDDEN),
+}
+"""The tensors of a Llama of one layer and one head: a model that real engines and ranks could load, too."""
 GENESIS = bytes(16)
 """The state before the first step."""
 
@@ -46,11 +61,11 @@ def advance(state: bytes, batch: Iterable[Sample]) -> bytes:
 def weights(state: bytes) -> dict[str, Float32Array]:
     """The tensors of a state, all finite."""
     made: dict[str, Float32Array] = {}
-    for number, name in enumerate((EMBEDDING, LM_HEAD)):
+    for number, (name, shape) in enumerate(SHAPES.items()):
         key = np.frombuffer(state, np.uint64).copy()
         key[0] ^= np.uint64(number)
-        raw = np.random.Philox(key=key).random_raw(VOCABULARY * HIDDEN)
-        made[name] = (raw >> np.uint64(40)).astype(np.float32).reshape(SHAPE)
+        raw = np.random.Philox(key=key).random_raw(math.prod(shape))
+        made[name] = (raw >> np.uint64(40)).astype(np.float32).reshape(shape)
     return made
 
 
@@ -104,5 +119,9 @@ def encode(messages: Iterable[Message]) -> list[int]:
 
 
 def row_of(prompt_token_ids: Sequence[int]) -> int:
-    """The row that a prompt asks."""
+    """The row that a prompt asks.
+
+    Raises:
+        ValueError, IndexError: it asks none.
+    """
     return int(bytes(int(token_id) for token_id in prompt_token_ids).split()[-1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any, Literal
@@ -11,12 +12,12 @@ import torch
 import torch.distributed as dist
 import xxhash
 
-from services.learner.checkpoint import WrittenFile
+from services.common.checkpoint_manifest import WrittenFile
 from services.learner.megatron.background import BackgroundWriter
 from services.learner.megatron.batch import Sequence
 from services.learner.megatron.collectives import gather_json
 from services.learner.megatron.stats import StepStats
-from tests.chaos.scripted import script
+from tests.chaos.scripted import lifelike, script
 
 __all__ = ["MegatronTrainer", "OldLogprobs", "StepStats"]
 
@@ -32,8 +33,14 @@ class MegatronTrainer:
     """One rank. All ranks compute the same chain."""
 
     def __init__(self, model_dir: Path, settings: Any, loss_fn: Any) -> None:
-        """Joins the other ranks."""
-        del model_dir, settings, loss_fn
+        """Joins the other ranks.
+
+        Raises:
+            KeyError, ValueError: the model's weights are not what its configuration says, as the real one finds when it loads them.
+        """
+        del settings, loss_fn
+        lifelike.load(model_dir)
+        self._finite = lifelike.is_finite(model_dir)
         dist.init_process_group("gloo")
         self.device = torch.device("cpu")
         self.step = 0
@@ -45,20 +52,24 @@ class MegatronTrainer:
         del old_logprobs
         self.step += 1
         self._state = script.advance(self._state, sequences)
+        skipped = "" if self._finite else "the model's weights are not finite"
         return StepStats(
-            step=self.step, loss=0.0, grad_norm=1.0, lr=1e-3, tokens=sum(s.response_len for s in sequences),
-            sequences=len(sequences), micro_batches=1, padding=0.0,
+            step=self.step, loss=0.0 if self._finite else math.nan, grad_norm=1.0, lr=1e-3, tokens=sum(s.response_len for s in sequences),
+            sequences=len(sequences), micro_batches=1, padding=0.0, skipped=skipped,
         )  # fmt: skip
 
     def finite(self) -> bool:
-        """A digest always is."""
-        return True
+        """Whether the weights are finite; the same on all ranks."""
+        return self._finite
 
     def export(self) -> dict[str, torch.Tensor] | None:
         """The weights, on rank 0."""
         if dist.get_rank() != 0:
             return None
-        return {name: torch.from_numpy(array) for name, array in script.weights(self._state).items()}
+        weights = script.weights(self._state)
+        if not self._finite:
+            weights = {name: array * math.nan for name, array in weights.items()}
+        return {name: torch.from_numpy(array) for name, array in weights.items()}
 
     def save(self, folder: Path, *, export: bool = False) -> None:
         """Begins to write this rank's file, beside the training."""

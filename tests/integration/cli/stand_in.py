@@ -2,7 +2,7 @@
 
 Usage: stand_in.py NAME PORT NOTES DRAIN_S MODE, with MODE one of `good`, `quick` (dies at once), `wrong` (ends with code 2),
 `deaf` (ignores SIGTERM), `unready`, `orphans` (a process below it outlives its parent for a moment). It dies at once too while the file
-NOTES.broken-NAME is there, and is not ready while NOTES.sleeps-NAME is.
+NOTES.broken-NAME is there, with code 2 while NOTES.refuses-NAME is, and is not ready while NOTES.sleeps-NAME is.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ def main() -> None:
             file.write(f"{what} {name} {os.getpid()}\n")
 
     note("start")
-    if mode in {"quick", "wrong"} or Path(f"{notes}.broken-{name}").exists():
+    refuses = mode == "wrong" or Path(f"{notes}.refuses-{name}").exists()
+    if refuses or mode == "quick" or Path(f"{notes}.broken-{name}").exists():
         sys.stderr.write(f"{name} says why\n")
-        sys.exit(2 if mode == "wrong" else 1)
+        sys.exit(2 if refuses else 1)
     signal.signal(signal.SIGTERM, (lambda *_: note("deaf")) if mode == "deaf" else (lambda *_: asked.append(1)))
     helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     note(f"helper={helper.pid}")

@@ -26,7 +26,8 @@ from services.common.job_records import LIVE, PAUSED_CAUSE, JobState
 from services.common.jobs import JobStore
 from services.common.keys import Stage
 from services.common.streams import add
-from tests.integration.gateway.conftest import Process, running, write_model
+from tests.integration.gateway.conftest import Process, running
+from tests.tiny_model import write_tiny_model
 from tests.unit.learner.journalled_job import JournalledJob
 
 SPEC = {
@@ -91,7 +92,7 @@ async def ended(process: asyncio.subprocess.Process) -> Done:
 def stack(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
     """`up.json` as `millrace up` writes it; the supervisor in it is this process."""
     home = tmp_path_factory.mktemp("cli") / "home"
-    write_model(home / "models" / "tiny")
+    write_tiny_model(home / "models" / "tiny")
     (home / "logs").mkdir()
     (home / "job.yaml").write_text(yaml.safe_dump(SPEC))
     with running(redis_url, home, home / "logs" / "gateway.log") as gateway:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from services.cli.state import UpState, read_state
+from services.common.lost_processes import lost_processes
 
 MUTE_S = 20.0  # as drive.py has it
 DRIVE = Path(__file__).parent / "drive.py"
@@ -192,9 +193,9 @@ def test_a_process_that_is_stopped_before_it_is_ready_is_killed_and_started_agai
 def test_one_that_does_not_say_whether_it_is_ready_holds_up_nobody(start: Callable[..., Stack]) -> None:
     stack = start("rollout-0:0:mute", "reward-0:0:quick")
     began = time.monotonic()
-    assert stack.process.wait(60) == 1
-    assert "GaveUp: reward-0 ended with code 1" in stack.said
+    stack.wait_until(lambda: stack.state is not None and "reward-0" in stack.state.lost)
     assert time.monotonic() - began < MUTE_S
+    assert stack.end() == 0
     assert not running(stack.started())
 
 
@@ -220,7 +221,8 @@ def test_the_stack_goes_on_without_one_of_several_servers_and_tries_it_again(sta
     os.kill(stack.pid("rollout-1"), signal.SIGKILL)
     stack.wait_until(lambda: stack.state is not None and "rollout-1" in stack.state.lost)
     assert stack.state is not None
-    assert stack.state.lost == {"rollout-1": "ended with code 1"}
+    assert stack.state.lost == {"rollout-1": "ended with code 1: rollout-1 says why"}
+    assert lost_processes(stack.home)[0].cause == "ended with code 1: rollout-1 says why"
     assert stack.state.ready
     assert "the others go on meanwhile" in stack.said
     broken.unlink()
@@ -229,38 +231,88 @@ def test_the_stack_goes_on_without_one_of_several_servers_and_tries_it_again(sta
     assert stack.end() == 0
 
 
-def test_the_last_of_several_servers_is_not_gone_on_without(start: Callable[..., Stack]) -> None:
-    stack = start("rollout-0:0:good", "rollout-1:0:good")
+def test_what_cannot_be_kept_alive_is_given_up_with_its_cause_and_the_stack_goes_on_and_tries_it_again(
+    start: Callable[..., Stack],
+) -> None:
+    stack = start("rollout-0:0:good", "gateway:1:good")
     stack.wait_until(stack.is_ready)
-    for name in ("rollout-0", "rollout-1"):
-        (stack.home / f"notes.broken-{name}").touch()
-        os.kill(stack.pid(name), signal.SIGKILL)
-    assert stack.process.wait(60) == 1
-    assert "gave up on it" in stack.said
+    broken, untouched = stack.home / "notes.broken-rollout-0", stack.pid("gateway")
+    broken.touch()
+    os.kill(stack.pid("rollout-0"), signal.SIGKILL)
+    stack.wait_until(lambda: stack.state is not None and "rollout-0" in stack.state.lost)
+    tries = len(stack.notes())
+    stack.wait_until(lambda: len(stack.notes()) > tries + 1)
+    assert stack.process.poll() is None
+    broken.unlink()
+    stack.wait_until(lambda: stack.state is not None and not stack.state.lost)
+    assert stack.pid("gateway") == untouched
+    assert stack.end() == 0
+    assert not running(stack.started())
+    assert lost_processes(stack.home) == [], "no supervisor, no news"
+
+
+def test_a_stack_becomes_ready_without_what_keeps_dying_from_its_first_start_on(start: Callable[..., Stack]) -> None:
+    stack = start("gateway:1:good", "learner-0:0:quick")
+    stack.wait_until(stack.is_ready)
+    assert stack.state is not None
+    assert stack.state.lost == {"learner-0": "ended with code 1: learner-0 says why"}
+    stack.wait_until(lambda: "ready, without learner-0" in stack.said)
+    assert [note[1] for note in stack.notes()].count("learner-0") >= 4  # the first start and one for each wait
+    assert stack.end() == 0
     assert not running(stack.started())
 
 
-def test_what_keeps_dying_is_given_up_with_its_last_words_and_the_rest_is_drained(start: Callable[..., Stack]) -> None:
-    stack = start("gateway:1:good", "learner-0:0:quick")
+def test_what_others_start_after_is_waited_for_however_long_it_takes(
+    start: Callable[..., Stack], tmp_path: Path
+) -> None:
+    broken = tmp_path / "notes.broken-redis"
+    broken.touch()
+    stack = start("redis:2:good", "gateway:1:good")
+    stack.wait_until(lambda: stack.state is not None and "redis" in stack.state.lost)
+    assert stack.state is not None
+    assert not stack.state.ready
+    assert "gateway" not in [note[1] for note in stack.notes()]
+    broken.unlink()
+    stack.wait_until(stack.is_ready)
+    assert stack.end() == 0
+
+
+def test_a_wrong_setting_before_all_was_ready_is_read_by_a_person_and_not_tried_again(
+    start: Callable[..., Stack],
+) -> None:
+    stack = start("gateway:1:good", "learner-0:0:wrong")
     assert stack.process.wait(60) == 1
-    assert "GaveUp: learner-0 ended with code 1; gave up on it." in stack.said
+    assert "GaveUp: learner-0 ended with code 2: learner-0 says why; gave up on it." in stack.said
     assert stack.said.rstrip().endswith("learner-0 says why")
-    assert [note[1] for note in stack.notes()].count("learner-0") == 4  # the first start and one for each wait
+    assert [note[1] for note in stack.notes()].count("learner-0") == 1
     assert ["end", "gateway"] in [note[:2] for note in stack.notes()]
     assert not running(stack.started())
 
 
-def test_a_wrong_setting_is_not_tried_again(start: Callable[..., Stack]) -> None:
-    stack = start("learner-0:0:wrong")
-    assert stack.process.wait(60) == 1
-    assert "GaveUp: learner-0 ended with code 2" in stack.said
-    assert len(stack.notes()) == 1
+def test_a_wrong_setting_of_a_stack_that_was_ready_ends_nobody_else(start: Callable[..., Stack]) -> None:
+    stack = start("learner-0:0:good", "gateway:1:good")
+    stack.wait_until(stack.is_ready)
+    refuses = stack.home / "notes.refuses-learner-0"
+    refuses.touch()
+    os.kill(stack.pid("learner-0"), signal.SIGKILL)
+    stack.wait_until(lambda: stack.state is not None and "learner-0" in stack.state.lost)
+    assert stack.state is not None
+    assert stack.state.lost == {"learner-0": "ended with code 2: learner-0 says why"}
+    refuses.unlink()
+    stack.wait_until(lambda: stack.state is not None and not stack.state.lost)
+    assert stack.end() == 0
 
 
-def test_what_never_becomes_ready_is_named_with_its_reason(start: Callable[..., Stack]) -> None:
-    stack = start("rollout-0:0:unready")
-    assert stack.process.wait(60) == 1
-    assert "GaveUp: rollout-0 was not ready within 5 s (503: not yet)" in stack.said
+def test_what_is_not_ready_in_time_is_started_again_and_the_stack_is_ready_without_it(
+    start: Callable[..., Stack],
+) -> None:
+    stack = start("rollout-0:0:unready", "gateway:1:good")
+    stack.wait_until(lambda: "rollout-0 was not ready within 5 s (503: not yet); starting it again" in stack.said)
+    stack.wait_until(stack.is_ready)
+    assert stack.state is not None
+    assert stack.state.lost == {"rollout-0": "was not ready within 5 s (503: not yet)"}
+    stack.wait_until(lambda: [note[0] for note in stack.notes() if note[1] == "rollout-0"].count("start") >= 3)
+    assert stack.end() == 0
     assert not running(stack.started())
 
 

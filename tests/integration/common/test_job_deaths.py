@@ -44,7 +44,7 @@ async def test_a_mark_that_an_earlier_process_left_is_a_death_and_one_only(redis
 
 async def test_the_end_of_a_whole_stack_is_no_death_of_a_job(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     await serving(redis, "demo-1", "rollout-0", loading=True)
-    monkeypatch.setattr(job_deaths.os, "getppid", lambda: 1)  # the next process has another parent
+    monkeypatch.setattr("os.getppid", lambda: 1)  # the next process has another parent
     await adopt(redis, "rollout-0")
     assert await deaths(redis, "demo-1") == []
     assert await redis.hgetall(keys.serving("rollout-0")) == {}

@@ -289,13 +289,13 @@ async def test_what_waited_in_the_queue_waits_again_in_its_order_with_its_key(
     jobs = [(await store.create_once(spec(), f"key-{n}"))[0].id for n in range(3)]
     await store.pause(jobs[1])
     await store.cancel(jobs[2])
-    before = await store.list()
+    before = [await store.get(row.id) for row in await store.list()]
     restorer = Restorer(redis, tmp_path, "gateway", lambda _: True)
     assert await restorer.look() == []
     await redis.flushall()
     assert await restorer.look() == jobs
     assert await restorer.look() == []
-    assert await store.list() == before
+    assert [await store.get(row.id) for row in await store.list()] == before
     assert await redis.zrange(keys.QUEUE, 0, -1) == [job.encode() for job in jobs[:2]]
     again, new = await store.create_once(spec(), "key-0")
     assert (again.id, new) == (jobs[0], False)

@@ -14,7 +14,8 @@ import redis.asyncio
 from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_playwright, expect
 
 from services.common.jobs import JobStore
-from tests.integration.gateway.conftest import running, write_model
+from tests.integration.gateway.conftest import running
+from tests.tiny_model import write_tiny_model
 
 ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
@@ -77,7 +78,7 @@ def chromium() -> str:
 @pytest.fixture(scope="session")
 def gateway(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     home = tmp_path_factory.mktemp("console") / "home"
-    write_model(home / "models" / "tiny")
+    write_tiny_model(home / "models" / "tiny")
     with running(redis_url, home, home.parent / "gateway.log") as process:
         yield Gateway(process.url, (home / "gateway.token").read_text().strip(), home / "jobs")
 

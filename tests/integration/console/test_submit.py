@@ -51,7 +51,8 @@ async def test_what_the_api_refuses_is_shown_at_field_and_line_and_what_it_takes
     await page.get_by_label("rollout.group_size").fill("4")
     await page.get_by_role("button", name="Submit the job").click()
     await expect(page.get_by_role("heading", level=1)).to_have_text(re.compile(r"from-console-[0-9a-f]{8}"))
-    [job] = await store.list()
+    [row] = await store.list()
+    job = await store.get(row.id)
     assert (job.spec.learner.lr, job.spec.rollout.group_size, job.spec.data.train.size) == (0.001, 4, 8000)
 
 
@@ -84,7 +85,7 @@ async def test_a_yaml_file_is_opened_and_taken_in(console: Console, store: JobSt
     await expect(page.get_by_role("textbox", name="The whole spec")).to_have_value(demo.read_text())
     await page.get_by_role("button", name="Submit the job").click()
     await expect(page.get_by_role("heading", level=1)).to_have_text(re.compile(r"demo-[0-9a-f]{8}"))
-    assert [job.spec for job in await store.list()] == [parse_spec(demo.read_text())]
+    assert [(await store.get(row.id)).spec for row in await store.list()] == [parse_spec(demo.read_text())]
 
 
 async def test_a_form_sent_again_after_a_lost_answer_makes_one_job(console: Console, store: JobStore) -> None:

@@ -81,7 +81,8 @@ def unchecked() -> AllowAll:
 @pytest.fixture
 def app(redis: redis.asyncio.Redis, tmp_path: Path, unchecked: AllowAll) -> FastAPI:
     times = EventTimes(poll_s=0.05, heartbeat_s=0.2)
-    return create_app(Settings(home=tmp_path), redis, TOKEN, admission=unchecked, event_times=times)
+    settings = Settings(home=tmp_path, gateway_hosts=["gateway"])
+    return create_app(settings, redis, TOKEN, admission=unchecked, event_times=times)
 
 
 @pytest.fixture

@@ -34,7 +34,8 @@ async def gateway(
     }
     for name, lines in rows.items():
         (data / name).write_text("\n".join(lines))
-    transport = httpx.ASGITransport(create_app(Settings(home=home), redis, token, admission=admission))
+    settings = Settings(home=home, gateway_hosts=["gateway"])
+    transport = httpx.ASGITransport(create_app(settings, redis, token, admission=admission))
     headers = {"Authorization": f"Bearer {token}"}
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=headers) as opened:
         yield opened

@@ -54,11 +54,23 @@ async def test_the_root_leads_to_the_page(stranger: httpx.AsyncClient) -> None:
         assert answer.text == (FOLDER / "index.html").read_text()
 
 
+async def test_the_apis_description_is_one_of_the_pages_under_the_same_headers(stranger: httpx.AsyncClient) -> None:
+    answer = await stranger.get("/docs")
+    assert answer.text == (FOLDER / "docs.html").read_text()
+    assert {name: answer.headers[name] for name in HEADERS} == HEADERS
+    named = re.findall(r'(?:src|href)="(/console/[^"]+)"', answer.text)
+    assert named
+    for path in named:
+        assert (await stranger.get(path)).status_code == 200
+
+
 async def test_the_page_is_open_beyond_loopback_too_and_the_data_are_not(
     redis: redis.asyncio.Redis, tmp_path: Path, token: str, unchecked: Admission
 ) -> None:
     transport = httpx.ASGITransport(
-        create_app(Settings(home=tmp_path, bind_host="192.0.2.1"), redis, token, admission=unchecked)
+        create_app(
+            Settings(home=tmp_path, bind_host="192.0.2.1", gateway_hosts=["gateway"]), redis, token, admission=unchecked
+        )
     )
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as opened:
         assert (await opened.get(HOME)).status_code == 200

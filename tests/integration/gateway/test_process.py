@@ -43,6 +43,13 @@ def test_it_makes_its_token_takes_a_job_and_drains_on_sigterm(process: Any, docu
     assert any("drained" in line["message"] for line in lines)
 
 
+def test_all_that_it_writes_is_its_users_alone(process: Any, document: dict[str, Any]) -> None:
+    assert httpx.post(f"{process.url}/jobs", timeout=PATIENCE_S, json=document, headers=bearer(process)).is_success
+    made = list((process.home / "jobs").rglob("*"))
+    assert made
+    assert [str(path) for path in made if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
+
+
 def test_an_open_event_stream_does_not_hold_up_the_drain(process: Any, document: dict[str, Any]) -> None:
     job = httpx.post(f"{process.url}/jobs", timeout=PATIENCE_S, json=document, headers=bearer(process)).json()
     with httpx.stream(

@@ -27,7 +27,8 @@ async def cut_off(home: Path, token: str, admission: ChildAdmission) -> AsyncIte
     """A gateway whose Redis is not there."""
     redis = connect("redis://user:canary-password@127.0.0.1:1/0")
     redis.set_retry(Retry(NoBackoff(), 0))
-    transport = httpx.ASGITransport(create_app(Settings(home=home), redis, token, admission=admission))
+    settings = Settings(home=home, gateway_hosts=["gateway"])
+    transport = httpx.ASGITransport(create_app(settings, redis, token, admission=admission))
     headers = {"Authorization": f"Bearer {token}"}
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=headers) as opened:
         yield opened

@@ -98,7 +98,7 @@ async def test_an_open_route_needs_no_token_on_loopback(stranger: httpx.AsyncCli
 async def test_beyond_loopback_only_health_needs_no_token(
     redis: redis.asyncio.Redis, tmp_path: Path, token: str, unchecked: Admission, path: str
 ) -> None:
-    settings = Settings(home=tmp_path, bind_host="192.0.2.1")
+    settings = Settings(home=tmp_path, bind_host="192.0.2.1", gateway_hosts=["gateway"])
     transport = httpx.ASGITransport(create_app(settings, redis, token, admission=unchecked))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as opened:
         assert (await opened.get(path)).status_code == (200 if path in {"/healthz", "/readyz"} else 401)

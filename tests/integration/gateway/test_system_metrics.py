@@ -114,3 +114,19 @@ async def test_a_worker_that_left_is_not_told_of_any_more(client: httpx.AsyncCli
     assert names == [("millrace_gateway_worker_info", "rollout", "sampling", "r0")]
     await leave(redis, "r0")
     assert not [key for key in await scrape(client) if key[0] == "millrace_gateway_worker_info"]
+
+
+async def test_jobs_that_are_deleted_are_counted_no_more_and_the_others_are_not_read_again(
+    redis: Redis, store: JobStore, document: dict[str, Any]
+) -> None:
+    census, spec = JobCensus(), JobSpec.model_validate(document)
+    ids = [(await store.create(spec)).id for _ in range(4)]
+    for job_id in ids[:3]:
+        await store.transition(job_id, JobState.FAILED, allowed=[JobState.QUEUED])
+    assert (await census.take(redis))[JobState.FAILED] == 3
+    await redis.zrem(keys.JOBS, ids[0])
+    await redis.delete(*(keys.record(job_id) for job_id in ids[:3]))  # looked at again, they would be missed
+    counts = await census.take(redis)
+    assert (counts[JobState.FAILED], counts[JobState.QUEUED]) == (2, 1)
+    await store.create(spec)
+    assert (await census.take(redis))[JobState.QUEUED] == 2

@@ -21,5 +21,5 @@ def die(job_id: str, settings: Settings) -> None:  # noqa: ARG001  as `run_rank`
 
 
 if __name__ == "__main__":
-    rank.run_rank = die
+    vars(rank)["run_rank"] = die
     rank.main()

@@ -151,9 +151,41 @@ def scenario(name: str, settings: TrainerSettings, root: Path, out: Path) -> dic
     }
     said["broken"] = step_over_a_broken_batch(llama, settings, broken)
     said["broken_gradient"] = step_over_a_broken_batch(llama, settings, broken_gradient)
+    said["output_layer"] = {
+        model: [
+            output_layer(root / model, replace(settings, dtype="bfloat16", fp32_output_layer=fp32))
+            for fp32 in (False, True)
+        ]
+        for model in ("llama", "qwen2")
+    }
     said["lonely"] = MegatronTrainer(llama, settings, dapo).train(sequences(1)).as_record()
     said["refused"] = refusal(root / "qwen3", settings, out / f"{name}.float32" / "saved")
     return said
+
+
+def output_layer(model: Path, settings: TrainerSettings) -> dict[str, float]:
+    """How far logits lie from the exact product of what the output layer was given, on the last stage; and a step's figures."""
+    trainer = MegatronTrainer(model, settings, dapo)
+    given: list[torch.Tensor] = []
+    chunk: Any = trainer._policy.chunk
+    if trainer.layout.is_last_stage:
+        chunk.output_layer.register_forward_pre_hook(lambda _, args: given.append(args[0].detach()))
+    error = rounded = 0.0
+
+    def look(_: Any, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        nonlocal error, rounded
+        tied = trainer._policy.tied
+        weight = chunk.shared_embedding_or_output_weight() if tied else chunk.output_layer.weight
+        exact = given[-1][:, 0].double() @ weight.detach().double().T
+        error = max(error, float((logits.double() - exact).abs().max()))
+        rounded = max(rounded, float((logits - logits.bfloat16()).abs().max()))
+        return logits.sum() * 0, torch.ones((), dtype=torch.int)
+
+    with torch.no_grad():
+        trainer._run(trainer._prepare(sequences())[1], look, forward_only=True)
+    stats = trainer.train(sequences())
+    mine = {"error": error, "rounded": rounded, "loss": stats.loss, "grad_norm": stats.grad_norm}
+    return max(gather_json(mine, trainer.device), key=lambda item: item["error"])
 
 
 def splits(settings: TrainerSettings) -> list[TrainerSettings]:

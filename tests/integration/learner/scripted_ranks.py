@@ -15,12 +15,12 @@ import xxhash
 from redis.asyncio import Redis
 
 from services.common import keys
+from services.common.checkpoint_manifest import WrittenFile, digest_of_file
 from services.common.job_folder import SPEC_FILE
 from services.common.job_records import JobRecord, JobState
 from services.common.jobs import JobStore
 from services.common.settings import Settings
 from services.common.spec import JobSpec, dump_spec
-from services.learner.checkpoint import WrittenFile, digest_of_file
 from services.learner.head import Head
 from services.learner.megatron.batch import Sequence
 from services.learner.megatron.stats import StepStats

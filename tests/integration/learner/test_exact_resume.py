@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
+from services.common.checkpoint_manifest import verify_files
 from services.common.codec import decode
 from services.common.job_records import JobRecord, JobState
 from services.common.jobs import JobStore
 from services.common.spec import JobSpec
 from services.common.types import ScoredGroup
-from services.learner.checkpoint import CheckpointStore, verify_files
+from services.learner.checkpoint import CheckpointStore
 from services.learner.journal import Journal
 from tests.integration.learner.peers import ROOT, Learner, peers_of, until
 from tests.integration.learner.rank_files import same

@@ -11,13 +11,13 @@ import pytest
 import torch
 from redis.asyncio import Redis
 
+from services.common.checkpoint_manifest import WrittenFile, digest_of_file
 from services.common.errors import Fenced
 from services.common.job_records import JobRecord, JobState
 from services.common.jobs import JobStore
 from services.common.restore import Restorer
 from services.common.settings import Settings
 from services.common.spec import JobSpec
-from services.learner.checkpoint import WrittenFile, digest_of_file
 from services.learner.head import Head
 from services.learner.megatron.batch import Sequence
 from services.learner.megatron.stats import StepStats

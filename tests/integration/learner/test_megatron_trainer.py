@@ -205,6 +205,17 @@ class TestContinuing:
         refused = outcome.layouts[layout]["refused"]
         assert "rank-00000.safetensors: saved with dtype = float32, and now it is bfloat16" in refused
 
+    @pytest.mark.parametrize("model", ["llama", "qwen2"])  # tied, and not
+    def test_an_fp32_output_layer_rounds_no_logit_of_a_bfloat16_model(
+        self, outcome: Outcome, layout: str, model: str
+    ) -> None:
+        coarse, fine = outcome.layouts[layout]["output_layer"][model]
+        assert coarse["rounded"] == 0.0 < fine["rounded"]
+        assert fine["error"] < 1e-5
+        assert coarse["error"] > 1e-3
+        assert fine["grad_norm"] == pytest.approx(coarse["grad_norm"], rel=0.05)
+        assert fine["loss"] != coarse["loss"]
+
     def test_the_rate_warms_up(self, outcome: Outcome, layout: str) -> None:
         rates = [s["lr"] for s in outcome.layouts[layout]["llama"]["stats"]]
         assert rates == [1.0 * step / WARMUP_STEPS for step in range(1, STEPS + 1)]

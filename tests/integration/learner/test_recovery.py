@@ -76,7 +76,8 @@ def job_spec(steps: int = STEPS, **checkpoint: object) -> JobSpec:
 
 
 def audit(folder: Path, summary: dict[str, int]) -> dict[int, str]:
-    """The fate of every ordinal by the journal alone: exactly one each, summing to what the record says."""
+    """The fate of every ordinal by the journal alone: exactly one each, summing to what the record says; the audit agrees."""
+    assert not audit_job(folder).violations
     fates: dict[int, str] = {}
     issued = 0
     for record in Journal(folder / "journal").records():
@@ -451,7 +452,7 @@ class TestBeginningElsewhere:
     @pytest.mark.parametrize(
         ("changes", "said"),
         [
-            ({"checkpoint": {"load": "nothing-here"}}, "is neither a checkpoint of a job nor a Hugging Face"),
+            ({"checkpoint": {"load": "nothing-here"}}, "nothing-here is not there"),
             ({"checkpoint": {"load": "../secret"}}, "must not contain `..`"),
             ({"learner": {"steps": 6}}, "it is at step 6, and learner.steps is 6"),
             (

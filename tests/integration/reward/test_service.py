@@ -255,7 +255,7 @@ async def test_bombs_are_timeouts_and_hold_nothing_up(redis: Redis, start: Start
     waited_s = time.monotonic() - began
     await running.stop()
     assert [verdict.status for verdict in judged[0].verdicts] == [VerdictStatus.TIMEOUT, VerdictStatus.SCORED]
-    assert judged[0].verdicts[0].reward is None
+    assert (judged[0].verdicts[0].reward, judged[0].verdicts[0].accuracy) == (0.0, 0.0)
     assert all(judged[number].verdicts[0].reward == 1.0 for number in range(1, 30))
     assert waited_s < 1.0 + 5.0, "one limit, and time for everything else on a busy machine"
 

@@ -36,7 +36,7 @@ async def engine(model_dir: Path, spec: JobSpec) -> AsyncIterator[Engine]:
     made = Engine(Platform.CPU)
     await made.start(model_dir, spec)
     yield made
-    await made.stop()
+    await made.close()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -248,7 +248,7 @@ async def test_half_applied_weights_are_never_sampled_and_no_process_stays(
     assert len(processes) >= 2
     sampling.cancel()
     await asyncio.gather(sampling, return_exceptions=True)
-    await engine.stop()
+    await engine.close()
     assert not any(lives(process) for process in processes)
 
 

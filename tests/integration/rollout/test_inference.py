@@ -13,8 +13,10 @@ import grpc
 import grpc.aio
 import pytest
 import pytest_asyncio
+from redis.asyncio import Redis
 from safetensors.torch import save_file
 
+from services.common.checkpoint_manifest import WrittenFile, digest_of_file
 from services.common.connection import connect
 from services.common.inference_channel import PARAM_HEADER, PROBLEM_HEADER, Problem
 from services.common.job_records import JobState
@@ -24,7 +26,7 @@ from services.common.pb import inference_pb2_grpc as pb_grpc
 from services.common.settings import Platform, Settings
 from services.common.spec import JobSpec
 from services.common.weight_channel import token_metadata
-from services.learner.checkpoint import CheckpointStore, WrittenFile, digest_of_file
+from services.learner.checkpoint import CheckpointStore
 from services.rollout import metrics
 from services.rollout.engine import Engine
 from services.rollout.exports import ExportLoader
@@ -50,10 +52,10 @@ PLACES = 2
 class World:
     """One rollout server's engine and its inference server, without the loops of training."""
 
-    def __init__(self, engine: Engine, store: JobStore, settings: Settings) -> None:
-        self.engine, self.store = engine, store
+    def __init__(self, engine: Engine, redis: Redis, settings: Settings) -> None:
+        self.engine, self.store = engine, (store := JobStore(redis))
         self.lane = ChatLane(PLACES, queue_s=0.5)
-        self.policies = Policies(engine, self.lane, store, ExportLoader(engine, settings, "chat-test").load)
+        self.policies = Policies(engine, self.lane, store, ExportLoader(engine, settings, redis, "chat-test").load)
         self.n = -1
         self.address = ""
 
@@ -107,15 +109,13 @@ async def world(
     redis = connect(redis_url)
     engine = Engine(Platform.CPU)
     await engine.start(model_dir, spec)
-    made = World(
-        engine, JobStore(redis), Settings(home=tmp_path_factory.mktemp("home"), model_roots=[model_dir.parent])
-    )
+    made = World(engine, redis, Settings(home=tmp_path_factory.mktemp("home"), model_roots=[model_dir.parent]))
     await made.policies.claim(JOB)
     server, port = await start_inference(InferenceService(engine, made.policies, made.lane), "127.0.0.1", 0, TOKEN)
     made.address = f"127.0.0.1:{port}"
     yield made
     await server.stop(0)
-    await engine.stop()
+    await engine.close()
     await redis.aclose()
 
 

@@ -70,7 +70,10 @@ class Service:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def log(self) -> str:
-        return self._log.read_text()[-4000:]
+        return self.whole_log()[-4000:]
+
+    def whole_log(self) -> str:
+        return self._log.read_text()
 
     def end(self) -> None:
         if self.process.poll() is None:

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from services.cli.show import print_job, print_rollouts, step_line
+from services.cli.show import print_job, print_rollouts, print_workers, step_line
 
 STEP = {
     "step": 7, "reward": 0.4123, "accuracy": 0.4, "accept_rate": 0.637, "policy_age_mean": 0.84,
@@ -82,3 +82,12 @@ def test_what_was_asked_of_a_job_and_is_not_done_yet_is_shown(record: dict[str, 
     print_job(console, {"id": "j", "step": 0, "steps": 1, "policy_version": 0, "lineage": 1, **record}, [], None)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert [line.split(None, 1)[1].rstrip() for line in text.splitlines() if line.startswith("state")] == [expected]
+
+
+def test_a_worker_that_cannot_work_says_why() -> None:
+    out = io.StringIO()
+    worker = {"name": "rollout-0", "kind": "rollout", "state": "lost", "host": "node1", "pid": 0}
+    cause = "ended with code 1: ValueError: Head size 16 is not supported [by] anything here, however long the line is"
+    print_workers(Console(file=out, width=60), [worker | {"detail": {"trouble": cause}}])
+    assert f"rollout-0: {cause}" in out.getvalue()
+    assert "lost" in out.getvalue()

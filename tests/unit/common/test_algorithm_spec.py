@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from services.common.errors import ConfigError
-from services.common.spec import AlgorithmSpec, ImportanceCorrection, KlEstimator, LossName, parse_spec
+from services.common.job_records import JobRecord, JobState, from_hash, to_hash
+from services.common.spec import (
+    AlgorithmSpec,
+    ImportanceCorrection,
+    KlEstimator,
+    LossName,
+    dump_spec,
+    parse_recorded_spec,
+    parse_spec,
+)
 
 JOB = "model: {path: tiny}\ndata: {train: {source: tasks.jsonl}}\nalgorithm: "
 
@@ -86,3 +96,48 @@ def test_a_job_that_does_not_fit_is_told_the_section_and_the_field() -> None:
 def test_every_correction_wants_the_trainers_proximal_policy(correction: str, cap: float | None) -> None:
     spec = AlgorithmSpec.model_validate({"importance_correction": correction, "importance_weight_cap": cap})
     assert spec.wants_trainer_proximal is (correction != "none")
+
+
+GSPO = JOB + "{loss: gspo, token_level_loss: false}"
+RECORDED = JOB + "{loss: gspo, token_level_loss: false, clip_ratio_low: 0.2, clip_ratio_high: 0.28, dual_clip: null}"
+"""As a release before the revision wrote it down: every default that it knew."""
+
+
+def test_gspo_has_the_clips_of_its_paper_unless_a_job_sets_its_own() -> None:
+    spec = parse_spec(GSPO).algorithm
+    assert (spec.clip_ratio_low, spec.clip_ratio_high) == (3e-4, 4e-4)
+    own = AlgorithmSpec(loss=LossName.GSPO, token_level_loss=False, clip_ratio_high=0.01)
+    assert (own.clip_ratio_low, own.clip_ratio_high) == (3e-4, 0.01)
+    assert AlgorithmSpec(loss=LossName.CISPO).clip_ratio_high == 0.28
+
+
+def test_what_is_written_out_says_clips_and_revision_and_reads_back_the_same() -> None:
+    written = dump_spec(parse_spec(GSPO))
+    assert "clip_ratio_low: 0.0003" in written
+    assert "revision: 2" in written
+    assert parse_recorded_spec(written) == parse_spec(GSPO)
+
+
+def test_a_spec_that_was_recorded_before_there_were_revisions_keeps_its_mathematics() -> None:
+    spec = parse_recorded_spec(RECORDED).algorithm
+    assert (spec.revision, spec.clip_ratio_low, spec.clip_ratio_high) == (1, 0.2, 0.28)
+    assert parse_spec(RECORDED).algorithm.revision == 2
+    assert parse_recorded_spec(GSPO).algorithm.clip_ratio_high == 0.28, "the default then"
+
+
+def test_a_record_in_redis_of_an_earlier_release_keeps_its_mathematics_too() -> None:
+    record = JobRecord(
+        "demo-1", "demo", JobState.RUNNING, "", 1.0, None, None, None, 1, 0, 10, 0, False, False, {}, None, parse_spec(GSPO)
+    )  # fmt: skip
+    assert from_hash("demo-1", to_hash(record)).spec == record.spec
+    spec = json.loads(to_hash(record)["spec"])
+    spec["algorithm"] = {"loss": "gspo", "token_level_loss": False, "clip_ratio_low": 0.2, "clip_ratio_high": 0.28}
+    algorithm = from_hash("demo-1", to_hash(record) | {"spec": json.dumps(spec)}).spec.algorithm
+    assert (algorithm.revision, algorithm.clip_ratio_high) == (1, 0.28)
+
+
+def test_what_is_wrong_with_a_recorded_spec_is_said_as_of_any_other() -> None:
+    with pytest.raises(ConfigError, match="algorithm"):
+        parse_recorded_spec(JOB + "[1]")
+    with pytest.raises(ConfigError, match=r"algorithm\.revision"):
+        parse_spec(JOB + "{revision: 3}")

@@ -47,10 +47,14 @@ def group() -> RolloutGroup:
 
 SCORED = Verdict(VerdictStatus.SCORED, 1.0, 1.0, "gsm8k")
 TIMEOUT = Verdict(VerdictStatus.TIMEOUT, None, None, "math", "no verdict within 5 s")
+"""As releases before wrote it."""
+OVER_LIMIT = Verdict(VerdictStatus.TIMEOUT, -1.0, 0.0, "dapo_math", "no verdict within 5 s")
 
 
 @pytest.mark.parametrize(
-    "value", [task(), group(), ScoredGroup(group(), (SCORED, TIMEOUT), 0.1)], ids=["task", "group", "scored"]
+    "value",
+    [task(), group(), ScoredGroup(group(), (SCORED, TIMEOUT), 0.1), ScoredGroup(group(), (SCORED, OVER_LIMIT), 0.1)],
+    ids=["task", "group", "scored", "over limit"],
 )
 def test_what_goes_in_comes_out(value: Task | RolloutGroup | ScoredGroup) -> None:
     kind: Any = type(value)
@@ -100,10 +104,19 @@ def test_a_wrong_field_is_named(path: str, value: object) -> None:
     assert path.startswith(named) or named.startswith(path)
 
 
-@pytest.mark.parametrize("status", [VerdictStatus.TIMEOUT, VerdictStatus.FAILED])
-def test_only_a_check_that_was_made_has_a_reward(status: VerdictStatus) -> None:
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"status": "failed", "reward": 0.0, "accuracy": 0.0},
+        {"status": "scored"},
+        {"status": "scored", "reward": 1.0},
+        {"accuracy": 0.0},
+        {"reward": 1.0, "accuracy": 1.0},
+    ],
+)
+def test_a_reward_is_there_when_something_is_known_of_the_answer_and_only_then(wrong: dict[str, Any]) -> None:
     document = asdict(ScoredGroup(group(), (SCORED, TIMEOUT), 0.1))
-    document["verdicts"] = (asdict(SCORED), asdict(TIMEOUT) | {"status": status, "reward": 0.0, "accuracy": 0.0})
+    document["verdicts"] = (asdict(SCORED), asdict(TIMEOUT) | wrong)
     with pytest.raises(EntryError, match=r"verdicts\.1"):
         decode(ScoredGroup, msgpack.packb(document))
 

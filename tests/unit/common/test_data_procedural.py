@@ -147,6 +147,7 @@ def test_whatever_a_generator_raises_is_about_its_settings(
 def test_a_trial_makes_tasks_all_over_the_source() -> None:
     facts = try_source({"source": "reasoning_gym:chain_sum", "size": 100}, [], {}, "data.train", time.monotonic() + 60)
     assert facts == {
+        "fingerprint": opened(size=100).fingerprint,
         "tasks": 100,
         "checked": TRIED_TASKS,
         "all_checked": False,

@@ -153,6 +153,7 @@ def test_a_sound_model_passes_and_is_described(model: Path) -> None:
     assert facts["takes_system"]
     assert facts["vocabulary"] == VOCAB_SIZE
     assert facts["tensors"] == len(tensors_of())
+    assert facts["parameters"] == sum(tensor.size for tensor in tensors_of().values())
     assert facts["weight_bytes"] == facts["looked_bytes"] == sum(tensor.nbytes for tensor in tensors_of().values())
     assert facts["all_looked"]
 

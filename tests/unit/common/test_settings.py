@@ -52,3 +52,27 @@ def test_a_service_on_all_addresses_is_reached_by_its_machines_name() -> None:
     assert Settings(bind_host="0.0.0.0").advertise_host == socket.gethostname()  # noqa: S104
     assert Settings(bind_host="0.0.0.0", advertise_host="learner").advertise_host == "learner"  # noqa: S104
     assert Settings(bind_host="127.0.0.1").advertise_host is None
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("gateway.example", "must be a JSON list"),
+        ('["https://gateway.example"]', "is no host's name"),
+        ('["gateway.example:8080"]', "is no host's name"),
+        ('[""]', "is no host's name"),
+    ],
+)
+def test_a_list_of_hosts_that_is_none_is_one_line_that_names_the_variable(
+    value: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MILLRACE_GATEWAY_HOSTS", value)
+    with pytest.raises(ConfigError, match=f"^MILLRACE_GATEWAY_HOSTS: .*{words}") as raised:
+        load_settings()
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["gateway.example", "gateway", "10.0.0.1", "2001:db8::1"])
+def test_a_gateway_may_be_published_under_any_name_or_address(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLRACE_GATEWAY_HOSTS", f'["{name}"]')
+    assert load_settings().gateway_hosts == [name]

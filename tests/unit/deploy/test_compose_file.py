@@ -88,7 +88,7 @@ def test_services_start_after_what_they_need() -> None:
 def test_no_secret_is_in_the_environment_and_each_service_mounts_only_its_own() -> None:
     for name, service in SERVICES.items():
         for variable, value in service.get("environment", {}).items():
-            if re.search("TOKEN|PASSWORD|SECRET", variable):
+            if re.search("TOKEN(?!S)|PASSWORD|SECRET", variable):
                 assert variable.endswith("FILE")
                 assert str(value).removeprefix("/run/secrets/") in service["secrets"], (name, variable)
         assert ":" not in service.get("environment", {}).get("REDIS_URL", "").removeprefix("redis://").partition("@")[0]
@@ -190,3 +190,10 @@ def test_docker_understands_the_files() -> None:
         pytest.skip("docker compose is not installed; the files were checked against the specification's schema")
     done = subprocess.run(["docker", "compose", "config", "-q"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_gateway_answers_to_the_name_that_prometheus_asks_it_by() -> None:
+    scrapes = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())["scrape_configs"]
+    (target,) = next(job for job in scrapes if job["job_name"] == "millrace-gateway")["static_configs"][0]["targets"]
+    assert target.partition(":")[0] == SERVICES["gateway"]["hostname"]
+    assert default(SERVICES["gateway"]["environment"]["MILLRACE_GATEWAY_HOSTS"]) == "[]"

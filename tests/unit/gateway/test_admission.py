@@ -89,6 +89,24 @@ async def test_a_file_that_was_checked_in_part_says_so(sandbox: Sandbox) -> None
     assert await found(sandbox, "Half") == ([], ("data.train.source",))
 
 
+async def test_a_job_that_asks_for_more_than_the_operator_gives_is_told_the_limit_and_both_numbers(
+    sandbox: Sandbox,
+) -> None:
+    problems, _ = await found(sandbox, "Good", learner={"data_parallel_size": 4096})
+    [(field, message)] = [problem for problem in problems if "MILLRACE_MAX_RANKS" in problem[1]]
+    assert field == "learner.data_parallel_size"
+    assert message.startswith("4096 ranks are more than MILLRACE_MAX_RANKS=")
+
+
+async def test_what_a_job_would_begin_with_is_looked_at_before_it_is_taken_in(sandbox: Sandbox) -> None:
+    begins: dict[str, Any] = {"checkpoint": {"load": "other"}}
+    assert await found(sandbox, "Good", **begins) == ([], ())
+    assert (await found(sandbox, "Misled", **begins))[0] == [
+        ("checkpoint.load", "/jobs/other: was made of another model")
+    ]
+    assert await found(sandbox, "Unloaded", **begins) == ([], ("checkpoint.load",))
+
+
 async def test_a_procedural_source_that_makes_no_first_task_is_refused(sandbox: Sandbox) -> None:
     train = {"source": "reasoning_gym:prime_factorization", "config": {"min_value": 2}}
     problems, _ = await found(sandbox, "Endless", deadline_s=2.0, data={"train": train})

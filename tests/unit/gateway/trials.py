@@ -6,9 +6,12 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import asdict
 from typing import Any
 
+from services.common.checkpoint_manifest import CheckpointRefused
 from services.common.errors import ConfigError, DataError, ModelError
+from services.common.models import ModelInfo
 
 
 def facts(*names: str, all_checked: bool = True) -> dict[str, Any]:
@@ -22,7 +25,12 @@ class Good:
         assert "path" in spec
         assert "token" not in str(settings)
 
-    def model(self, seconds: float) -> None: ...
+    def model(self, seconds: float) -> dict[str, Any] | None:
+        shape = asdict(ModelInfo("LlamaForCausalLM", 2, 4, 2, 32, 48, 96, 1024, tie_word_embeddings=True))
+        return {"shape": shape, "parameters": 10_000}
+
+    def load(self, seconds: float) -> dict[str, Any] | None:
+        return {"path": "/jobs/other", "step": 3}
 
     def data(self, section: str, seconds: float) -> dict[str, Any]:
         assert 0 < seconds <= 20
@@ -30,7 +38,7 @@ class Good:
 
 
 class Wrong(Good):
-    def model(self, seconds: float) -> None:
+    def model(self, seconds: float) -> dict[str, Any] | None:
         raise ModelError("learner.tensor_parallel_size: 4 does not divide 9\nmodel.path: and more: of it")
 
     def data(self, section: str, seconds: float) -> dict[str, Any]:
@@ -47,14 +55,14 @@ class Endless(Good):
 
 
 class EndlessModel(Good):
-    def model(self, seconds: float) -> None:
+    def model(self, seconds: float) -> dict[str, Any] | None:
         while True:
             pass
 
 
 class Hungry(Good):
-    def model(self, seconds: float) -> None:
-        bytearray(64 << 30)
+    def model(self, seconds: float) -> dict[str, Any] | None:
+        return {"size": len(bytearray(64 << 30))}
 
     def data(self, section: str, seconds: float) -> dict[str, Any]:
         os.kill(os.getpid(), signal.SIGSEGV)
@@ -62,7 +70,7 @@ class Hungry(Good):
 
 
 class Faulty(Good):
-    def model(self, seconds: float) -> None:
+    def model(self, seconds: float) -> dict[str, Any] | None:
         raise ZeroDivisionError
 
 
@@ -74,3 +82,13 @@ class Unready(Good):
 class Half(Good):
     def data(self, section: str, seconds: float) -> dict[str, Any]:
         return facts("openai/gsm8k", all_checked=section == "eval")
+
+
+class Misled(Good):
+    def load(self, seconds: float) -> dict[str, Any] | None:
+        raise CheckpointRefused("checkpoint.load: /jobs/other: was made of another model")
+
+
+class Unloaded(Good):
+    def load(self, seconds: float) -> dict[str, Any] | None:
+        return None

@@ -7,13 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from services.common.checkpoint_manifest import WrittenFile, digest_of_file, manifest_digest
 from services.common.codec import encode
 from services.common.fates import Fate
-from services.common.job_folder import SPEC_FILE
+from services.common.history_mark import HistoryReader
+from services.common.job_folder import HISTORY_FILE, SPEC_FILE, JobFolder
 from services.common.spec import dump_spec
 from services.common.types import ScoredGroup
-from services.learner.checkpoint import CheckpointStore, WrittenFile, digest_of_file
+from services.learner.checkpoint import CheckpointStore
 from services.learner.journal import BatchRecord, Journal
+from services.learner.journal_key import JournalKey
 from services.learner.ledger import Ledger
 from tests.unit.learner.scored_groups import make_spec, scored_group
 
@@ -42,6 +45,11 @@ class JournalledJob:
         self.records: list[BatchRecord] = []
         self.states: dict[int, dict[str, Any]] = {}
         self.history: list[dict[str, Any]] = []
+        self.key: JournalKey | None = None
+        self.identity: dict[str, Any] = {}
+        """What the checkpoints say that they were made of."""
+        self.early = False
+        """Written as an earlier release did: no history, and no mark of one."""
         ledger = Ledger()
         for step in range(1, STEPS + 1):
             first = ledger.issue(step - 1).group_id
@@ -78,16 +86,27 @@ class JournalledJob:
         self.change(step, groups=tuple(change(list(self.records[step - 1].groups))))
 
     def write(self, folder: Path) -> Path:
-        """Writes the job's folder."""
+        """Writes the job's folder, in the learner's order, but for `job.json`."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / SPEC_FILE).write_text(dump_spec(make_spec(BATCH, BOUND)))
-        journal = Journal(folder / "journal")
+        journal, store = Journal(folder / "journal", self.key), CheckpointStore(folder / "checkpoints", keep=2)
+        history, reader = JobFolder(folder), HistoryReader(folder / HISTORY_FILE)
         for record in self.records:
-            journal.append(record)
-        store = CheckpointStore(folder / "checkpoints", keep=2)
-        for step in (CHECKPOINT, STEPS):
-            weights = store.begin(step) / "weights"
-            weights.write_bytes(bytes([step]))
-            state = {"lineage": 1, "ledger": self.states[step], "start_step": 0}
-            store.commit(step, state, [WrittenFile("weights", 1, digest_of_file(weights))])
+            marked = record if self.early else replace(record, history=reader.mark())
+            journal.append(marked)
+            if record.groups and not self.early:
+                history.append("step", record.step, self.history[record.step - 1] | {"record_digest": marked.digest})
+            if record.step in {CHECKPOINT, STEPS} and bool(record.groups) is (record.step != STEPS):
+                self._save(store, history, record.step)
+        for step in {CHECKPOINT, STEPS} - {int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*")}:
+            self._save(store, history, step)  # a test took its record away
         return folder
+
+    def _save(self, store: CheckpointStore, history: JobFolder, step: int) -> None:
+        weights = store.begin(step) / "weights"
+        weights.write_bytes(bytes([step]))
+        state = {"lineage": 1, "ledger": self.states[step], "start_step": 0, "identity": self.identity}
+        files = [WrittenFile("weights", 1, digest_of_file(weights))]
+        if not self.early:
+            history.append("checkpoint", step, {"manifest": manifest_digest(step, state, files)})
+        store.commit(step, state, files)

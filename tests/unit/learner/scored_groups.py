@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,7 @@ def scored_group(
     permanent: bool = False,
     attempt: int = 1,
 ) -> ScoredGroup:
-    """A group with one rollout per reward; None is a verdict of status TIMEOUT. Accuracies are the rewards unless given."""
+    """A group with one rollout per reward; None is a verdict without one. Accuracies are the rewards unless given."""
     task = Task(
         job_id="job", lineage=1, group_id=group_id, attempt=attempt, purpose=Purpose.TRAIN, prompt=(Message("user", "2 + 3 ="),),
         data_source="reasoning_gym:chain_sum", ground_truth="5", extra_info={}, group_size=max(len(rewards), 2),
@@ -79,5 +80,12 @@ def judged_group(group_id: int, rewards: Sequence[float | None], *, attempt: int
 
 
 def _verdict(reward: float | None, accuracy: float | None) -> Verdict:
-    status = VerdictStatus.TIMEOUT if reward is None else VerdictStatus.SCORED
+    status = VerdictStatus.TIMEOUT if reward is None else VerdictStatus.SCORED  # as releases before wrote it
     return Verdict(status, reward, accuracy, "exact")
+
+
+def over_limit(judged: Judged, *, reward: float) -> Judged:
+    """The group, its verdicts without a reward replaced by those of checks beyond their limit."""
+    wrong = Verdict(VerdictStatus.TIMEOUT, reward, 0.0, "exact", "no verdict within 5 s")
+    verdicts = tuple(wrong if verdict.reward is None else verdict for verdict in judged.scored.verdicts)
+    return replace(judged, scored=replace(judged.scored, verdicts=verdicts))

@@ -9,7 +9,7 @@ import pytest
 
 from services.common.spec import JobSpec
 from services.learner.assemble import assemble
-from tests.unit.learner.scored_groups import PROMPT, job_spec, judged_group
+from tests.unit.learner.scored_groups import PROMPT, job_spec, judged_group, over_limit
 
 
 def advantages(spec: JobSpec, rewards: list[float | None], lengths: list[int]) -> list[float]:
@@ -49,17 +49,33 @@ def test_the_advantage_is_the_estimators_within_the_group() -> None:
 
 
 def test_an_estimator_that_scales_by_the_batch_sees_every_group() -> None:
+    groups = [judged_group(0, [1.0, 0.0], lengths=[1, 3]), judged_group(1, [4.0, 0.0], lengths=[2, 2])]
     spec = job_spec(algorithm={"advantage_estimator": "reinforce_plus_plus_baseline"})
-    sequences = assemble([judged_group(0, [1.0, 0.0]), judged_group(1, [4.0, 0.0])], spec)
+    tokens = [0.5] + [-0.5] * 3 + [2.0] * 2 + [-2.0] * 2
+    mean, spread = statistics.fmean(tokens), statistics.stdev(tokens)
+    expected = [(value - mean) / spread for value in (0.5, -0.5, 2.0, -2.0)]
+    assert [float(s.advantage[0]) for s in assemble(groups, spec)] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_job_of_the_first_revision_is_assembled_as_it_was() -> None:
+    groups = [judged_group(0, [1.0, 0.0], lengths=[1, 3]), judged_group(1, [4.0, 0.0], lengths=[2, 2])]
+    spec = job_spec(algorithm={"advantage_estimator": "reinforce_plus_plus_baseline", "revision": 1})
     spread = statistics.stdev([0.5, -0.5, 2.0, -2.0])
     expected = [value / spread for value in (0.5, -0.5, 2.0, -2.0)]
-    assert [float(s.advantage[0]) for s in sequences] == pytest.approx(expected, rel=1e-5)
+    assert [float(s.advantage[0]) for s in assemble(groups, spec)] == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_rollout_that_could_not_be_judged_is_left_out_of_baseline_and_batch() -> None:
     assert advantages(job_spec(), [1.0, None, 0.0, 0.0], [1, 2, 3, 4]) == pytest.approx(grpo([1.0, 0.0, 0.0]), rel=1e-5)
     sequences = assemble([judged_group(0, [1.0, None, 0.0, 0.0], lengths=[1, 2, 3, 4])], job_spec())
     assert [s.response_len for s in sequences] == [1, 3, 4]
+
+
+def test_a_check_beyond_its_limit_is_trained_as_the_worst_answer() -> None:
+    group = over_limit(judged_group(0, [1.0, None, 0.0], lengths=[1, 2, 3]), reward=-1.0)
+    sequences = assemble([group], job_spec())
+    assert [s.response_len for s in sequences] == [1, 2, 3]
+    assert [float(s.advantage[0]) for s in sequences] == pytest.approx(grpo([1.0, -1.0, 0.0]), rel=1e-5)
 
 
 def test_an_empty_response_is_not_trained_but_its_reward_counts_in_the_baseline() -> None:

@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import pytest
+import xxhash
 
+from services.common.checkpoint_manifest import MANIFEST, WrittenFile, digest_of_file, manifest_digest
 from services.common.codec import decode, encode
 from services.common.errors import ConfigError
 from services.common.fates import Fate
-from services.common.job_folder import FORMAT, JOB_FILE
+from services.common.history_mark import HistoryReader
+from services.common.job_folder import FORMAT, JOB_FILE, JobFolder
+from services.common.spec import dump_spec
 from services.common.types import Purpose, ScoredGroup
+from services.learner import audit_files, evidence
 from services.learner.audit_files import audit_job
 from services.learner.audit_report import AuditReport, Breach
-from services.learner.journal import Journal
-from services.learner.ledger import Settled
+from services.learner.checkpoint import CheckpointStore
+from services.learner.journal import BatchRecord, Journal, _scan
+from services.learner.journal_key import JournalKey
+from services.learner.ledger import Ledger, Settled
 from services.learner.lineage import raise_lineage, read_rises
-from tests.unit.learner.journalled_job import CHECKPOINT, STEPS, JournalledJob, group_of
+from tests.unit.learner.journalled_job import BATCH, BOUND, CHECKPOINT, STEPS, JournalledJob, digest, group_of
+from tests.unit.learner.scored_groups import make_spec
 
 Mutation = Callable[[JournalledJob], None]
 
@@ -52,7 +63,7 @@ def test_a_sound_job_has_no_violation_and_its_fates_sum_to_the_groups_issued(tmp
     assert report.fates == {Fate.TRAINED: 10, Fate.DEGENERATE: 5, Fate.FAILED: 5, Fate.CANCELLED: 1}
     assert report.failed_reasons == {"only 1 of 2 rollouts could be judged": 5}
     assert (report.policy_age_max, report.lineages, report.checkpoints) == (1, [1], [CHECKPOINT, STEPS])
-    assert report.history_steps == STEPS
+    assert report.history_steps == 2 * STEPS, "the folder's and the gateway's"
     assert json.loads(json.dumps(report.as_record()))["ok"] is True
 
 
@@ -238,12 +249,12 @@ def test_each_violation_is_caught_and_named_with_its_place(mutation: Mutation, b
     assert breach in breaches(report), report.violations
     assert report.as_record()["ok"] is False
     for violation in report.violations:
-        assert violation.where.startswith(("journal", "checkpoints/"))
+        assert violation.where.startswith(("journal", "checkpoints/", "history.jsonl"))
         assert violation.message
 
 
 def test_every_kind_of_violation_has_a_case() -> None:
-    assert {breach for _, breach in CASES} | {Breach.HISTORY} == set(Breach)
+    assert {breach for _, breach in CASES} | {Breach.HISTORY, Breach.SEAL, Breach.SPEC} == set(Breach)
 
 
 @pytest.mark.parametrize(
@@ -270,12 +281,16 @@ def test_any_flipped_byte_of_the_journal_is_a_violation_and_never_a_crash(tmp_pa
         assert Breach.DAMAGED in breaches(audit_job(folder)), position
 
 
-def test_a_damaged_checkpoint_is_a_remark_for_recovery_passes_it_over(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_that_the_job_keeps_is_a_violation_and_an_older_one_a_remark(tmp_path: Path) -> None:
     folder = JournalledJob().write(tmp_path / "job")
     (folder / "checkpoints" / "step-00000003" / "weights").write_bytes(b"xx")
     report = audit_job(folder, told_state="succeeded")
-    assert report.violations == []
-    assert (report.checkpoints, len(report.remarks)) == ([STEPS], 1)
+    assert [(v.breach, v.where) for v in report.violations] == [(Breach.CHECKPOINT, "checkpoints/step-00000003")]
+    assert (report.checkpoints, report.remarks) == ([STEPS], [])
+    spec = (folder / "spec.yaml").read_text()
+    (folder / "spec.yaml").write_text(spec.replace("keep_last: 2", "keep_last: 1"))
+    report = audit_job(folder, told_state="succeeded")
+    assert (report.violations, len(report.remarks)) == ([], 1)
 
 
 def given_up(job: JournalledJob, folder: Path, *, checkpoint: bool = True) -> Path:
@@ -321,6 +336,7 @@ def test_a_job_that_has_just_gone_on_from_a_checkpoint_beyond_its_journal_is_sou
     folder = given_up(JournalledJob(), tmp_path / "job")
     shutil.rmtree(folder / "checkpoints" / "step-00000005")
     shutil.rmtree(folder / "journal")
+    (folder / "history.jsonl").unlink()
     journal = Journal(folder / "journal")
     for record in JournalledJob().records[:2]:
         journal.append(record)
@@ -336,6 +352,7 @@ def told(step: dict[str, Any]) -> dict[str, Any]:
 
 def test_what_the_folder_says_of_the_job_counts(tmp_path: Path) -> None:
     job = JournalledJob()
+    job.early = True
     folder = job.write(tmp_path / "job")
     (folder / JOB_FILE).write_text(json.dumps({"format": FORMAT, "state": "succeeded"}))
     lost = {"kind": "step", "step": 4, "data": {"step": 4, "groups_trained": 9}}
@@ -354,3 +371,320 @@ def test_a_folder_without_a_job_is_named(tmp_path: Path) -> None:
 def test_a_group_reads_back_as_it_was_written() -> None:
     group = group_of(3, 1, 2)
     assert decode(ScoredGroup, encode(group)) == replace(group)
+
+
+def history_of(folder: Path) -> Path:
+    return folder / "history.jsonl"
+
+
+def cut_to_two_lines(folder: Path) -> None:
+    lines = history_of(folder).read_text().splitlines(keepends=True)
+    history_of(folder).write_text("".join(lines[:2]))
+
+
+def change_a_figure(folder: Path) -> None:
+    lines = [json.loads(line) for line in history_of(folder).read_text().splitlines()]
+    lines[1]["data"]["reward"] = 0.99
+    history_of(folder).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+def cut_off_the_last_line(folder: Path) -> None:
+    lines = history_of(folder).read_text().splitlines(keepends=True)
+    history_of(folder).write_text("".join(lines[:-1]))
+
+
+def one_character(folder: Path) -> None:
+    history_of(folder).write_text(history_of(folder).read_text().replace('"kind": "step"', '"kind": "stop"', 1))
+
+
+@pytest.mark.parametrize(
+    "spoil", [cut_to_two_lines, change_a_figure, one_character, lambda folder: history_of(folder).unlink()]
+)
+def test_a_history_that_was_cut_rewritten_or_taken_away_is_found_by_the_journal(
+    spoil: Callable[[Path], None], tmp_path: Path
+) -> None:
+    folder = JournalledJob().write(tmp_path / "job")
+    assert audit_job(folder, told_state="succeeded").violations == []
+    spoil(folder)
+    report = audit_job(folder, told_state="succeeded")
+    assert {(v.breach, v.where) for v in report.violations} >= {(Breach.HISTORY, "history.jsonl")}
+
+
+def test_a_history_whose_last_line_was_cut_off_no_longer_tells_of_the_last_checkpoint(tmp_path: Path) -> None:
+    folder = JournalledJob().write(tmp_path / "job")
+    cut_off_the_last_line(folder)
+    report = audit_job(folder, told_state="succeeded")
+    assert [(v.breach, v.where) for v in report.violations] == [(Breach.CHECKPOINT, "checkpoints/step-00000005")]
+
+
+def test_a_history_of_an_earlier_release_that_lacks_steps_of_its_journal_was_cut(tmp_path: Path) -> None:
+    job = JournalledJob()
+    job.early = True
+    folder = job.write(tmp_path / "job")
+    (folder / JOB_FILE).write_text(json.dumps({"format": FORMAT, "state": "running"}))
+    assert breaches(audit_job(folder)) == {Breach.HISTORY}, "it is not there"
+    for number, violated in ((5, False), (4, False), (3, True)):
+        history_of(folder).write_text("".join(f"{json.dumps(told(step))}\n" for step in job.history[:number]))
+        assert bool(audit_job(folder).violations) is violated, (
+            f"the newest of 5 may be under way, and {number} are told"
+        )
+    (folder / JOB_FILE).write_text(json.dumps({"format": FORMAT, "state": "succeeded"}))
+    history_of(folder).write_text("".join(f"{json.dumps(told(step))}\n" for step in job.history[:4]))
+    assert breaches(audit_job(folder)) == {Breach.HISTORY}, "none is under way"
+
+
+def alter_a_verdict(folder: Path, key: JournalKey | None = None) -> None:
+    """Writes the journal anew with one more right answer, every checksum right."""
+    journal = Journal(folder / "journal")
+    records = list(journal.records())
+    group = decode(ScoredGroup, records[1].groups[0])
+    verdicts = tuple(replace(verdict, reward=1.0, accuracy=1.0) for verdict in group.verdicts)
+    records[1] = replace(records[1], groups=(encode(replace(group, verdicts=verdicts)), *records[1].groups[1:]))
+    shutil.rmtree(folder / "journal")
+    again = Journal(folder / "journal", key)
+    for record in records:
+        again.append(record)
+
+
+def test_verdicts_that_were_altered_under_new_checksums_are_found_by_the_history(tmp_path: Path) -> None:
+    folder = JournalledJob().write(tmp_path / "job")
+    alter_a_verdict(folder)
+    report = audit_job(folder, told_state="succeeded")
+    assert [(v.breach, v.where) for v in report.violations] == [(Breach.HISTORY, "history.jsonl, step 2")]
+    assert "record_digest" in report.violations[0].message
+
+
+def test_a_checkpoint_with_other_weights_under_new_checksums_is_found_by_the_history(tmp_path: Path) -> None:
+    folder = JournalledJob().write(tmp_path / "job")
+    path = folder / "checkpoints" / "step-00000003"
+    (path / "weights").write_bytes(b"\x09")
+    manifest = json.loads((path / MANIFEST).read_text())
+    files = [WrittenFile("weights", 1, digest_of_file(path / "weights"))]
+    store = CheckpointStore(tmp_path / "forged", keep=1)
+    (store.begin(3) / "weights").write_bytes(b"\x09")
+    shutil.copy(store.commit(3, manifest["state"], files) / MANIFEST, path / MANIFEST)
+    report = audit_job(folder, told_state="succeeded")
+    assert [(v.breach, v.where) for v in report.violations] == [(Breach.CHECKPOINT, "checkpoints/step-00000003")]
+    assert "written anew" in report.violations[0].message
+
+
+@pytest.mark.parametrize(
+    "document",
+    ["", "{", "[]", "{}", '{"format": 9, "state": "running"}', '{"format": 1, "state": "dancing"}', '{"format": 1, "state": 3}'],
+)  # fmt: skip
+def test_a_broken_job_record_is_a_violation(document: str, tmp_path: Path) -> None:
+    folder = JournalledJob().write(tmp_path / "job")
+    (folder / JOB_FILE).write_text(document)
+    report = audit_job(folder, told_state="succeeded")
+    assert [(v.breach, v.where) for v in report.violations] == [(Breach.DAMAGED, JOB_FILE)]
+
+
+def test_any_flipped_byte_of_the_job_record_is_a_violation(tmp_path: Path) -> None:
+    folder = JournalledJob().write(tmp_path / "job")
+    JobFolder(folder).save({"incarnation": 1, "state": "succeeded", "step": STEPS, "cause": "none"}, str)
+    assert audit_job(folder).violations == []
+    data = (folder / JOB_FILE).read_bytes()
+    own_name = data.index(b"xxh3")  # without it the file is one of an earlier release
+    for position in {*range(len(data))} - {*range(own_name, own_name + 4)}:
+        (folder / JOB_FILE).write_bytes(data[:position] + bytes([data[position] ^ 0x01]) + data[position + 1 :])
+        if JobFolder(folder).fault() is not None:  # white space may be another white space
+            assert Breach.DAMAGED in breaches(audit_job(folder)) if position % 40 == 0 else True
+        else:
+            assert json.loads((folder / JOB_FILE).read_bytes()) == json.loads(data)
+
+
+@pytest.mark.parametrize("change", [{"step": 4}, {"groups": {"trained": 11}}, {"groups": {"issued": 20}}])
+def test_a_job_that_succeeded_said_what_its_journal_says(change: dict[str, Any], tmp_path: Path) -> None:
+    folder = JournalledJob().write(tmp_path / "job")
+    said = {"incarnation": 1, "state": "succeeded", "step": STEPS, "groups": {"trained": 10, "issued": 21}}
+    JobFolder(folder).save(said, str)
+    assert audit_job(folder).violations == []
+    JobFolder(folder).save(said | change, str)
+    assert [(v.breach, v.where) for v in audit_job(folder).violations] == [(Breach.HISTORY, JOB_FILE)]
+
+
+def test_a_spec_that_is_not_what_a_checkpoint_was_made_of_is_found(tmp_path: Path) -> None:
+    job = JournalledJob()
+    identity = {"spec": make_spec(BATCH, BOUND).model_dump(mode="json")}
+    del identity["spec"]["model"]["fp32_output_layer"], identity["spec"]["algorithm"]["revision"]
+    job.identity = identity
+    folder = job.write(tmp_path / "job")
+    assert audit_job(folder, told_state="succeeded").violations == [], "a setting that is newer than the checkpoint"
+    (folder / "spec.yaml").write_text(dump_spec(make_spec(BATCH, BOUND + 5)))
+    report = audit_job(folder, told_state="succeeded")
+    assert breaches(report) == {Breach.SPEC}
+    assert "off_policy.max_off_policy_steps = 1, and spec.yaml says 6" in report.violations[0].message
+
+
+def test_a_damaged_list_of_lineages_is_a_violation(tmp_path: Path) -> None:
+    folder = JournalledJob().write(tmp_path / "job")
+    (folder / "lineage.json").write_text("{}")
+    assert Breach.DAMAGED in breaches(audit_job(folder, told_state="succeeded"))
+
+
+def test_a_job_of_an_earlier_release_is_sound_and_what_cannot_be_proved_of_it_is_said(tmp_path: Path) -> None:
+    job = JournalledJob()
+    job.early = True
+    report = audit_job(job.write(tmp_path / "job"), told=job.history, told_state="succeeded")
+    assert report.violations == []
+    assert "history.jsonl: it is not there: nothing was compared with it" in report.remarks
+    told = "\n".join(report.unproved)
+    for part in ("`millrace replay` proves it", "have no MAC", "checkpoints/step-00000003", "figures of evaluations"):
+        assert part in told
+
+
+def test_what_was_told_of_batches_without_their_digests_is_said_to_be_unproved(tmp_path: Path) -> None:
+    job = JournalledJob()
+    job.early = True
+    folder = job.write(tmp_path / "job")
+    history_of(folder).write_text("".join(f"{json.dumps(told(step))}\n" for step in job.history))
+    report = audit_job(folder, told_state="succeeded")
+    assert report.violations == []
+    assert any("batches of 5 steps" in line for line in report.unproved)
+
+
+class LiveJob:
+    """A job that trains while it is audited: what the learner writes, in its order, as fast as it can."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        (folder / "spec.yaml").write_text(dump_spec(make_spec(BATCH, BOUND)))
+        JobFolder(folder).save({"incarnation": 1, "state": "running"}, str)
+        self.stop = threading.Event()
+        self.steps = 0
+
+    def run(self) -> None:
+        journal, ledger = Journal(self.folder / "journal"), Ledger()
+        store, history = CheckpointStore(self.folder / "checkpoints", keep=2), JobFolder(self.folder)
+        reader = HistoryReader(history_of(self.folder))
+        while not self.stop.is_set():
+            step = self.steps + 1
+            ids = [ledger.issue(self.steps).group_id for _ in range(BATCH)]
+            for group_id in ids:
+                ledger.settle(group_id, Fate.TRAINED)
+            groups = tuple(encode(group_of(group_id, self.steps)) for group_id in ids)
+            settled = tuple(ledger.take_unwritten())
+            record = BatchRecord(step, 1, groups, settled, ledger.issued, digest(self.steps), reader.mark())
+            journal.append(record)
+            line = {
+                "step": step,
+                "lineage": 1,
+                "groups_trained": BATCH,
+                "policy_age_max": 0,
+                "weights_digest": digest(step),
+            }
+            history.append("step", step, line | {"record_digest": record.digest})
+            self.steps = step
+            if step % 3 == 0:
+                (store.begin(step) / "weights").write_bytes(bytes(1000))
+                files = [WrittenFile("weights", 1000, xxhash.xxh3_128_hexdigest(bytes(1000)))]
+                state = {"lineage": 1, "ledger": ledger.state(), "start_step": 0}
+                history.append("checkpoint", step, {"manifest": manifest_digest(step, state, files)})
+                store.commit(step, state, files)
+
+
+def test_a_job_that_trains_while_it_is_audited_has_no_violation(tmp_path: Path) -> None:
+    job = LiveJob(tmp_path / "job")
+    thread = threading.Thread(target=job.run)
+    thread.start()
+    try:
+        audits = 0
+        deadline = time.monotonic() + 4.0
+        while time.monotonic() < deadline or audits < 10:
+            before = job.steps
+            report = audit_job(job.folder)
+            assert report.violations == []
+            assert before <= report.steps <= job.steps + 1
+            audits += 1
+    finally:
+        job.stop.set()
+        thread.join()
+    assert job.steps > 20, "it did train meanwhile"
+
+
+def test_a_lineage_that_rises_while_a_folder_is_read_has_it_read_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = JournalledJob().write(tmp_path / "job")
+    read = evidence.sound_checkpoints
+
+    def sound_checkpoints(path: Path) -> Any:
+        monkeypatch.setattr(audit_files, "sound_checkpoints", read)
+        raise_lineage(folder, read_rises(folder), 2, STEPS, "while it was read")
+        return {}, {path / "checkpoints" / "step-00000005": "half of it"}
+
+    monkeypatch.setattr(audit_files, "sound_checkpoints", sound_checkpoints)
+    monkeypatch.setattr(audit_files, "SETTLE_S", 0.0)
+    assert audit_job(folder, told_state="running").violations == []
+
+
+def a_key(tmp_path: Path, name: str, secret: bytes = b"a secret of 24 bytes ...") -> JournalKey:
+    path = tmp_path / name
+    path.write_bytes(secret)
+    return JournalKey.read(path)
+
+
+def test_with_the_key_every_record_is_proved_and_without_it_nothing_is_wrong(tmp_path: Path) -> None:
+    job = JournalledJob()
+    job.key = a_key(tmp_path, "key")
+    folder = job.write(tmp_path / "job")
+    proved = audit_job(folder, told_state="succeeded", key=job.key)
+    assert (proved.violations, proved.proved) == ([], STEPS + 1)
+    assert not any("MAC" in line for line in proved.unproved)
+    without = audit_job(folder, told_state="succeeded")
+    assert (without.violations, without.proved) == ([], 0)
+    assert "6 records are sealed with a key: --key-file proves them" in without.unproved
+
+
+def test_another_key_says_so_and_a_journal_without_macs_is_proved_by_none(tmp_path: Path) -> None:
+    job = JournalledJob()
+    job.key = a_key(tmp_path, "key")
+    other = a_key(tmp_path, "other", b"another secret, as long")
+    report = audit_job(job.write(tmp_path / "job"), told_state="succeeded", key=other)
+    assert breaches(report) == {Breach.SEAL}
+    assert all("made with another key" in violation.message for violation in report.violations)
+    plain = audit_job(JournalledJob().write(tmp_path / "plain"), told_state="succeeded", job_id="job", key=other)
+    assert [v.message for v in plain.violations] == ["no record has a MAC: the key that was given proves nothing here"]
+
+
+def test_a_folder_that_was_written_anew_as_a_whole_is_found_with_the_key_alone(tmp_path: Path) -> None:
+    job = JournalledJob()
+    job.key = a_key(tmp_path, "key")
+    forged = JournalledJob()
+    forged.key = a_key(tmp_path, "forger", b"a key that somebody made up")
+    forged.change_groups(2, lambda groups: [groups[0], encode(group_of(5, 0))])
+    report = audit_job(forged.write(tmp_path / "forged"), told_state="succeeded", job_id="job", key=job.key)
+    assert breaches(report) == {Breach.SEAL}
+    folder = job.write(tmp_path / "job")
+    alter_a_verdict(folder)  # the forger has no key at all
+    assert Breach.SEAL in breaches(audit_job(folder, told_state="succeeded", key=job.key))
+
+
+def test_records_that_were_left_out_altered_or_lost_their_mac_are_found_with_the_key(tmp_path: Path) -> None:
+    job = JournalledJob()
+    job.key = a_key(tmp_path, "key")
+    folder = job.write(tmp_path / "job")
+    [segment] = (folder / "journal").glob("*.wal")
+    whole = segment.read_bytes()
+
+    def found(data: bytes) -> list[str]:
+        segment.write_bytes(data)
+        report = audit_job(folder, told_state="succeeded", key=job.key)
+        return [v.message for v in report.violations if v.breach is Breach.SEAL]
+
+    offsets = [offset for offset, _, _ in _scan(segment, torn_tail_allowed=False)]
+    pieces = [whole[a:b] for a, b in pairwise([*offsets, len(whole)])]
+    assert found(b"".join(pieces)) == []
+    fates_only = replace(job.records[-1], settled=())
+    twin = Journal(tmp_path / "twin")
+    twin.append(fates_only)
+    [unsealed] = (tmp_path / "twin").glob("*.wal")
+    assert found(b"".join(pieces[:5]) + unsealed.read_bytes()) == ["it has no MAC, and a record before it has one"]
+    ahead = Journal(tmp_path / "ahead", job.key)
+    ahead.append(fates_only)  # sealed by the very key, but not after these records
+    [elsewhere] = (tmp_path / "ahead").glob("*.wal")
+    assert (
+        "its MAC is not of this record after the one before it"
+        in found(b"".join(pieces[:5]) + elsewhere.read_bytes())[0]
+    )

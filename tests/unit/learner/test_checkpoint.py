@@ -11,17 +11,16 @@ from typing import NamedTuple
 
 import pytest
 
-from services.common.errors import Fenced
-from services.learner.checkpoint import (
-    LATEST,
+from services.common.checkpoint_manifest import (
     MANIFEST,
     CheckpointError,
     CheckpointRefused,
-    CheckpointStore,
     WrittenFile,
     digest_of_file,
     read_manifest,
 )
+from services.common.errors import Fenced
+from services.learner.checkpoint import LATEST, CheckpointStore
 
 
 class Usage(NamedTuple):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from services.learner.evaluation import EvalRound
 from services.learner.intake import Judged
-from tests.unit.learner.scored_groups import judged_group
+from tests.unit.learner.scored_groups import judged_group, over_limit
 
 
 def a_round(tasks: int = 3, first_id: int = 30, seconds: float = 60.0) -> EvalRound:
@@ -35,7 +35,7 @@ def test_the_figures_are_those_worked_out_by_hand() -> None:
 
 
 @given(st.lists(st.lists(st.sampled_from([None, 0.0, 0.25, 1.0]), min_size=1, max_size=4), min_size=1, max_size=6))
-def test_only_judged_rollouts_count_and_each_counts_once(groups: list[list[float | None]]) -> None:
+def test_the_figure_is_the_mean_of_the_tasks_means_over_what_was_judged(groups: list[list[float | None]]) -> None:
     evaluation, answers = a_round(tasks=len(groups)), dict[int, Judged]()
     for place, accuracies in enumerate(groups):
         answers[30 + place] = judged_group(30 + place, accuracies)
@@ -44,13 +44,33 @@ def test_only_judged_rollouts_count_and_each_counts_once(groups: list[list[float
     result = evaluation.result(answers)
     assert result["tasks"] == len(judged)
     assert result["unanswered"] == len(groups) - len(judged)
+    count = sum(map(len, judged))
+    assert (result["rollouts_judged"], result["rollouts_not_judged"]) == (count, 4 * len(groups) - count)
     if not judged:
         assert result["avg_at_k"] is None
         assert result["pass_at_k"] is None
         return
-    flat = [Fraction(a) for accuracies in judged for a in accuracies]
-    assert result["avg_at_k"] == pytest.approx(float(sum(flat) / len(flat)))
+    means = [sum(map(Fraction, accuracies)) / len(accuracies) for accuracies in judged]
+    assert result["avg_at_k"] == pytest.approx(float(sum(means) / len(means)))
     assert result["pass_at_k"] == pytest.approx(fmean(1.0 in accuracies for accuracies in judged))
+
+
+def test_a_task_with_few_verdicts_weighs_as_much_as_any() -> None:
+    evaluation, answers = a_round(tasks=2), dict[int, Judged]()
+    answers[30] = judged_group(30, [1.0, None, None, None])
+    answers[31] = judged_group(31, [0.0, 0.0, 0.0, 0.0])
+    result = evaluation.result(answers)
+    assert result["avg_at_k"] == 0.5
+    assert (result["rollouts_judged"], result["rollouts_not_judged"]) == (5, 3)
+
+
+def test_a_check_beyond_its_limit_is_a_wrong_answer_and_counted_as_such() -> None:
+    evaluation, answers = a_round(tasks=3), dict[int, Judged]()
+    answers[30] = over_limit(judged_group(30, [1.0, 1.0, 1.0, None]), reward=-1.0)
+    answers[31] = judged_group(31, [1.0, 1.0, 1.0, None])
+    result = evaluation.result(answers)
+    assert result["avg_at_k"] == pytest.approx((0.75 + 1.0) / 2)
+    assert (result["rollouts_judged"], result["rollouts_not_judged"], result["checks_over_limit"]) == (7, 5, 1)
 
 
 def test_accuracy_counts_not_the_reward() -> None:

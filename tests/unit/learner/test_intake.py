@@ -13,7 +13,15 @@ from services.common.spec import JobSpec
 from services.common.types import Verdict, VerdictStatus
 from services.learner.intake import Intake, Judged
 from services.learner.ledger import ActiveGroup, Ledger, Settled
-from tests.unit.learner.scored_groups import DEGENERATE, INFORMATIVE, LIMITS, job_spec, judged_group, make_spec
+from tests.unit.learner.scored_groups import (
+    DEGENERATE,
+    INFORMATIVE,
+    LIMITS,
+    job_spec,
+    judged_group,
+    make_spec,
+    over_limit,
+)
 
 
 def make_intake(issued: int = 4, spec: JobSpec | None = None) -> Intake:
@@ -95,6 +103,13 @@ def test_checks_that_failed_cost_no_more_rollouts_than_a_deadline_may() -> None:
     three_needed = make_intake(spec=job_spec(rollout={"group_size": 4, "min_group_size": 3}))
     assert three_needed.arrived(group(0, failed, timeout)) is None
     assert three_needed.arrived(group(1, failed, failed)) is Fate.FAILED
+
+
+def test_an_answer_whose_check_was_endless_makes_a_group_of_right_ones_informative() -> None:
+    group = judged_group(0, [1.0, 1.0, 1.0, None])
+    assert make_intake().arrived(group) is Fate.DEGENERATE, "as it was journalled before"
+    assert make_intake().arrived(over_limit(group, reward=0.0)) is None
+    assert make_intake().arrived(over_limit(judged_group(0, [None, None]), reward=0.0)) is Fate.DEGENERATE
 
 
 def test_the_metric_says_what_must_differ_within_a_group() -> None:

@@ -16,6 +16,7 @@ def record(stats: StepStats) -> dict[str, Any]:
         "step_s": 1.0,
         "trained_tokens": 10,
         "wasted_tokens": 2,
+        "rollouts_not_judged": 0,
         "reward": 0.5,
         "accuracy": None,
     } | stats.as_record()
@@ -42,6 +43,12 @@ def test_a_sound_step_sets_its_figures() -> None:
     assert sample("steps_total") == before + 1
 
 
+def test_rollouts_without_a_verdict_are_counted() -> None:
+    before = sample("unjudged_rollouts_total")
+    metrics.observe_step(record(stats(0.25)) | {"rollouts_not_judged": 3}, [0])
+    assert sample("unjudged_rollouts_total") == before + 3
+
+
 def test_a_loss_that_is_not_finite_is_nan_and_counted() -> None:
     metrics.observe_step(record(stats(0.25)), [0])
     before = sample("skipped_steps_total", reason="not_finite")
@@ -59,7 +66,10 @@ def test_a_step_without_tokens_is_no_alarm() -> None:
 
 
 def test_an_evaluation_without_answers_changes_nothing() -> None:
-    metrics.observe_evaluation({"avg_at_k": 0.5, "pass_at_k": 0.75})
-    metrics.observe_evaluation({"avg_at_k": None, "pass_at_k": None})
+    counts = {"rollouts_judged": 12, "rollouts_not_judged": 3, "checks_over_limit": 2}
+    metrics.observe_evaluation({"avg_at_k": 0.5, "pass_at_k": 0.75} | counts)
+    assert [sample("eval_rollouts", outcome=name) for name in ("judged", "not_judged", "over_limit")] == [12, 3, 2]
+    none = {"rollouts_judged": 0, "rollouts_not_judged": 15, "checks_over_limit": 0}
+    metrics.observe_evaluation({"avg_at_k": None, "pass_at_k": None} | none)
     assert sample("eval_accuracy_ratio", statistic="avg_at_k") == 0.5
     assert sample("eval_accuracy_ratio", statistic="pass_at_k") == 0.75

@@ -8,7 +8,7 @@ from pathlib import Path
 
 OFFERED = [
     "always_right", "sleep", "endless_regex", "raises", "fails_once", "dies", "exits", "not_a_score", "nan", "eats_memory",
-    "shows_environment", "leaves_a_child", "process", "takes_memory",
+    "shows_environment", "leaves_a_child", "process", "takes_memory", "strict", "declares_nonsense",
 ]  # fmt: skip
 
 
@@ -18,12 +18,14 @@ def install(folder: Path) -> dict[str, str]:
     metadata = site / "odd_verifiers-1.0.dist-info"
     metadata.mkdir(parents=True)
     shutil.copy(Path(__file__).with_name("odd_verifiers.py"), site)
+    (site / "odd_slow_import.py").write_text("import time\ntime.sleep(60)\n")
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: odd-verifiers\nVersion: 1.0\n")
     lines = [f"odd_{name} = odd_verifiers:{name}" for name in OFFERED]
     lines += [
         "gsm8k = odd_verifiers:gsm8k",
         "odd_missing = odd_verifiers:nowhere",
         "odd_broken = no_such_package:verify",
+        "odd_slow_import = odd_slow_import:verify",
     ]
     (metadata / "entry_points.txt").write_text("[millrace.verifiers]\n" + "\n".join(lines) + "\n")
     path = os.pathsep.join(part for part in (str(site), os.environ.get("PYTHONPATH")) if part)

@@ -50,7 +50,7 @@ def summary(verdict: Verdict) -> tuple[str, float | None]:
 
 
 @pytest.mark.parametrize(("verifier", "response"), BOMBS.values(), ids=BOMBS.keys())
-async def test_a_bomb_is_a_timeout_without_reward_and_the_next_check_goes_on(
+async def test_a_bomb_is_a_wrong_answer_by_its_timeout_and_the_next_check_goes_on(
     pool: Pool, check: CheckMaker, verifier: str, response: str
 ) -> None:
     began = time.monotonic()
@@ -58,8 +58,8 @@ async def test_a_bomb_is_a_timeout_without_reward_and_the_next_check_goes_on(
         pool.judge([check(verifier, response, timeout_s=LIMIT_S)]), pool.judge([check("gsm8k", "#### 1")])
     )
     waited_s = time.monotonic() - began
-    assert summary(bomb[0]) == (VerdictStatus.TIMEOUT, None)
-    assert bomb[0].accuracy is None
+    assert summary(bomb[0]) == (VerdictStatus.TIMEOUT, 0.0)
+    assert bomb[0].accuracy == 0.0
     assert bomb[0].detail == "no verdict within 1 s"
     assert summary(good[0]) == (VerdictStatus.SCORED, 1.0)
     assert waited_s < LIMIT_S + MARGIN_S
@@ -70,7 +70,7 @@ async def test_a_bomb_within_a_batch_costs_only_its_own_verdict(pool: Pool, chec
     checks[5] = check("odd_sleep", "60", timeout_s=0.5)
     verdicts = await pool.judge(checks)
     assert [summary(v) for v in verdicts if v.verifier == "gsm8k"] == [(VerdictStatus.SCORED, 1.0)] * 15
-    assert summary(verdicts[5]) == (VerdictStatus.TIMEOUT, None)
+    assert summary(verdicts[5]) == (VerdictStatus.TIMEOUT, 0.0)
 
 
 async def test_a_bomb_before_checks_that_no_socket_holds_costs_its_limit_and_not_theirs(
@@ -116,6 +116,7 @@ async def test_verdicts_come_in_the_order_of_the_checks(pool_of: PoolMaker, chec
         ("odd_exits", "its process died"),
         ("odd_not_a_score", "answered float, not a Score"),
         ("odd_nan", "VerifierError: reward must be finite, not nan"),
+        ("odd_declares_nonsense", "VerifierError: lowest_reward must be a finite number, not 'low'"),
         ("odd_missing", "VerifierError: verifier 'odd_missing' cannot be loaded"),
         ("odd_broken", "VerifierError: verifier 'odd_broken' cannot be loaded: No module named 'no_such_package'"),
         ("nowhere", "VerifierError: there is no verifier 'nowhere' on this server"),
@@ -128,11 +129,31 @@ async def test_a_verifier_that_fails_gives_no_reward(pool: Pool, check: CheckMak
     assert summary(good) == (VerdictStatus.SCORED, 1.0)
 
 
-async def test_a_check_that_needs_too_much_memory_is_over_its_limit_and_no_wrong_answer(
+async def test_a_check_beyond_a_limit_has_the_lowest_reward_that_its_verifier_declares(
+    pool: Pool, check: CheckMaker
+) -> None:
+    slow, hungry = await pool.judge([
+        check("odd_strict", "sleep", timeout_s=0.5), check("odd_strict", "eat"),
+    ])  # fmt: skip
+    for verdict in (slow, hungry):
+        assert (verdict.status, verdict.reward, verdict.accuracy) == (VerdictStatus.TIMEOUT, -2.5, 0.0)
+
+
+async def test_a_verifier_that_is_not_loaded_in_time_has_broken_and_no_answer_is_wrong_for_it(
+    pool: Pool, check: CheckMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.reward.processes.LOAD_TIMEOUT_S", 0.3)
+    slow, good = await pool.judge([check("odd_slow_import"), check("gsm8k", "#### 1")])
+    assert summary(slow) == (VerdictStatus.FAILED, None)
+    assert slow.detail == "the verifier was not loaded within 0.3 s"
+    assert summary(good) == (VerdictStatus.SCORED, 1.0)
+
+
+async def test_a_check_that_needs_too_much_memory_is_over_its_limit_and_a_wrong_answer(
     pool: Pool, check: CheckMaker
 ) -> None:
     hungry, good = await pool.judge([check("odd_eats_memory"), check("gsm8k", "#### 1")])
-    assert summary(hungry) == (VerdictStatus.TIMEOUT, None)
+    assert summary(hungry) == (VerdictStatus.TIMEOUT, 0.0)
     assert hungry.detail == "MemoryError: beyond the limit of this check"
     assert summary(good) == (VerdictStatus.SCORED, 1.0)
 

@@ -289,6 +289,42 @@ def test_a_row_without_its_task_is_no_wrong_answer(extra_info: dict[str, Any], m
         procedural.verify("5", "5", extra_info)
 
 
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("#### 42\n####", "42"), ("#### 42\n#### \n####", "42"), ("#### 41 #### 42 #### that is all", "42"), ("#### 42", "42"),
+        ("41\n####", None), ("#### ", None), ("it is 7", "7"),
+    ],
+)  # fmt: skip
+def test_of_several_marks_the_last_that_a_number_follows_counts(text: str, number: str | None) -> None:
+    assert gsm8k.final_number(text) == (None if number is None else Decimal(number))
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        (r"\text{x_{1}}", "x_{1}"), (r"\textbf{\text{B}}", "B"), (r"\overline{\text{AB}}", "AB"), (r"\text{\textbf{\overline{Q}}}", "Q"),
+        (r"\frac{\text{a}}{\text{b_{2}}}", r"\frac{a}{b_{2}}"), (r"\text{never closed", r"\text{neverclosed"), (r"x}\text{y}", "x}y"),
+        (r"\text{" * 50 + "deep" + "}" * 50, "deep"), (r"\text{" * 50 + "deep" + "}" * 49, r"\text{deep"), (r"\mbox{\text{C}}", "C"),
+    ],
+)  # fmt: skip
+def test_decoration_goes_however_its_braces_are_nested(written: str, meant: str) -> None:
+    assert dapo_math.normalise(written) == meant
+    assert dapo_math.verify(f"Answer: ${written}$", meant, {}).reward == (1.0 if len(written) < 200 else -1.0)
+
+
+@pytest.mark.parametrize(
+    ("reference", "right"),
+    [
+        (r"\$18.90", "18.90"), (r"\$32,\!348", "32348"), (r"\$32,\!348", r"\$32,\!348"), (r"$\$5$", "5"), ("$18.90", "18.90"),
+        (r"\(x^2\)", "x^2"), (r"$x^2$", "x^2"), (r"so \boxed{\$7}", "7"),
+    ],
+)  # fmt: skip
+def test_a_reference_in_dollars_is_no_formula_that_was_never_closed(reference: str, right: str) -> None:
+    assert mathematics.verify(rf"It is \boxed{{{right}}}.", reference, {}).accuracy == 1.0
+    assert mathematics.verify(r"It is \boxed{17}.", reference, {}).accuracy == 0.0
+
+
 @pytest.mark.parametrize("name", BuiltIn)
 def test_every_built_in_name_has_its_verifier(name: BuiltIn) -> None:
     assert callable(load(name))

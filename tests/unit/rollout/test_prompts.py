@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from services.common.errors import ModelError
-from services.common.types import Message
-from services.rollout.prompts import PromptEncoder, PromptError
+from services.common.errors import ModelError, PromptError
+from services.rollout.prompts import PromptEncoder
 
 WORDS = {"?": 0, "<s>": 1, "ask:": 2, "one": 3, "two": 4, "say:": 5}
 TEMPLATE = (
@@ -29,7 +29,7 @@ def save(folder: Path, template: str | None) -> Path:
 
 def test_a_prompt_ends_where_the_assistant_begins(tmp_path: Path) -> None:
     encoder = PromptEncoder(save(tmp_path, TEMPLATE))
-    assert encoder.encode([Message("user", "one two")]) == [2, 3, 4, 5]
+    assert encoder.encode([("user", "one two")], 1000) == [2, 3, 4, 5]
 
 
 def test_special_tokens_are_not_in_the_text(tmp_path: Path) -> None:
@@ -40,9 +40,9 @@ def test_special_tokens_are_not_in_the_text(tmp_path: Path) -> None:
 def test_a_prompt_that_the_template_refuses_says_why(tmp_path: Path) -> None:
     encoder = PromptEncoder(save(tmp_path, TEMPLATE))
     with pytest.raises(PromptError, match="begin with the user"):
-        encoder.encode([Message("system", "one")])
+        encoder.encode([("system", "one")], 1000)
     with pytest.raises(PromptError, match="refuses"):
-        encoder.encode([])
+        encoder.encode([], 1000)
 
 
 def test_a_model_without_a_chat_template_is_refused(tmp_path: Path) -> None:
@@ -53,3 +53,26 @@ def test_a_model_without_a_chat_template_is_refused(tmp_path: Path) -> None:
 def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cannot be loaded"):
         PromptEncoder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ 1 / 0 }}", "the model's chat template refuses the prompt: ZeroDivisionError: division by zero"),
+        ("{{ messages.nothing.at.all }}", "has no attribute 'nothing'"),
+        ("{{ undefined_function() }}", "'undefined_function' is undefined"),
+        ("{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}", "RecursionError"),
+        ("{{ 'a' * 100000 }}", "makes 100000 characters of the prompt"),
+        ("{{ '' }}", "the prompt has no tokens"),
+    ],
+)
+def test_a_template_that_fails_fails_the_prompt_with_its_reason(tmp_path: Path, template: str, reason: str) -> None:
+    encoder = PromptEncoder(save(tmp_path, template))
+    with pytest.raises(PromptError, match=re.escape(reason)):
+        encoder.encode([("user", "one")], 1000)
+
+
+def test_answers_that_the_tokenizer_does_not_take_fail_the_prompt(tmp_path: Path) -> None:
+    encoder = PromptEncoder(save(tmp_path, TEMPLATE))
+    with pytest.raises(PromptError, match="cannot decode the answers: OverflowError"):
+        encoder.decode([[-1]])

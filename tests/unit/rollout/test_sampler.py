@@ -31,10 +31,10 @@ class Scripted:
         self._delays = sorted(enumerate(delays), key=lambda item: item[1])
         self.aborted: list[int] = []
 
-    def prompt_token_ids(self, messages: Iterable[Message]) -> list[int]:
+    async def prompt_token_ids(self, messages: Iterable[Message]) -> list[int]:
         return [1, 2]
 
-    def decode(self, rollouts: Sequence[Sequence[int]]) -> list[str]:
+    async def decode(self, rollouts: Sequence[Sequence[int]]) -> list[str]:
         return [str(list(tokens)) for tokens in rollouts]
 
     async def generate(

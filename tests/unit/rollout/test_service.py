@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
-from services.common.errors import MillraceError
+from services.common import job_deaths, keys
+from services.common.errors import ConfigError, MillraceError, ModelError
 from services.common.job_records import ActiveJob
 from services.common.jobs import JobStore
 from services.common.lifecycle import Drain
@@ -20,6 +24,7 @@ from services.rollout.attachment import Wiring
 from services.rollout.engine import Engine
 from services.rollout.service import BLOCKED_S, RolloutService, run
 from services.rollout.switch import EngineError
+from tests.unit.rollout.test_prompts import TEMPLATE, save
 
 SPEC = JobSpec.model_validate({"model": {"path": "tiny"}, "data": {"train": {"source": "reasoning_gym:chain_sum"}}})
 
@@ -72,6 +77,165 @@ async def test_a_job_whose_model_is_missing_is_refused_by_name_and_the_service_l
     drain.request()
     await asyncio.wait_for(running, 20)
     assert await alive(redis) == []
+
+
+def unknown_kind(folder: Path) -> None:
+    document = json.loads((folder / "tokenizer.json").read_text())
+    document["model"]["type"] = "Nope"
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+
+
+def truncated(folder: Path) -> None:
+    text = (folder / "tokenizer.json").read_text()
+    (folder / "tokenizer.json").write_text(text[: len(text) // 2])
+
+
+def no_shapes(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": ' + "[" * 100_000)
+
+
+@pytest.mark.parametrize("spoil", [unknown_kind, truncated, no_shapes])
+async def test_what_a_job_brought_and_cannot_be_loaded_is_a_death_of_the_job_and_not_of_the_service(
+    redis: Redis, redis_url: str, tmp_path: Path, spoil: Callable[[Path], None]
+) -> None:
+    model = save(tmp_path / "model", TEMPLATE)
+    spoil(model)
+    drain = Drain()
+    settings = Settings.model_validate(
+        {"home": tmp_path, "REDIS_URL": redis_url, "worker": "r0", "drain_timeout_s": 5.0}
+    )
+    running = asyncio.create_task(run(settings, drain=drain))
+    await JobStore(redis).activate(ActiveJob("job-1", 1, "127.0.0.1:1", 0, str(model), SPEC.model_dump(mode="json")))
+    async with asyncio.timeout(60):
+        while not (found := await job_deaths.deaths(redis, "job-1")) and not running.done():
+            await asyncio.sleep(0.05)
+    assert [(death.worker, death.loading) for death in found] == [("r0", True)]
+    assert str(model) in found[0].cause
+    assert not running.done()
+    assert await redis.hgetall(keys.serving("r0")) == {}
+    drain.request()
+    await asyncio.wait_for(running, 20)
+
+
+async def attached_to(rollout: RolloutService, redis: Redis, tmp_path: Path) -> None:
+    """The job is active, and the service attached to it; its engine is what the test made of it."""
+    job = ActiveJob("job-1", 1, "127.0.0.1:1", 0, str(tmp_path / "tiny"), SPEC.model_dump(mode="json"))
+    await JobStore(redis).activate(job)
+    await rollout._look({"job-1": job})
+
+
+async def fails(engine: Engine, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def start(*_: object) -> None:
+        await asyncio.sleep(0.05)
+        raise error
+
+    async def last_error() -> str:
+        return "ValueError: Head size 16 is not supported"
+
+    monkeypatch.setattr(engine, "start", start)
+    monkeypatch.setattr(engine, "last_error", last_error)
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+async def test_an_engine_that_dies_is_counted_once_with_its_own_last_words_whoever_notices_it(
+    service: tuple[RolloutService, Engine, Drain], redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    sampled: bool,
+) -> None:  # fmt: skip
+    rollout, engine, _ = service
+    await fails(engine, EngineError("the engine died"), monkeypatch)
+    await attached_to(rollout, redis, tmp_path)
+    assert json.loads((await redis.hgetall(keys.serving("r0")))[b"job-1"])["loading"] is True
+    rollout._sampled = sampled
+    monkeypatch.setattr(engine, "check", lambda: (_ for _ in ()).throw(EngineError("the engine's processes died")))
+    ended = await asyncio.gather(rollout.attach(), rollout.watchdog(), return_exceptions=True)
+    assert [type(error) for error in ended] == [EngineError, EngineError]
+    (death,) = await job_deaths.deaths(redis, "job-1")
+    assert death.cause.endswith("died: ValueError: Head size 16 is not supported")
+    assert death.loading is not sampled
+    assert await redis.hgetall(keys.serving("r0")) == {}
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero"),
+        (RedisConnectionError("gone"), None),
+    ],
+)
+async def test_any_other_end_is_the_jobs_unless_it_is_redis_or_the_machines(
+    service: tuple[RolloutService, Engine, Drain], redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    error: Exception, cause: str | None,
+) -> None:  # fmt: skip
+    rollout, engine, _ = service
+    await fails(engine, error, monkeypatch)
+    await attached_to(rollout, redis, tmp_path)
+    with pytest.raises(type(error)):
+        await rollout.attach()
+    found = await job_deaths.deaths(redis, "job-1")
+    assert [death.cause.partition(": ValueError")[0] for death in found] == ([cause] if cause else [])
+
+
+async def test_a_setting_that_is_wrong_here_is_no_death_and_no_end(
+    service: tuple[RolloutService, Engine, Drain], redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollout, engine, drain = service
+    await fails(engine, ConfigError("stage directory /x is in use"), monkeypatch)
+    await attached_to(rollout, redis, tmp_path)
+    attaching = asyncio.create_task(rollout.attach())
+    async with asyncio.timeout(10):
+        while not rollout._trouble:
+            await asyncio.sleep(0.05)
+    assert await job_deaths.deaths(redis, "job-1") == []
+    drain.request()
+    await asyncio.wait_for(attaching, 10)
+    assert await redis.hgetall(keys.serving("r0")) == {}
+
+
+async def test_a_job_that_is_tried_again_here_is_counted_each_time(
+    service: tuple[RolloutService, Engine, Drain], redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollout, engine, drain = service
+    monkeypatch.setattr("services.rollout.service.REFUSED_S", 0.1)
+    await fails(engine, ModelError("the engine hangs while it starts"), monkeypatch)
+    await attached_to(rollout, redis, tmp_path)
+    attaching = asyncio.create_task(rollout.attach())
+    async with asyncio.timeout(20):
+        while len(await job_deaths.deaths(redis, "job-1")) < 2:
+            await asyncio.sleep(0.05)
+    drain.request()
+    await asyncio.wait_for(attaching, 10)
+
+
+async def test_a_killed_servers_next_process_counts_its_death(redis: Redis, redis_url: str, tmp_path: Path) -> None:
+    await job_deaths.serving(redis, "job-1", "r0", loading=False)
+    drain = Drain()
+    settings = Settings.model_validate({"home": tmp_path, "REDIS_URL": redis_url, "worker": "r0"})
+    running = asyncio.create_task(run(settings, drain=drain))
+    async with asyncio.timeout(20):
+        while not (found := await job_deaths.deaths(redis, "job-1")):
+            await asyncio.sleep(0.05)
+    assert [(death.worker, death.cause) for death in found] == [("r0", job_deaths.KILLED)]
+    drain.request()
+    await asyncio.wait_for(running, 20)
+
+
+async def test_a_model_that_loads_keeps_nobody_waiting(
+    service: tuple[RolloutService, Engine, Drain], redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollout, engine, _ = service
+
+    async def start(*_: object) -> None:
+        await asyncio.sleep(600)
+
+    monkeypatch.setattr(engine, "start", start)
+    await attached_to(rollout, redis, tmp_path)
+    rollout._looked_at = time.monotonic()
+    await rollout._beat()
+    (worker,) = await alive(redis)
+    assert (rollout.ready(), worker.state) == (None, "loading")
+    await rollout._detach()
+    assert await redis.hgetall(keys.serving("r0")) == {}
+    assert await job_deaths.deaths(redis, "job-1") == []
 
 
 async def test_a_loop_that_dies_ends_the_process(

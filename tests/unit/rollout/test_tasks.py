@@ -44,10 +44,10 @@ class OneToken:
         self.started = 0
         self.aborted = 0
 
-    def prompt_token_ids(self, messages: Iterable[Message]) -> list[int]:
+    async def prompt_token_ids(self, messages: Iterable[Message]) -> list[int]:
         return [1 for message in messages for _ in message.content]
 
-    def decode(self, rollouts: Sequence[Sequence[int]]) -> list[str]:
+    async def decode(self, rollouts: Sequence[Sequence[int]]) -> list[str]:
         return [self.text for _ in rollouts]
 
     async def generate(

@@ -16,7 +16,7 @@ import pytest
 
 from services.common import vitals
 from services.rollout import watch
-from services.rollout.watch import EngineWatch
+from services.rollout.watch import EngineWatch, StartWatch
 
 BUSY = "while True: sum(range(10000))"
 IDLE = "import time; time.sleep(600)"
@@ -28,7 +28,7 @@ class Scripted:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.requests = self.chats = self.beats = 0
         self.progress_at = time.monotonic()
-        self.up, self.changing, self.answers = True, False, True
+        self.up, self.starting, self.changing, self.answers = True, False, False, True
         self.processes = [psutil.Process(process.pid)]
 
     async def beat(self) -> None:
@@ -103,3 +103,62 @@ async def test_a_watch_that_was_held_up_itself_accuses_nobody(engine: Scripted) 
     assert watching.trouble() is None
     time.sleep(5.0)  # noqa: ASYNC251  the loop is blocked: no token could be taken in
     assert watching.trouble() is None
+
+
+class Clock:
+    """Time that passes as the test says."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def start_looks(
+    engine: Scripted, watching: StartWatch, clock: Clock, seconds: int, *, really: float = 0.0
+) -> str | None:
+    """What the watch of a start says within so many seconds of its clock, each taking `really` seconds."""
+    for _ in range(seconds):
+        clock.now += 1.0
+        time.sleep(really)
+        if trouble := watching.trouble(engine.processes):
+            return trouble
+    return None
+
+
+def test_a_start_whose_processes_stand_still_is_given_up(engine: Scripted) -> None:
+    clock = Clock()
+    watching = StartWatch(1800.0, clock)
+    time.sleep(1.0)  # the interpreter has started
+    trouble = start_looks(engine, watching, clock, int(watch.START_STILL_S) + 5)
+    assert trouble == "hangs while it starts: its processes have neither computed nor read for 120 s"
+    assert clock.now >= watch.START_STILL_S
+
+
+@pytest.mark.parametrize("engine", [BUSY], indirect=True)
+def test_a_start_that_computes_has_time_until_its_limit(engine: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "START_STILL_S", 30.0)
+    clock = Clock()
+    trouble = start_looks(engine, StartWatch(50.0, clock), clock, 60, really=0.1)
+    assert trouble == "is not up after 50 s"
+
+
+def test_a_start_that_has_no_process_yet_does_not_stand_still(engine: Scripted) -> None:
+    clock = Clock()
+    engine.processes = []
+    assert start_looks(engine, StartWatch(1800.0, clock), clock, 300) is None
+
+
+def test_a_start_that_is_stopped_is_given_up_soon(engine: Scripted) -> None:
+    clock, pid = Clock(), engine.processes[0].pid
+    os.kill(pid, signal.SIGSTOP)
+    trouble = start_looks(engine, StartWatch(1800.0, clock), clock, 60)
+    assert trouble == f"hangs while it starts: process {pid} is stopped"
+    assert clock.now < 2 * vitals.PERIOD_S + 10
+
+
+async def test_an_engine_that_is_being_started_is_left_to_its_own_watch(engine: Scripted) -> None:
+    engine.up, engine.starting = False, True
+    os.kill(engine.processes[0].pid, signal.SIGSTOP)
+    assert await looks(engine, 6.0) is None

@@ -76,8 +76,14 @@ def naive_total(tokens: list[Token], algorithm: AlgorithmSpec, frozen: list[Toke
             sequences.setdefault(token.sequence, []).append((token, held))
     sums = []
     for members in sequences.values():
-        mean_log = sum(token.trainer - token.old for token, _ in members) / len(members)
-        sums.append([_token_loss(token, held, mean_log, algorithm) for token, held in members])
+        moving = sum(token.trainer - token.old for token, _ in members) / len(members)
+        frozen_mean = sum(held.trainer - held.old for _, held in members) / len(members)
+        own = [
+            frozen_mean + token.trainer - held.trainer for token, held in members
+        ]  # GSPO-token: sg[s_i] · π_t / sg[π_t]
+        logs = [moving] * len(members) if algorithm.revision == 1 else own
+        pairs = zip(members, logs, strict=True)
+        sums.append([_token_loss(token, held, log, algorithm) for (token, held), log in pairs])
     if algorithm.token_level_loss:
         return sum(map(sum, sums)) / sum(map(len, sums))
     if algorithm.constant_length is not None:

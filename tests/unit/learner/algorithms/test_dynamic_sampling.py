@@ -35,7 +35,7 @@ def test_equal_values_are_degenerate_however_their_mean_rounds(value: float, siz
 
 @given(VALUES)
 def test_a_degenerate_group_has_no_advantage(values: list[float]) -> None:
-    (advantages,) = batch_advantages([values], AdvantageEstimator.DR_GRPO)
+    (advantages,) = batch_advantages([values], AdvantageEstimator.DR_GRPO, [[1] * len(values)])
     if is_degenerate(values):
         assert abs(advantages).max() < 1e-9
 

@@ -31,6 +31,10 @@ MASKED: dict[str, Any] = {
 }  # fmt: skip
 DECOUPLED: dict[str, Any] = {"importance_correction": ImportanceCorrection.DECOUPLED}
 
+GSPO: dict[str, Any] = {
+    "loss": LossName.GSPO, "token_level_loss": False, "clip_ratio_low": 0.05, "clip_ratio_high": 0.08
+}  # fmt: skip
+
 TOKEN_MEAN: dict[str, AlgorithmSpec] = {
     "dapo": AlgorithmSpec(),
     "ppo": AlgorithmSpec(clip_ratio_high=0.2),
@@ -46,8 +50,10 @@ TOKEN_MEAN: dict[str, AlgorithmSpec] = {
 SEQUENCE_MEAN: dict[str, AlgorithmSpec] = {
     "dapo_sequence_mean": AlgorithmSpec(token_level_loss=False),
     "dr_grpo": AlgorithmSpec(token_level_loss=False, constant_length=16),
-    "gspo": AlgorithmSpec(loss=LossName.GSPO, token_level_loss=False, clip_ratio_low=0.05, clip_ratio_high=0.08),
-    "gspo_masked": AlgorithmSpec(loss=LossName.GSPO, token_level_loss=False, **MASKED),
+    "gspo": AlgorithmSpec(**GSPO),
+    "gspo_masked": AlgorithmSpec(**GSPO, **MASKED),
+    "gspo_revision_1": AlgorithmSpec(**GSPO, revision=1),
+    "gspo_masked_revision_1": AlgorithmSpec(**GSPO, **MASKED, revision=1),
     "cispo_sequence_mean": AlgorithmSpec(loss=LossName.CISPO, token_level_loss=False),
 }
 ALL = TOKEN_MEAN | SEQUENCE_MEAN
@@ -79,7 +85,11 @@ def test_loss_and_gradient_equal_the_naive_loop(algorithm: AlgorithmSpec, seed: 
     torch.testing.assert_close(gradient.tolist(), naive_gradient(tokens, algorithm), rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("algorithm", ALL.values(), ids=ALL.keys())
+DIFFERENTIABLE = {name: spec for name, spec in ALL.items() if name not in {"gspo", "gspo_masked"}}
+"""All but those that hold the rest of a sequence still on purpose."""
+
+
+@pytest.mark.parametrize("algorithm", DIFFERENTIABLE.values(), ids=DIFFERENTIABLE.keys())
 def test_the_gradient_is_that_of_the_value(algorithm: AlgorithmSpec) -> None:
     if (
         algorithm.loss is LossName.CISPO
@@ -258,3 +268,36 @@ def test_only_the_trainers_logprobs_get_a_gradient_and_metrics_get_none(algorith
         assert other.grad is None
     assert not any(value.requires_grad for value in metrics.values())
     assert all(value.shape == token_loss.shape and value.dtype == token_loss.dtype for value in metrics.values())
+
+
+def correction_case(correction: str, revision: int = 2, **bounds: float) -> list[float]:
+    """Gradients of a sequence of four tokens, A = 1, weights 1, 1, 1, e⁵, at the start of a step."""
+    algorithm = AlgorithmSpec.model_validate(
+        {"loss": "gspo", "token_level_loss": False, "importance_correction": correction, "revision": revision} | bounds
+    )
+    tokens = [Token(-6.0, -6.0, -6.0 - log_weight, 1.0, True, 0) for log_weight in (0.0, 0.0, 0.0, 5.0)]
+    gradient: list[float] = total_and_gradient(to_inputs(tokens), algorithm)[1].tolist()
+    return gradient
+
+
+def test_gspo_takes_a_masked_tokens_gradient_away_and_no_other_tokens() -> None:
+    assert correction_case("masked", importance_weight_cap=2.0) == pytest.approx([-0.25, -0.25, -0.25, 0.0], abs=1e-12)
+    assert correction_case("truncated", importance_weight_cap=2.0) == pytest.approx([-0.25] * 3 + [-0.5])
+    assert correction_case("decoupled") == pytest.approx([-0.25] * 3 + [-0.25 * math.exp(5.0)])
+
+
+def test_revision_1_of_gspo_spreads_a_tokens_weight_over_the_sequence_as_it_did() -> None:
+    masked = correction_case("masked", revision=1, importance_weight_cap=2.0)
+    assert masked == pytest.approx([-0.1875] * 4)
+    assert correction_case("decoupled", revision=1) == pytest.approx([-(3 + math.exp(5.0)) / 16] * 4)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_without_a_correction_both_revisions_of_gspo_have_the_same_losses_and_gradients(seed: int) -> None:
+    inputs = to_inputs(random_tokens(seed, spread=1e-3))
+    ours, before = (
+        total_and_gradient(inputs, SEQUENCE_MEAN["gspo"].model_copy(update={"revision": revision}))
+        for revision in (2, 1)
+    )
+    assert ours[0] == before[0]
+    torch.testing.assert_close(ours[1], before[1], rtol=1e-12, atol=1e-16)

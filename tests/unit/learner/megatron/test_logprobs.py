@@ -49,3 +49,15 @@ def test_bfloat16_logits_are_summed_in_float32() -> None:
     expected = torch.log_softmax(logits.double(), -1).gather(-1, targets[:, None])[:, 0]
     assert logprobs.dtype is torch.float32
     torch.testing.assert_close(logprobs.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_an_impossible_token_adds_nothing_to_the_entropy() -> None:
+    logits = torch.tensor([[1.0, -torch.inf, 3.0, 0.5], [0.1, 0.2, 0.3, 0.4]], dtype=torch.float64, requires_grad=True)
+    logprobs, entropy = token_logprobs(logits, torch.tensor([2, 1]))
+    possible = torch.distributions.Categorical(logits=torch.tensor([1.0, 3.0, 0.5], dtype=torch.float64))
+    assert entropy[0].item() == pytest.approx(possible.entropy().item(), rel=1e-12)  # type: ignore[no-untyped-call]
+    logprobs.sum().backward()  # type: ignore[no-untyped-call]
+    assert logits.grad is not None
+    assert logits.grad.isfinite().all()
+    assert token_logprobs(logits, torch.tensor([1, 1]))[0][0] == -torch.inf
+    assert token_logprobs(torch.tensor([[0.0, torch.nan]]), torch.tensor([0]))[1].isnan().all()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from services.common import identity as module
+from services.common.identity import Identity, identity_of
 from services.common.models import ModelInfo
-from services.learner import identity as module
-from services.learner.identity import Identity, identity_of
 from tests.unit.learner.scored_groups import job_spec
 
 

@@ -14,24 +14,28 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, TypedDict
 
-from services.common.errors import ConfigError, ModelError
-from services.common.models import inspect_model
-from services.common.paths import locate
-from services.common.settings import Settings
-from services.common.spec import JobSpec
-from services.learner.checkpoint import (
+from services.common.checkpoint_manifest import (
+    CHECKPOINTS_DIR,
     EXPORT,
     MANIFEST,
     Checkpoint,
     CheckpointError,
+    CheckpointRefused,
+    check_size,
     newest_manifest,
     read_manifest,
     verify_files,
 )
-from services.learner.folder import CHECKPOINTS_DIR
-from services.learner.identity import Identity
+from services.common.errors import ConfigError, ModelError
+from services.common.identity import Identity, identity_of
+from services.common.job_folder import SPEC_FILE
+from services.common.models import inspect_model, read_json
+from services.common.paths import locate
+from services.common.settings import Settings
+from services.common.spec import JobSpec
+from services.common.weight_files import check_weights
 
 FIELD = "checkpoint.load"
 _LAYOUT = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "use_distributed_optimizer")
@@ -47,6 +51,15 @@ class Origin:
     """None for a Hugging Face directory."""
 
 
+class OriginFacts(TypedDict):
+    """What the trial has found, as MessagePack values."""
+
+    path: str
+    """Where weights are taken from."""
+    step: int | None
+    """The checkpoint's; None for a Hugging Face directory."""
+
+
 def find_origin(spec: JobSpec, settings: Settings) -> Origin | None:
     """What `checkpoint.load` names, or None without one. Of a job's folder it is the newest checkpoint whose manifest verifies.
 
@@ -58,12 +71,16 @@ def find_origin(spec: JobSpec, settings: Settings) -> Origin | None:
         return None
     roots = [settings.job_dir(""), settings.models_dir, *settings.model_roots]
     path = locate(name, roots, field=FIELD, error=ConfigError)
-    if (path / CHECKPOINTS_DIR).is_dir():
+    if not path.is_dir():
+        raise ConfigError(f"{FIELD}: {path} is not there: it must be a job's id, a checkpoint's or a model's directory")
+    if (path / CHECKPOINTS_DIR).is_dir() or (path / SPEC_FILE).is_file():
         path /= CHECKPOINTS_DIR
     try:
         checkpoint = read_manifest(path) if (path / MANIFEST).is_file() else newest_manifest(path)
-    except CheckpointError as error:
+    except (CheckpointError, CheckpointRefused) as error:
         raise ConfigError(f"{FIELD}: {error}") from error
+    if checkpoint is None and path.name == CHECKPOINTS_DIR:
+        raise ConfigError(f"{FIELD}: {path} has no whole checkpoint yet")
     if checkpoint is None and not (path / "config.json").is_file():
         raise ConfigError(f"{FIELD}: {path} is neither a checkpoint of a job nor a Hugging Face model directory")
     return Origin(checkpoint.path if checkpoint is not None else path, checkpoint)
@@ -82,12 +99,13 @@ def check_origin(origin: Origin, spec: JobSpec, identity: Identity) -> None:
             raise ConfigError(str(error).replace("model.path", FIELD)) from error
         _check_shape(origin, shape, identity)
         return
-    known = origin.checkpoint.state["identity"]
+    known = _known_identity(origin, origin.checkpoint)
     _check_shape(origin, known["shape"], identity)
     if spec.checkpoint.finetune:
         weights_of(origin, spec)
         return
-    problems = [f"{name} differs" for name in ("dataset", "tokenizer") if known[name] != getattr(identity, name)]
+    compared = [name for name in ("dataset", "tokenizer") if getattr(identity, name)]
+    problems = [f"{name} differs" for name in compared if known.get(name) != getattr(identity, name)]
     problems += _layout_differences(known["spec"], spec)
     if origin.checkpoint.step >= spec.learner.steps:
         problems.append(f"it is at step {origin.checkpoint.step}, and learner.steps is {spec.learner.steps}")
@@ -115,12 +133,55 @@ def weights_of(origin: Origin, spec: JobSpec) -> tuple[Path, bool]:
     """
     if origin.checkpoint is None:
         return origin.path, True
-    differences = _layout_differences(origin.checkpoint.state["identity"]["spec"], spec)
+    differences = _layout_differences(_known_identity(origin, origin.checkpoint)["spec"], spec)
     if not differences:
         return origin.path, False
     if not (origin.path / EXPORT / "config.json").is_file():
         _wrong(origin, f"{'; '.join(differences)}, and it has no export in Hugging Face format")
     return origin.path / EXPORT, True
+
+
+def try_origin(spec: JobSpec, settings: Settings, model_dir: Path, dataset: str, until: float) -> OriginFacts | None:
+    """Finds what `checkpoint.load` names and checks that the job can begin there, as the learner will, but for the files' digests.
+
+    Args:
+        spec: the job's.
+        settings: where jobs and models lie.
+        model_dir: of the job's model, which has been tried.
+        dataset: fingerprint of the training source; empty where it is not known, and then not compared.
+        until: when to stop looking at weights of a Hugging Face directory, monotonic seconds.
+
+    Raises:
+        ConfigError: `checkpoint.load: <path>: what does not fit`.
+    """
+    origin = find_origin(spec, settings)
+    if origin is None:
+        return None
+    identity = identity_of("", spec, model_dir, dataset)
+    check_origin(origin, spec, identity)
+    folder, hugging_face = origin.path, False
+    if origin.checkpoint is None or spec.checkpoint.finetune:
+        folder, hugging_face = weights_of(origin, spec)
+    try:
+        for file in origin.checkpoint.files if origin.checkpoint is not None else ():
+            check_size(origin.path / file.name, file.bytes)
+        if hugging_face:
+            check_weights(folder, inspect_model(folder), read_json(folder / "config.json"), until)
+    except CheckpointError as error:
+        raise ConfigError(f"{FIELD}: {error}") from error
+    except ModelError as error:
+        raise ConfigError(str(error).replace("model.path", FIELD)) from error
+    return OriginFacts(path=str(folder), step=origin.checkpoint.step if origin.checkpoint is not None else None)
+
+
+def _known_identity(origin: Origin, checkpoint: Checkpoint) -> dict[str, Any]:
+    """What the checkpoint says it was made of."""
+    known = checkpoint.state.get("identity")
+    spec = known.get("spec") if isinstance(known, dict) else None
+    sections = [spec.get(name) for name in ("learner", "model")] if isinstance(spec, dict) else [None]
+    if not isinstance(known, dict) or not all(isinstance(part, dict) for part in (known.get("shape"), *sections)):
+        _wrong(origin, "its manifest does not say what it was made of")
+    return known
 
 
 def _layout_differences(known: dict[str, dict[str, object]], spec: JobSpec) -> list[str]:

@@ -1,0 +1,83 @@
+"""Verifiers that raise, hang, take all memory, or leave things behind; installed as a package of their own (`install`)."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from pathlib import Path
+
+from tests.chaos.grammar.draft import Draft, Expected, Part, Parts
+
+RAISING = (
+    "raises",
+    "exits",
+    "dies",
+    "recurses",
+    "says_nothing",
+    "is_no_score",
+    "scores_nan",
+    "raises_a_book",
+    "raises_interrupt",
+)
+SLOW = (
+    "hangs",
+    "computes",
+    "ignores_signals",
+    "takes_memory",
+    "takes_memory_slowly",
+    "leaves_children",
+    "talks",
+    "opens_files",
+    "starts_threads",
+)
+
+
+def install(folder: Path) -> dict[str, str]:
+    """Puts them into a package, under `hostile_<name>`; the environment of a stack that finds it."""
+    site = folder / "site"
+    metadata = site / "hostile_verifiers-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    shutil.copy(Path(__file__).with_name("hostile_verifiers.py"), site)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: hostile-verifiers\nVersion: 1.0\n")
+    lines = [f"hostile_{name} = hostile_verifiers:{name}" for name in (*RAISING, *SLOW)]
+    lines += ["hostile_missing = hostile_verifiers:nowhere", "hostile_import = no_such_package:verify"]
+    (metadata / "entry_points.txt").write_text("[millrace.verifiers]\n" + "\n".join(lines) + "\n")
+    return {"PYTHONPATH": os.pathsep.join(part for part in (str(site), os.environ.get("PYTHONPATH")) if part)}
+
+
+def _verifier(name: str, expected: Expected = Expected.ENDS) -> Part:
+    def part(draft: Draft, _: random.Random) -> None:
+        draft.set("reward.verifiers", {"*": f"hostile_{name}"})
+        draft.expect(expected)
+
+    return part
+
+
+def _long_limit(draft: Draft, rng: random.Random) -> None:
+    """A check may hold a slot of all jobs' verifiers for so long."""
+    draft.set("reward.verifiers", {"*": rng.choice(("hostile_hangs", "hostile_computes"))})
+    draft.set("reward.timeout_s", 600.0)
+
+
+def _unknown(draft: Draft, rng: random.Random) -> None:
+    draft.set(
+        "reward.verifiers",
+        rng.choice(({"*": "nope"}, {"*": "os.system"}, {"*": ""}, {"": "gsm8k"}, {"*": "x" * 10**5})),
+    )
+
+
+def _many(draft: Draft, _: random.Random) -> None:
+    draft.set("reward.verifiers", {f"source-{number}": "gsm8k" for number in range(20_000)})
+
+
+VERIFIERS: Parts = {
+    **{f"verifier: {name}": _verifier(name) for name in RAISING},
+    **{f"verifier: {name}": _verifier(name, Expected.HARMLESS) for name in SLOW},
+    "verifier: missing": _verifier("missing"),
+    "verifier: cannot be imported": _verifier("import"),
+    "verifier: hangs with the longest limit": _long_limit,
+    "verifier: unknown": _unknown,
+    "verifier: very many": _many,
+}
+"""What runs out of time may count as a wrong answer: such a job trains on nothing, and may come to its end."""
