@@ -14,6 +14,7 @@ from hypothesis.extra import numpy as nps
 from services.learner.commands import (
     Command,
     Finish,
+    Finite,
     Idle,
     Load,
     LoadWeights,
@@ -45,7 +46,7 @@ def sequences(draw: st.DrawFn) -> Sequence:
 
 @pytest.mark.parametrize(
     "command",
-    [Idle(), Publish(), Finish(), Save("/jobs/a b/ü", export=True), Save("", export=False), Load("x")],
+    [Idle(), Finite(), Publish(), Finish(), Save("/jobs/a b/ü", export=True), Save("", export=False), Load("x")],
     ids=repr,
 )
 def test_a_command_survives_the_wire(command: Command) -> None:
@@ -68,7 +69,7 @@ def test_a_batch_survives_the_wire_bit_for_bit(step: int, batch: list[Sequence])
 
 
 COMMANDS = (
-    Idle(), Train(1, []), Publish(), Save("a", export=True), Saved(), Load("a", optimizer=False, rng=True),
+    Idle(), Train(1, []), Finite(), Publish(), Save("a", export=True), Saved(), Load("a", optimizer=False, rng=True),
     LoadWeights("a", hugging_face=True), Finish(),
 )  # fmt: skip
 
