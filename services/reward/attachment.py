@@ -55,9 +55,12 @@ class Attachment:
         bound: int = MAX_STREAM_LENGTH,
         fence: Fence | None = None,
     ) -> None:
-        """Reads under the stable name of this server, to which `fence` is; `bound` is the most entries the scored stream may hold."""
+        """Reads under the stable name of this server, to which `fence` is; `bound` is the most entries the scored stream may hold.
+
+        `pool` is started and closed by `run`: another job's checks do not wait for this one's.
+        """
         self._commands = commands
-        self._pool = pool
+        self.pool = pool
         self._job_id = job_id
         self._spec = spec
         self._drain = drain
@@ -74,7 +77,7 @@ class Attachment:
     async def run(self) -> None:
         """Consumes the rollouts stream; waits for entries; unblocked by rollout servers; produces scored groups. Returns on drain."""
         with log_context(job_id=self._job_id):
-            async with asyncio.TaskGroup() as tasks:
+            async with self.pool, asyncio.TaskGroup() as tasks:
                 renewing = tasks.create_task(self._consumer.keep_renewing())
                 groups: set[asyncio.Task[None]] = set()
                 while not self._drain.requested:
@@ -95,7 +98,7 @@ class Attachment:
             with log_context(group_id=group.task.group_id):
                 if entry.deliveries > MAX_DELIVERIES:
                     await self._give_up(entry, group)
-                scored = group_failed(group) or await judge_group(self._pool, group, self._spec)
+                scored = group_failed(group) or await judge_group(self.pool, group, self._spec)
                 payload = codec.encode(without_text(scored))
                 await self._send_on(entry, payload, scored)
         except EntryError as error:

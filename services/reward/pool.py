@@ -1,6 +1,6 @@
 """The pool: checks go in, verdicts come out, and no check can hold up the others for longer than its limit.
 
-    judge ──► queue ──► slot (one worker process each) ──► verdict
+    judge ──► queue ──► slot (one worker process each) ──► verdict        each job has a pool of its own on the same forkserver
                  ▲            │ limit passed, or the worker died
                  └── the batch's other checks ◄── kill, fork another
 
@@ -62,17 +62,20 @@ class Pool:
         environment: Mapping[str, str] | None = None,
         recycle_after: int = RECYCLE_AFTER,
         log_level: str = "INFO",
+        forkserver: Forkserver | None = None,
     ) -> None:
         """Starts nothing yet.
 
         Args:
-            workers: worker processes (default: `default_workers()`).
+            workers: worker processes at the most (default: `default_workers()`).
             environment: for the processes, on top of this one's.
             recycle_after: checks after which a worker is replaced.
             log_level: of the processes' logs.
+            forkserver: another pool's, which outlives this one; None: one of its own.
         """
         self.workers = workers or default_workers()
-        self._forkserver = Forkserver(
+        self._owns = forkserver is None
+        self._forkserver = forkserver or Forkserver(
             "services.reward.worker:work", prepare=["services.reward.worker:prepare"], service="reward-verifier",
             log_level=log_level, environment=environment,
         )  # fmt: skip
@@ -92,12 +95,17 @@ class Pool:
         Raises:
             SandboxError: they do not start.
         """
-        await self._forkserver.start()
+        if self._owns:
+            await self._forkserver.start()
+            self._watching = asyncio.create_task(self._watch(), name="forkserver watch")
         self._slots = [asyncio.create_task(self._slot(number), name=f"slot-{number}") for number in range(self.workers)]
         for slot in self._slots:
             slot.add_done_callback(self._slot_ended)
-        self._watching = asyncio.create_task(self._watch(), name="forkserver watch")
         return self
+
+    def beside(self) -> Pool:
+        """Another pool, with slots of its own: however long its checks take, none of this one's waits for them."""
+        return Pool(self.workers, recycle_after=self._recycle_after, forkserver=self._forkserver)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -107,7 +115,8 @@ class Pool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._forkserver.stop()
+        if self._owns:
+            await self._forkserver.stop()
 
     @property
     def queued(self) -> int:
@@ -154,24 +163,24 @@ class Pool:
     async def _slot(self, number: int) -> None:
         """Consumes the queue; waits for checks; unblocked by `judge`; produces verdicts."""
         worker: Worker | None = None
-        while True:
-            worker = worker or Worker(await self._forkserver.fork())
-            batch = await self._take()
-            try:
-                spent = await self._run(number, worker, batch)
-            except BaseException:
-                self._requeue([job for job in batch if not job.verdict.done()])
-                raise
-            finally:
-                self._running.pop(number, None)
-            if spent is None and worker.slow:
-                spent = "slow"
-            if spent is None and worker.judged >= self._recycle_after:
-                spent = "recycled"
-            if spent is not None:
-                metrics.WORKER_RESTARTS.labels(reason=spent).inc()
+        try:
+            while True:
+                batch = await self._take()
+                try:
+                    worker = worker or Worker(await self._forkserver.fork())
+                    spent = await self._run(number, worker, batch)
+                except BaseException:
+                    self._requeue([job for job in batch if not job.verdict.done()])
+                    raise
+                finally:
+                    self._running.pop(number, None)
+                if spent is not None:
+                    metrics.WORKER_RESTARTS.labels(reason=spent).inc()
+                    await self._forkserver.kill(worker.forked)
+                    worker = Worker(await self._forkserver.fork())
+        finally:
+            if worker is not None:
                 await self._forkserver.kill(worker.forked)
-                worker = None
 
     async def _watch(self) -> None:
         """Consumes nothing; waits for the next look; unblocked by time; produces another forkserver for one that hangs."""
@@ -212,7 +221,9 @@ class Pool:
             self._settle(waiting.popleft(), Broken(str(error)), worker)
             self._requeue(waiting)
             return "died"
-        return None
+        if worker.slow:
+            return "slow"
+        return "recycled" if worker.judged >= self._recycle_after else None
 
     def _settle(self, job: _Job, outcome: Outcome, worker: Worker) -> None:
         job.attempts += 1

@@ -63,7 +63,7 @@ class RewardService:
         Args:
             commands: a client of Redis.
             blocking: another, which only ever waits for entries.
-            pool: judges.
+            pool: each job is judged by one beside it.
             name: this server's stable name.
             drain: ends the service.
             bound: most entries that a scored stream may hold.
@@ -87,13 +87,18 @@ class RewardService:
         late = self._looked_at is not None and time.monotonic() - self._looked_at > STUCK_S
         if late and not self._drain.requested and not redis_is_away():
             return f"no look at the active jobs for {STUCK_S:.0f} s"
-        return self._pool.trouble()
+        return self._trouble()
 
     def ready(self) -> str | None:
         """Why it takes no work, or None."""
         if self._drain.requested:
             return "draining"
-        return "starting" if self._looked_at is None else self._pool.trouble()
+        return "starting" if self._looked_at is None else self._trouble()
+
+    def _trouble(self) -> str | None:
+        """Why checks are not judged any more, or None."""
+        pools = [self._pool, *(attached.attachment.pool for attached in self._attached.values())]
+        return next((trouble for pool in pools if (trouble := pool.trouble()) is not None), None)
 
     async def follow_jobs(self) -> None:
         """Consumes the active jobs; waits half a second; unblocked by learners that activate or retire; produces attachments."""
@@ -135,7 +140,7 @@ class RewardService:
         attachment = Attachment(
             self._commands,
             self._blocking,
-            self._pool,
+            self._pool.beside(),
             job.job_id,
             spec,
             name=self._name,
@@ -158,16 +163,18 @@ class RewardService:
     async def _beat(self) -> None:
         in_flight = sum(attached.attachment.in_flight for attached in self._attached.values())
         metrics.GROUPS_IN_FLIGHT.set(in_flight)
-        metrics.CHECKS_QUEUED.set(self._pool.queued)
+        pools = [attached.attachment.pool for attached in self._attached.values()]
+        queued = sum(pool.queued for pool in pools)
+        metrics.CHECKS_QUEUED.set(queued)
         state = "draining" if self._drain.requested else "judging" if in_flight else "idle"
         detail: dict[str, str | int | float] = {
-            "jobs": len(self._attached), "groups_in_flight": in_flight, "checks_queued": self._pool.queued,
+            "jobs": len(self._attached), "groups_in_flight": in_flight, "checks_queued": queued,
             "verifier_processes": self._pool.workers,
         }  # fmt: skip
         job_id = next(iter(self._attached), None)
         status = WorkerStatus(
             self._name, WorkerKind.REWARD, state, job_id=job_id, metrics_port=self.metrics_port, detail=detail,
-            progress_age_s=time.monotonic() - self._pool.progress_at if in_flight else None,
+            progress_age_s=time.monotonic() - max(pool.progress_at for pool in pools) if in_flight else None,
         )  # fmt: skip
         await beat(self._commands, status, self._fence)
 

@@ -255,6 +255,22 @@ async def test_the_pool_goes_on_after_its_forkserver_was_killed(pool_of: PoolMak
         assert psutil.Process(int(after.detail)).ppid() != forkserver
 
 
+async def test_checks_that_hang_keep_no_other_pool_waiting(pool: Pool, check: CheckMaker) -> None:
+    async with pool.beside() as other:
+        [verdict] = await other.judge([check("odd_process")])
+        hanging = asyncio.create_task(other.judge([check("odd_sleep", "60", timeout_s=60.0)] * 20))
+        await asyncio.sleep(0.2)
+        began = time.monotonic()
+        verdicts = await pool.judge([check("gsm8k", "#### 1")] * 20)
+        assert time.monotonic() - began < 5.0
+    with pytest.raises(VerifierError, match="closed"):
+        await hanging
+    assert [summary(v) for v in verdicts] == [(VerdictStatus.SCORED, 1.0)] * 20
+    assert pool.trouble() is None
+    assert summary((await pool.judge([check("gsm8k", "#### 1")]))[0]) == (VerdictStatus.SCORED, 1.0)
+    await vanished([int(verdict.detail)])
+
+
 async def test_secrets_of_the_service_do_not_reach_a_verifier(
     pool_of: PoolMaker, check: CheckMaker, monkeypatch: pytest.MonkeyPatch, plugins: dict[str, str]
 ) -> None:
