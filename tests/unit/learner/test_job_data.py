@@ -111,7 +111,7 @@ async def test_a_source_that_never_opens_is_named(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, field: str
 ) -> None:
     monkeypatch.setattr(job_data, "OPEN_S", 8.0)
-    huge = 1000000000000000000000000000057
+    huge = 9223372036854775783
     hangs = {"source": "reasoning_gym:prime_factorization", "config": {"min_value": huge, "max_value": huge}, "size": 9}
     started = time.monotonic()
     with pytest.raises(DataError, match=rf"^data\.{field}: was not read within 8 s"):
