@@ -198,3 +198,21 @@ async def test_the_job_list_follows_the_jobs(console: Console, store: JobStore, 
     await expect(row).to_contain_text("failed")
     await expect(row).to_contain_text("broke over <img")
     assert json.dumps(await page.evaluate("window.pwned ?? null")) == "null"
+
+
+async def test_why_groups_fail_is_shown_live_before_the_first_step(
+    console: Console, store: JobStore, job_id: str
+) -> None:
+    page = console.page
+    await console.sign_in(f"#/jobs/{job_id}")
+    await expect(page.get_by_role("heading", name="Groups by fate")).to_be_visible()
+    reason = f"8 of 8 checks failed: ValueError: {HOSTILE}"
+    await store.note(
+        job_id,
+        groups=json.dumps({"issued": 20, "active": 3, "failed": 17}),
+        failure=reason,
+        failed_reasons=json.dumps({reason: 17}),
+    )
+    reasons = page.get_by_role("list", name="Why groups failed").get_by_role("listitem")
+    await expect(reasons).to_have_text([f"17 × {reason}"])
+    await expect(page.get_by_role("definition").filter(has_text=reason)).to_be_visible()

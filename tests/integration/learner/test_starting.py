@@ -28,7 +28,7 @@ from tests.integration.rollout.conftest import write_model
 pytestmark = pytest.mark.parametrize("redis_url", ["embedded"], indirect=True, scope="session")
 """What differs between servers is tested elsewhere."""
 
-HUGE = 1000000000000000000000000000057
+HUGE = 9223372036854775783
 HANGS = {
     "source": "reasoning_gym:prime_factorization", "config": {"min_value": HUGE, "max_value": HUGE}, "size": 9
 }  # fmt: skip
