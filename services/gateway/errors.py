@@ -121,8 +121,9 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
 
 
 def _allowed(request: Request) -> str:
-    """The methods of every route of the path; the framework names those of the first only."""
-    routes = (route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE)
+    """The methods of every route of the path (the framework names those of the first only); of those of just this path, if it has any."""
+    found = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    routes = [route for route in found if route.path == request.url.path] or found
     return ", ".join(sorted({method for route in routes for method in route.methods or ()}))
 
 
