@@ -96,11 +96,9 @@ def remove_left(home: Path) -> list[str]:
     """Removes what the record names, and the record; the paths of what was there. Call it when nothing of the home runs any more."""
     record = _read(home) or _Record(0)
     named = {Path(name) for name in record.folders}
-    staged = {
-        *SHARED_MEMORY.glob(f"{prefix_of(home)}*"),
-        *(home / "stage").glob("*"),
-    }  # of servers that `up` did not start, too
-    removed = [str(folder) for folder in sorted(named | staged) if _remove(folder)]
+    ours = {folder for base in (_temporary_base(), SHARED_MEMORY) for folder in base.glob(f"{prefix_of(home)}*")}
+    staged = set((home / "stage").glob("*"))  # of servers that `up` did not start, too
+    removed = [str(folder) for folder in sorted(named | ours | staged) if _remove(folder)]
     removed += remove_segments(record.segments)
     for half in home.glob(f".{FILE}.*"):
         half.unlink(missing_ok=True)

@@ -152,6 +152,14 @@ async def test_prune_tells_what_would_go_and_then_deletes_it(
     assert (await client.post("/jobs/prune")).status_code == 422
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "allow"), [("DELETE", "/jobs/schema", "GET"), ("GET", "/jobs/prune", "POST")]
+)
+async def test_a_path_of_its_own_is_no_job(client: httpx.AsyncClient, method: str, path: str, allow: str) -> None:
+    answer = await client.request(method, path)
+    assert (answer.status_code, answer.headers["Allow"]) == (405, allow)
+
+
 async def test_an_idempotency_key_makes_a_new_job_once_the_old_one_is_deleted(
     client: httpx.AsyncClient, document: dict[str, Any]
 ) -> None:
