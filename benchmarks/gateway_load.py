@@ -81,17 +81,17 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=10_000, help="ended jobs to list")
     parser.add_argument("--requests", type=int, default=1000, help="of each kind")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, running(Path(folder)) as (port, redis_port):
-        rows, opened, opening_s = measure(port, redis_port, options.streams, options.jobs, options.requests)
+    with tempfile.TemporaryDirectory() as folder, running(Path(folder)) as (port, redis_url):
+        rows, opened, opening_s = measure(port, redis_url, options.streams, options.jobs, options.requests)
     report(rows)
     print(f"{opened} streams opened in {opening_s:.1f} s; load average {os.getloadavg()[0]:.2f}")
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
 
 
-def measure(port: int, redis_port: int, streams: int, jobs: int, requests: int) -> tuple[list[Row], int, float]:
+def measure(port: int, redis_url: str, streams: int, jobs: int, requests: int) -> tuple[list[Row], int, float]:
     """The rows, the streams that were opened, and the seconds that took."""
     rows = []
-    waiting = [f"/jobs/{job_id}" for job_id in make_jobs(redis_port, "queued", max(1, streams))]
+    waiting = [f"/jobs/{job_id}" for job_id in make_jobs(redis_url, "queued", max(1, streams))]
     job = waiting[0]
     rows.append(row("GET /jobs/{id}", port, job, requests))
     began = time.monotonic()
@@ -100,7 +100,7 @@ def measure(port: int, redis_port: int, streams: int, jobs: int, requests: int) 
     rows.append(row(f"GET /jobs/{{id}}, {streams} streams", port, job, requests))
     for opened in open_streams:
         opened.close()
-    make_jobs(redis_port, "succeeded", jobs)
+    make_jobs(redis_url, "succeeded", jobs)
     rows.append(row(f"GET /jobs, {jobs:,} ended jobs", port, "/jobs", requests // 4))
     rows.append(row(f"GET /metrics, {jobs:,} ended jobs", port, "/metrics", requests // 4))
     return rows, len(open_streams), opening_s
@@ -146,7 +146,7 @@ def stream(port: int, path: str) -> socket.socket:
     return opened
 
 
-def make_jobs(redis_port: int, state: str, count: int) -> list[str]:
+def make_jobs(redis_url: str, state: str, count: int) -> list[str]:
     """Ids of new jobs, with what such a job's record holds, written as `JobStore` does."""
     spec = JobSpec.model_validate(SPEC)
     now = time.time()
@@ -158,7 +158,7 @@ def make_jobs(redis_port: int, state: str, count: int) -> list[str]:
         "groups": '{"issued": 900, "active": 0, "trained": 800, "degenerate": 100}', "export": "/exports/load",
     }  # fmt: skip
     made = []
-    with sync_redis.Redis(port=redis_port) as redis:
+    with sync_redis.Redis.from_url(redis_url) as redis:
         for _ in range(count):
             order = int(str(redis.incr(keys.ORDER)))
             made.append(f"load-{order:08x}")
@@ -172,7 +172,7 @@ def make_jobs(redis_port: int, state: str, count: int) -> list[str]:
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[tuple[int, int]]:
+def running(folder: Path) -> Iterator[tuple[int, str]]:
     """A gateway; its port, and its Redis' port."""
     redis = EmbeddedRedis(folder / "redis")
     redis.start()
@@ -183,7 +183,7 @@ def running(folder: Path) -> Iterator[tuple[int, int]]:
     }  # fmt: skip
     try:
         with process([sys.executable, "-m", "services.gateway"], port, folder / "gateway.log", environment):
-            yield port, redis.port
+            yield port, redis.url
     finally:
         redis.stop()
 

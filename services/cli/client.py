@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -96,6 +96,18 @@ class GatewayClient:
     def resume(self, job_id: str) -> JsonObject:
         """Resumes a paused job; answers its record."""
         return self._ask("POST", _path(job_id, "resume"))
+
+    def delete(self, job_id: str) -> None:
+        """Deletes a job that has ended, with its folder.
+
+        Raises:
+            GatewayError: there is no such job, it has not ended, or another begins with it; or no answer.
+        """
+        self._answer("DELETE", _path(job_id))
+
+    def prune(self, limits: Mapping[str, float], *, dry_run: bool = False) -> JsonObject:
+        """Deletes ended jobs beyond the limits (`keep`, `older_than_days`, `max_bytes`); tells which, or which would go."""
+        return self._ask("POST", "/jobs/prune", params={**limits, "dry_run": str(dry_run).lower()})
 
     def dead_letters(self, job_id: str, stage: str | None, limit: int) -> JsonObject:
         """`letters`, newest first by stage, and `totals`."""
@@ -230,13 +242,17 @@ class GatewayClient:
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
 
-    def _ask(self, method: str, path: str, **options: Any) -> JsonObject:  # noqa: ANN401  httpx's own
+    def _answer(self, method: str, path: str, **options: Any) -> httpx.Response:  # noqa: ANN401  httpx's own
         try:
             response = self._send(method, path, **options)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
         if response.is_error:
             raise _refusal(response)
+        return response
+
+    def _ask(self, method: str, path: str, **options: Any) -> JsonObject:  # noqa: ANN401  httpx's own
+        response = self._answer(method, path, **options)
         try:
             answer: JsonObject = response.json()
         except ValueError as error:

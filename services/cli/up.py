@@ -8,11 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from services.cli.children import created_at, is_same, kill_tree
 from services.cli.doctor import refuse_problems
+from services.cli.runtime import remember_segments, remove_left, runtime_of
 from services.cli.stack import plan_stack
 from services.cli.state import ProcessState, UpState, only_one, read_state, remove_state, write_state
 from services.cli.supervisor import GaveUp, Supervisor
@@ -35,10 +38,12 @@ def run_up(home: Path, *, servers: int, gateway_port: int, metrics_base: int | N
     """
     os.environ["MILLRACE_HOME"] = str(home)
     settings = load_settings()
-    with only_one(home):
+    with ExitStack() as held:
+        held.enter_context(only_one(home))
         _end_leftovers(home, say)
         refuse_problems(home)
-        stack = plan_stack(settings, servers=servers, gateway_port=gateway_port, metrics_base=metrics_base)
+        runtime = held.enter_context(runtime_of(home))
+        stack = plan_stack(settings, runtime, servers=servers, gateway_port=gateway_port, metrics_base=metrics_base)
         state = UpState(os.getpid(), created_at(os.getpid()), stack.url, stack.redis_url, stack.token_file, ready=False)
 
         def changed(ready: bool, processes: dict[str, ProcessState], lost: dict[str, str]) -> None:
@@ -46,8 +51,9 @@ def run_up(home: Path, *, servers: int, gateway_port: int, metrics_base: int | N
 
         changed(False, {}, {})
         say(f"starting {', '.join(spec.name for spec in stack.table)} (logs: {home / 'logs'})")
+        remember = partial(remember_segments, home)
         try:
-            Supervisor(stack.table, home / "logs", say=say, changed=changed).run()
+            Supervisor(stack.table, home / "logs", say=say, changed=changed, remember=remember).run()
         finally:
             remove_state(home)
 
@@ -99,8 +105,10 @@ def run_down(home: Path, say: Say, *, timeout_s: float = DOWN_TIMEOUT_S, grace_s
         say(f"nothing is up in {home}")
         return
     if not state.is_alive():
-        _end_leftovers(home, say, grace_s)
-        remove_state(home)
+        with only_one(home):
+            _end_leftovers(home, say, grace_s)
+            remove_left(home)
+            remove_state(home)
         return
     say(f"draining (process {state.pid})")
     os.kill(state.pid, signal.SIGTERM)
@@ -110,6 +118,7 @@ def run_down(home: Path, say: Say, *, timeout_s: float = DOWN_TIMEOUT_S, grace_s
             latest = read_state(home) or state
             os.kill(state.pid, signal.SIGKILL)
             _kill(latest)
+            remove_left(home)
             remove_state(home)
             raise DeadlineExceeded(f"millrace in {home} did not drain within {timeout_s:.0f} s: killed")
         time.sleep(0.1)

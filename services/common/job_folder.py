@@ -19,6 +19,7 @@ from typing import Any
 
 import xxhash
 
+from services.common.deleted_jobs import is_deleted
 from services.common.durable import write_durably
 
 log = logging.getLogger(__name__)
@@ -71,8 +72,10 @@ class JobFolder:
         """Makes the record durable, and the spec, whose text is asked for then, if it is not there yet.
 
         The incarnation in the folder only rises: a record that was put back into Redis has none until its head finds it, and the next head
-        must not be given a number that an older one, which may wake up, has had.
+        must not be given a number that an older one, which may wake up, has had. The folder of a deleted job is not made again.
         """
+        if is_deleted(self.path):
+            return
         self.path.mkdir(parents=True, exist_ok=True)
         record = record | {"incarnation": max(record["incarnation"], self.incarnation())}
         if not (self.path / SPEC_FILE).exists():

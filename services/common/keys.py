@@ -124,6 +124,13 @@ def restored(who: str) -> str:
     return f"millrace:restored:{who}"
 
 
+def archived(job_id: str) -> list[str]:
+    """The keys that go some time after the job's end: all but its record."""
+    dead_letters = [dead(job_id, stage) for stage in Stage]
+    histories = [events(job_id), steps(job_id), evals(job_id), samples(job_id)]
+    return [*histories, *dead_letters, dead_bytes(job_id), deaths(job_id), *work(job_id)]
+
+
 def work(job_id: str) -> list[str]:
     """The keys that hold work in flight, to be deleted when the job has ended."""
     return [key(job_id, stage) for stage in Stage for key in (stream, seen)]

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import psutil
 from pydantic import SecretStr
@@ -37,7 +37,7 @@ async def require_redis(url: str, password: SecretStr | None = None, *, wait_s: 
         ConfigError: it refuses the user.
     """
     parts = urlsplit(url)
-    where = f"{parts.hostname}:{parts.port or 6379}" if parts.hostname else parts.path
+    where = f"{parts.hostname}:{parts.port or 6379}" if parts.hostname else unquote(parts.path)
     try:
         async with connect(url, password=password, outage_s=wait_s) as redis:
             await redis.ping()

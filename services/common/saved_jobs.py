@@ -10,6 +10,7 @@ from functools import partial
 
 from services.common import job_scripts, keys
 from services.common.connection import text
+from services.common.deleted_jobs import is_deleted
 from services.common.errors import ConfigError, JobConflict
 from services.common.job_folder import JobFolder
 from services.common.job_history import JobHistory
@@ -58,8 +59,10 @@ class SavedJobs(JobHistory):
             written = record
 
     def saved(self, job_id: str) -> JobRecord | None:
-        """The record in the job's folder; None when there is none, or it cannot be read (the log says why)."""
-        found = JobFolder(self._jobs_dir / job_id).load() if self._jobs_dir is not None else None
+        """The record in the job's folder; None when there is none, the job was deleted, or it cannot be read (the log says why)."""
+        if self._jobs_dir is None or is_deleted(self._jobs_dir / job_id):
+            return None
+        found = JobFolder(self._jobs_dir / job_id).load()
         try:
             return None if found is None else from_document(found[0], parse_recorded_spec(found[1]))
         except (ConfigError, KeyError, TypeError, ValueError) as error:

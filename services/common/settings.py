@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import ByteSize, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from services.common.errors import ConfigError
@@ -92,6 +92,20 @@ class Settings(BaseSettings):
     )
     min_free_gib: float = Field(
         default=1.0, ge=0, description="The learner does not start with less room below <home>/jobs, GiB."
+    )
+    shared_memory: Path = Field(
+        default=Path("/dev/shm"),  # noqa: S108  the directories made there are private
+        description="Directory in shared memory below which received weights wait for the engine.",
+    )
+    keep_jobs: int | None = Field(default=None, ge=0, description="Ended jobs that are kept, the newest; unset: all.")
+    keep_jobs_days: float | None = Field(default=None, ge=0, description="Days for which ended jobs are kept.")
+    keep_jobs_bytes: ByteSize | None = Field(
+        default=None, ge=0, description="What the folders of ended jobs may take, e.g. 200GiB; the oldest go."
+    )
+    keep_in_redis_hours: float = Field(
+        default=24.0,
+        ge=0,
+        description="Hours after a job's end for which Redis keeps its samples, events and histories.",
     )
     max_data_bytes: int = Field(
         default=2 * 1024**3,

@@ -22,6 +22,7 @@ from services.common.lifecycle import keep_files_private
 from services.common.logs import configure_logging
 from services.common.preflight import RedisAway, require_redis
 from services.common.restore import Restorer
+from services.common.retention import DAY_S, Policy, Retention
 from services.common.sandbox.pool import Sandbox
 from services.common.settings import Settings, load_settings
 from services.gateway.admission import PREPARE, ChildAdmission
@@ -31,6 +32,7 @@ from services.gateway.auth import load_token
 log = logging.getLogger("millrace.gateway")
 
 RESTORE_S = 1.0
+RETENTION_S = 180.0
 POOL_WAIT_S = 5.0
 """How long a request waits for a connection to Redis while all are in use."""
 MAX_FILES = 65_536
@@ -79,17 +81,23 @@ async def _serve(settings: Settings, token: str, listener: socket.socket) -> Non
     host, port = listener.getsockname()[:2]
     log.info("listening on http://%s:%d", host, port)
     warming = asyncio.create_task(_warm(sandbox), name="warm")
-    restoring = asyncio.create_task(_restore_loop(app.state.context.restorer), name="restore")
     server = uvicorn.Server(config)
-    restoring.add_done_callback(partial(_ended, server))
+    loops = [
+        asyncio.create_task(_restore_loop(app.state.context.restorer), name="restore"),
+        asyncio.create_task(_retention_loop(app.state.context.retention, settings), name="retention"),
+    ]
+    for loop in loops:
+        loop.add_done_callback(partial(_ended, server))
     try:
         await server.serve(sockets=[listener])
-        if restoring.done():
-            restoring.result()
+        for loop in loops:
+            if loop.done():
+                loop.result()
     finally:
-        for task in (restoring, warming):
+        for task in (*loops, warming):
             task.cancel()
-        await asyncio.gather(restoring, warming, return_exceptions=True)
+        await asyncio.gather(*loops, warming, return_exceptions=True)
+        await app.state.context.retention.close()
         await sandbox.stop()
         await app.state.context.inference.close()
         await redis.aclose()
@@ -109,6 +117,23 @@ async def _restore_loop(restorer: Restorer) -> None:
         except RedisError as error:
             log.warning("cannot look after the jobs' records: %s", type(error).__name__)
         await asyncio.sleep(RESTORE_S)
+
+
+async def _retention_loop(retention: Retention, settings: Settings) -> None:
+    """Consumes the ended jobs; waits a few minutes; unblocked by time; produces room, as the settings `MILLRACE_KEEP_…` ask for."""
+    days = settings.keep_jobs_days
+    policy = Policy(settings.keep_jobs, None if days is None else days * DAY_S, settings.keep_jobs_bytes)
+    while True:
+        try:
+            await retention.sweep()
+            for job in await retention.prune(policy):
+                log.info("job %s is not kept any longer: %d bytes", job.id, job.size_bytes)
+            await retention.archive(settings.keep_in_redis_hours * 3600.0)
+        except RedisError as error:
+            log.warning("cannot look after the ended jobs: %s", type(error).__name__)
+        except OSError as error:
+            log.warning("cannot look after the ended jobs: %s", error)
+        await asyncio.sleep(RETENTION_S)
 
 
 def _ended(server: uvicorn.Server, task: asyncio.Task[None]) -> None:

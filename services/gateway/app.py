@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 from services.common.jobs import JobStore
 from services.common.release import release
 from services.common.restore import Restorer
+from services.common.retention import Retention
 from services.common.settings import Settings, is_loopback
 from services.gateway import (
     console_routes,
@@ -23,6 +24,7 @@ from services.gateway import (
     ledger_routes,
     openai_routes,
     reads_routes,
+    retention_routes,
     service_routes,
 )
 from services.gateway.admission import Admission
@@ -64,6 +66,7 @@ def create_app(
     metrics.streams.set_function(lambda: len(streams))
     times = event_times or EventTimes()
     jobs_dir = settings.home / "jobs"
+    store = JobStore(redis, jobs_dir)
     app = FastAPI(
         title="Millrace gateway",
         summary="Submit, watch and cancel reinforcement-learning jobs.",
@@ -75,8 +78,9 @@ def create_app(
     )
     app.state.context = Context(
         redis=redis,
-        store=JobStore(redis, jobs_dir),
+        store=store,
         restorer=Restorer(redis, jobs_dir, "gateway", lambda _: True),
+        retention=Retention(redis, store, settings),
         admission=admission,
         metrics=metrics,
         event_times=times,
@@ -88,7 +92,8 @@ def create_app(
         settings=settings,
     )
     routers = (
-        jobs_routes.router, reads_routes.router, ledger_routes.router, dead_letter_routes.router, openai_routes.router,
+        jobs_routes.router, retention_routes.router,
+        reads_routes.router, ledger_routes.router, dead_letter_routes.router, openai_routes.router,
     )  # fmt: skip
     for router in routers:
         app.include_router(router, dependencies=[Depends(_BEARER)])

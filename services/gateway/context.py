@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from services.common.job_records import JobRecord
 from services.common.jobs import JobStore
 from services.common.restore import Restorer
+from services.common.retention import Retention
 from services.common.settings import Settings
 from services.gateway.admission import Admission
 from services.gateway.errors import RETRY_AFTER_S
@@ -40,6 +41,7 @@ class Context:
     redis: Redis
     store: JobStore
     restorer: Restorer
+    retention: Retention
     admission: Admission
     metrics: GatewayMetrics
     event_times: EventTimes

@@ -114,15 +114,27 @@ def install_handlers(app: FastAPI) -> None:
 
 async def _http(request: Request, error: Exception) -> JSONResponse:
     problem = cast("HTTPException", error)
-    if problem.status_code == 405:
+    if problem.status_code == 405 or (problem.status_code == 404 and _is_for_other_methods(request)):
         return error_answer(405, f"{request.method} is not for this path", headers={"Allow": _allowed(request)})
     message = "there is nothing here" if problem.detail == "Not Found" else problem.detail
     return error_answer(problem.status_code, message, headers=problem.headers)
 
 
+def _is_for_other_methods(request: Request) -> bool:
+    """Whether just this path has routes (`/jobs/schema`), and the request came to one of a pattern (`/jobs/{job_id}`)."""
+    methods = {method for route in _routes(request) if route.path == request.url.path for method in route.methods or ()}
+    return bool(methods) and request.method not in methods
+
+
+def _routes(request: Request) -> list[Any]:
+    """Every route of the path; those of just this path, if it has any."""
+    found = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    return [route for route in found if route.path == request.url.path] or found
+
+
 def _allowed(request: Request) -> str:
     """The methods of every route of the path; the framework names those of the first only."""
-    routes = (route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE)
+    routes = _routes(request)
     return ", ".join(sorted({method for route in routes for method in route.methods or ()}))
 
 

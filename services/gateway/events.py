@@ -15,11 +15,12 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.types import Receive, Scope, Send
 
 from services.common.job_records import JobRecord
-from services.gateway.event_hub import EventHub, EventId
+from services.gateway.event_hub import BEGINNING, EventHub, EventId
 from services.gateway.stream_limit import Seat
 
 log = logging.getLogger(__name__)
 
+ARCHIVED = "this job ended long ago, and its events were removed: its record, history and ledger are there"
 EVENT_ID_PATTERN = r"^[0-9]{1,19}-[0-9]{1,19}$"
 """Redis counts to 2⁶⁴, which has 20 digits: ids of 19 always fit."""
 EVENT_SCHEMA: dict[str, Any] = {
@@ -67,6 +68,9 @@ async def follow(hub: EventHub, record: JobRecord, place: EventId, seat: Seat) -
                 if page:
                     continue
                 if over:
+                    if place == BEGINNING and record.state.ended:  # every other job has events
+                        told = {"at": record.finished_at, "message": ARCHIVED}
+                        yield ServerSentEvent(event="archived", data=json.dumps(told)).encode()
                     state = feed.state if feed.over else record.state
                     yield ServerSentEvent(event="end", data=json.dumps({"state": state})).encode()
                     return

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from starlette.exceptions import HTTPException
 
 from services.common import keys
-from services.common.errors import KeyReused
+from services.common.errors import ConfigError, KeyReused
 from services.common.job_records import JobRecord
 from services.common.spec import JobSpec
 from services.gateway.context import Context, ContextDep, RecordDep
@@ -85,7 +85,10 @@ async def submit(
 
     await context.restorer.look()  # a key that Redis lost must be known again before it is asked for
     try:
-        record, new = await context.store.create_once(spec, idempotency_key)
+        async with context.retention.using(spec):
+            record, new = await context.store.create_once(spec, idempotency_key)
+    except ConfigError as error:
+        raise SpecRefused([FieldProblem(field="checkpoint.load", message=str(error))]) from error
     except KeyReused as error:
         raise SpecRefused([FieldProblem(field=HEADER, message=str(error))]) from error
     if new:

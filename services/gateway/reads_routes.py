@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from sse_starlette import EventSourceResponse
 
 from services.common import keys
+from services.common.job_folder import JobFolder
 from services.common.lost_processes import lost_processes
+from services.common.retention import is_archived
 from services.common.workers import alive
 from services.gateway.context import ContextDep, RecordDep
 from services.gateway.errors import documented, too_many
@@ -46,6 +49,8 @@ async def job_metrics(
     limit: Annotated[int, Query(ge=1, le=10_000, description="Most steps to return.", examples=[100])] = 1000,
 ) -> History:
     """One object per optimizer step, and the held-out evaluations."""
+    if await is_archived(context.redis, record):
+        return await asyncio.to_thread(_from_folder, context.settings.job_dir(record.id), first, limit)
     name = keys.steps(record.id)
     total = int(await context.redis.llen(name))
     evals = _objects(await context.redis.lrange(keys.evals(record.id), -MAX_EVALS, -1))
@@ -73,7 +78,10 @@ async def job_rollouts(
     limit: Annotated[int, Query(ge=1, le=500, description="Most groups to return.", examples=[5])] = 20,
 ) -> Samples:
     """The newest judged groups with their text, rewards and policy versions."""
-    return Samples(samples=_objects(await context.redis.lrange(keys.samples(record.id), 0, limit - 1)))
+    archived = await is_archived(context.redis, record)
+    return Samples(
+        archived=archived, samples=_objects(await context.redis.lrange(keys.samples(record.id), 0, limit - 1))
+    )
 
 
 @router.get(
@@ -122,6 +130,15 @@ async def list_workers(context: ContextDep) -> WorkerList:
     """Every rollout, reward and learner process whose heartbeat is fresh, and those that the stack cannot keep alive, with the cause."""
     lost = await asyncio.to_thread(lost_processes, context.settings.home)
     return WorkerList(workers=[worker_answer(status) for status in roster(await alive(context.redis), lost)])
+
+
+def _from_folder(folder: Path, first: int | None, limit: int) -> History:
+    """The history of a job whose part of Redis is gone."""
+    history = JobFolder(folder).history()
+    steps = _objects([json.dumps(step) for step in history.steps])
+    page = steps[-limit:] if first is None else [item for item in steps if _step(item) >= first][:limit]
+    evals = _objects([json.dumps(record) for record in history.evals[-MAX_EVALS:]])
+    return History(total=len(steps), steps=page, evals=evals)
 
 
 def _objects(raw: list[Any]) -> list[OpenObject]:

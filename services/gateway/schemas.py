@@ -132,6 +132,9 @@ class History(Answer):
 class Samples(Answer):
     """A job's newest samples."""
 
+    archived: bool = Field(
+        default=False, description="Whether the job ended so long ago that its samples and events were removed."
+    )
     samples: list[OpenObject] = Field(
         description="Judged groups, newest first, with text, reward and policy version.", examples=[[EXAMPLE_SAMPLE]]
     )

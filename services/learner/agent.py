@@ -235,19 +235,21 @@ class Agent:
         return await self._store.find(record.id) or record
 
     async def _launch(self, record: JobRecord) -> int:
-        with tempfile.TemporaryDirectory(prefix="millrace-beats-") as beats:
-            return await self._watched(record, Path(beats))
+        with tempfile.TemporaryDirectory(prefix="millrace-ranks-", ignore_cleanup_errors=True) as temporary:
+            return await self._watched(record, Path(temporary))
 
-    async def _watched(self, record: JobRecord, beats: Path) -> int:
-        """Runs torchelastic once, and kills what hangs of it; returns its exit code."""
+    async def _watched(self, record: JobRecord, temporary: Path) -> int:
+        """Runs torchelastic once, and kills what hangs of it; returns its exit code. What it and the ranks leave lies in `temporary`."""
         shutil.rmtree(self._metrics_dir, ignore_errors=True)
         self._metrics_dir.mkdir(parents=True)
+        beats = temporary / "beats"
+        beats.mkdir()
         watch = RanksWatch(beats)
         deaths = self._deaths_in(beats, record)
         command = rank_command(self._nodes, record.id, record.spec.learner.world_size, RESTARTS)
         environment = rank_environment(self._settings, record.id, record.spec, self._metrics_dir)
         process = await asyncio.create_subprocess_exec(
-            *command, env={**environment, FOLDER: str(beats)}, start_new_session=True
+            *command, env={**environment, FOLDER: str(beats), "TMPDIR": str(temporary)}, start_new_session=True
         )
         waiter = asyncio.create_task(process.wait())
         wait = NamedWait(self._store, record, "its ranks load the model")

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 from services.common.parent import die_with_parent
@@ -57,6 +58,10 @@ if __name__ == "__main__":
     die_with_parent(signal.SIGTERM)
     from torch.distributed.run import main
 
+    from services.learner.rendezvous import offer
+
     if FOLDER in os.environ:
         logging.getLogger(TORCH_LOG).addHandler(DeathsHandler(Path(os.environ[FOLDER])))
-    main(sys.argv[1:])
+    with tempfile.TemporaryDirectory(prefix="millrace-meet-", ignore_cleanup_errors=True) as folder:
+        offer(Path(folder))
+        main(sys.argv[1:])

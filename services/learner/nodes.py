@@ -8,6 +8,8 @@ from typing import Self
 from services.common.errors import ConfigError
 from services.common.settings import Settings
 
+LOCAL_BACKEND = "millrace-local"
+"""How one machine's ranks meet (`rendezvous.py`)."""
 MEET_WITHIN_S = 600
 """Longest wait of a machine for the others, at the start and after a rank or a machine died."""
 
@@ -80,7 +82,7 @@ class Nodes:
         """
         here = [f"--nproc-per-node={self.ranks_here(world_size)}"]
         if self.count == 1:
-            return ["--standalone", *here]
+            return ["--nnodes=1", *here, f"--rdzv-backend={LOCAL_BACKEND}", f"--rdzv-id={job_id}"]
         address = [f"--local-addr={self.address}"] if self.address else []
         return [
             f"--nnodes={self.count}", *here, "--rdzv-backend=c10d", f"--rdzv-id={job_id}", *address,

@@ -136,4 +136,4 @@ def _stage_directory(wiring: Wiring, model_dir: Path, spec: JobSpec) -> Path:
     size: Callable[[Path], int] = lambda path: path.stat().st_size  # noqa: E731
     model_bytes = sum(size(path) for path in model_dir.glob("*.safetensors"))
     need = _STAGED_VERSIONS * model_bytes * (2 if spec.model.dtype is DType.FLOAT32 else 1)
-    return default_stage_directory(wiring.name, wiring.settings.home.resolve(), need)
+    return default_stage_directory(wiring.name, wiring.settings.home.resolve(), need, wiring.settings.shared_memory)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import xxhash
 from redis.asyncio import Redis
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from services.common import job_deaths
 from services.common.errors import MillraceError, ModelError, WeightSyncError
@@ -105,7 +105,8 @@ class ExportLoader:
             return None
 
     async def _activate(self, export: Path, version: Version) -> None:
-        stage = Stage(default_stage_directory(self._name, self._settings.home.resolve(), 2 * _bytes(export)))
+        home, shared_memory = self._settings.home.resolve(), self._settings.shared_memory
+        stage = Stage(default_stage_directory(self._name, home, 2 * _bytes(export), shared_memory))
         try:
             staged = await asyncio.to_thread(stage_export, export, stage, version)
             await self._engine.activate(staged)
@@ -147,7 +148,12 @@ def stage_export(export: Path, stage: Stage, version: Version) -> StagedWeights:
         WeightSyncError: a file cannot be read, or there is no room.
     """
     started = time.monotonic()
-    tensors = _tensors(export)
+    try:
+        tensors = _tensors(export)
+    except (OSError, SafetensorError) as error:
+        raise WeightSyncError(f"{export}: cannot be read: {error}") from error
+    if not tensors:
+        raise WeightSyncError(f"{export}: has no weights any more")
     if LM_HEAD not in tensors and EMBEDDING in tensors:
         tensors[LM_HEAD] = tensors[EMBEDDING]
     specs = [

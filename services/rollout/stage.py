@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import re
 import shutil
-import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +18,11 @@ from types import TracebackType
 from typing import Self
 
 from services.common.errors import ConfigError, WeightSyncError
+from services.common.private_folder import is_own, make_private, prefix_of
 from services.common.snapshot import TensorSpec
 from services.rollout.tensor_file import layout
 
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  the directory below it is private to this user, and checked
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  the directory below it is private to this user, and checked
 _PART = ".part"
 _OURS = re.compile(r"v\d+-\d+-\d+\.safetensors(\.part)?")
 
@@ -64,8 +63,7 @@ class Stage:
         self._serial = 0
         self._staged: list[Path] = []
         try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._check_private()
+            make_private(directory)
             self._lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise ConfigError(f"stage directory {directory}: {error.strerror}") from error
@@ -101,11 +99,6 @@ class Stage:
         self._remove(self._staged[: -self._keep])
         del self._staged[: -self._keep]
         return path
-
-    def _check_private(self) -> None:
-        facts = self.directory.lstat()
-        if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
-            raise ConfigError(f"stage directory {self.directory} is not a directory of this user")
 
     @staticmethod
     def _remove(paths: Iterable[Path]) -> None:
@@ -189,16 +182,21 @@ class StageWriter:
         self.discard()
 
 
-def default_stage_directory(worker: str, home: Path, need_bytes: int = 1 << 30) -> Path:
+def default_stage_directory(
+    worker: str, home: Path, need_bytes: int = 1 << 30, shared_memory: Path = SHARED_MEMORY
+) -> Path:
     """Shared memory when it has room for `need_bytes` (three versions of the model: two kept, one arriving), else the home directory.
+
+    Not shared memory, either, where somebody else's directory has the name already: other users can make one there.
 
     Raises:
         ConfigError: the worker's name cannot name a directory.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", worker):
         raise ConfigError(f"worker: {worker!r} cannot name a directory (letters, digits, '.', '_', '-')")
-    usable = _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK)
-    if usable and shutil.disk_usage(_SHARED_MEMORY).free >= need_bytes:
-        stack = hashlib.sha256(str(home.resolve()).encode()).hexdigest()[:8]  # two stacks may name their workers alike
-        return _SHARED_MEMORY / f"millrace-{stack}-{worker}"
+    shared = shared_memory / f"{prefix_of(home)}{worker}"
+    free = not os.path.lexists(shared) or is_own(shared)
+    usable = free and shared_memory.is_dir() and os.access(shared_memory, os.W_OK)
+    if usable and shutil.disk_usage(shared_memory).free >= need_bytes:
+        return shared
     return home / "stage" / worker

@@ -9,7 +9,7 @@ from services.cli.state import read_state
 from tests.chaos import waits
 from tests.chaos.campaign import Campaign, campaign
 from tests.chaos.faults import Options
-from tests.chaos.proxy import ProxyThread
+from tests.chaos.proxy import ProxyThread, server_of
 from tests.chaos.result import Result
 from tests.chaos.stack import PROXIED_URL
 
@@ -17,11 +17,7 @@ from tests.chaos.stack import PROXIED_URL
 def network(options: Options) -> Result:
     """The services reach Redis through a proxy that loses replies (`cut`), adds 500 ms (`latency`), or stands still (`half-open`)."""
 
-    def where() -> tuple[str, int]:
-        host, _, port = stack_url(options.home).removeprefix("redis://").partition("/")[0].partition(":")
-        return host, int(port)
-
-    proxy = ProxyThread(where, seed=options.seed)
+    proxy = ProxyThread(lambda: server_of(stack_url(options.home)), seed=options.seed)
     try:
         environment = {PROXIED_URL: proxy.url}
         with campaign(options.home, f"network: {options.target}", options.seed, environment=environment) as running:

@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import psutil
 import redis as sync_redis
@@ -34,7 +33,7 @@ from tests.chaos.garbage import MUTATIONS
 from tests.chaos.job import job_spec
 from tests.chaos.network import stack_url
 from tests.chaos.points import UNDER_WAY
-from tests.chaos.proxy import ProxyThread
+from tests.chaos.proxy import ProxyThread, server_of
 from tests.chaos.result import Result
 from tests.chaos.stack import PROXIED_URL, TARGETS, ChaosError
 
@@ -259,7 +258,7 @@ def _scene(options: Options, chosen: Sequence[str]) -> Iterator[Scene]:
         if "clock" in chosen:
             environment |= clocks_of(options.home, clocks)
         hands = held.enter_context(ThreadPoolExecutor(2, "blow"))
-        proxy = ProxyThread(lambda: _listens_at(stack_url(home)), seed=options.seed)
+        proxy = ProxyThread(lambda: server_of(stack_url(home)), seed=options.seed)
         held.callback(proxy.stop)
         environment[PROXIED_URL] = proxy.url
         spec = job_spec(steps=ENDLESS, interval_steps=5)
@@ -309,8 +308,3 @@ def _note(scene: Scene, what: str) -> None:
 
 def _direct(scene: Scene) -> sync_redis.Redis:
     return sync_redis.Redis.from_url(scene.running.stack.state.redis_url, socket_timeout=5.0)
-
-
-def _listens_at(redis_url: str) -> tuple[str, int]:
-    parts = urlsplit(redis_url)
-    return str(parts.hostname), int(parts.port or 6379)

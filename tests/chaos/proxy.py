@@ -1,4 +1,6 @@
-"""A cutting TCP proxy: what a bad network does to a client and a server that speak in requests and replies.
+"""A cutting proxy: what a bad network does to a client and a server that speak in requests and replies.
+
+Clients reach it over TCP; the server behind it listens on TCP or on a Unix socket.
 
 client ──► request: cut? ──► delay ──► server
 client ◄── delay ◄── reply: cut? ◄──── server          frozen: nothing moves, and nobody is told (a half-open connection)
@@ -14,18 +16,42 @@ import random
 import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
+from urllib.parse import unquote, urlsplit
 
 T = TypeVar("T")
 
 BLOCK_BYTES = 64 * 1024
 
-Where = Callable[[], tuple[str, int]]
-"""Gives the server's host and port, asked anew for every connection: it may have moved."""
+Server = tuple[str, int] | Path
+"""Host and port, or the path of a Unix socket."""
+Where = Callable[[], Server]
+"""Gives the server's address, asked anew for every connection: it may have moved."""
 
 Picks = Callable[[bytes], bool]
 """Whether a fault may strike this request (its first bytes, as the client sent them)."""
+
+
+def server_of(url: str) -> Server:
+    """What a Redis URL names.
+
+    Example: server_of("redis://me@127.0.0.1:6380/0") is ("127.0.0.1", 6380); server_of("unix:///home/redis.sock") is a path.
+    """
+    parts = urlsplit(url)
+    return Path(unquote(parts.path)) if parts.scheme == "unix" else (str(parts.hostname), parts.port or 6379)
+
+
+async def dial(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection to the server.
+
+    Raises:
+        OSError: nobody is there.
+    """
+    if isinstance(server, Path):
+        return await asyncio.open_unix_connection(server)
+    return await asyncio.open_connection(*server)
 
 
 def any_request(_request: bytes) -> bool:
@@ -125,8 +151,7 @@ class CutProxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.counts.connections += 1
         try:
-            host, port = self._where()
-            server_reader, server_writer = await asyncio.open_connection(host, port)
+            server_reader, server_writer = await dial(self._where())
         except OSError:
             writer.transport.abort()
             return

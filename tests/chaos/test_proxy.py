@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from urllib.parse import urlsplit
+from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
@@ -13,13 +13,13 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from services.cli.embedded_redis import EmbeddedRedis
 from services.common.connection import connect
-from tests.chaos.proxy import CutProxy, ProxyThread
+from tests.chaos.proxy import CutProxy, ProxyThread, server_of
 
 
 def proxy_of(redis_url: str) -> CutProxy:
-    parts = urlsplit(redis_url)
-    return CutProxy(lambda: (str(parts.hostname), int(parts.port or 6379)), seed=1)
+    return CutProxy(lambda: server_of(redis_url), seed=1)
 
 
 def impatient(port: int) -> Redis:
@@ -88,8 +88,22 @@ async def test_a_half_open_connection_moves_nothing_and_tells_nobody_until_it_th
 def test_the_proxy_runs_in_a_thread_for_tests_without_a_loop(redis_url: str) -> None:
     import redis as sync_redis
 
-    parts = urlsplit(redis_url)
-    proxy = ProxyThread(lambda: (str(parts.hostname), int(parts.port or 6379)))
+    proxy = ProxyThread(lambda: server_of(redis_url))
     client = sync_redis.Redis.from_url(proxy.url)
     assert client.ping()
     proxy.stop()
+
+
+async def test_the_proxy_stands_before_a_server_on_a_unix_socket_too(tmp_path: Path) -> None:
+    server = EmbeddedRedis(tmp_path / "redis")
+    await asyncio.to_thread(server.start)
+    try:
+        async with proxy_of(server.url) as proxy:
+            client = impatient(proxy.port)
+            assert await client.ping()
+            await asyncio.to_thread(server.stop)
+            with pytest.raises(RedisConnectionError):
+                await client.ping()
+            await client.aclose()
+    finally:
+        await asyncio.to_thread(server.stop)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tests.chaos.faults import Options
 from tests.chaos.grammar.cases import Case, Unrest
 from tests.chaos.hostile import Paces
 from tests.chaos.result import Result
+from tests.chaos.stack import Stack
 
 TYPICAL_POINTS = (
     "rank.journal.append:before", "rank.journal.append:after", "rank.consumer.ack:before", "rank.ranks.train:after",
@@ -33,6 +35,25 @@ def check(result: Result) -> None:
 @pytest.mark.timeout(240)
 def test_kills_of_any_process_at_random_moments_lose_nothing_and_train_nothing_twice(tmp_path: Path) -> None:
     check(faults.kill(Options(tmp_path, target="any", count=5, seed=1)))
+
+
+@pytest.mark.timeout(240)
+def test_what_a_stack_that_was_killed_whole_left_outside_its_home_goes_at_the_next_start(tmp_path: Path) -> None:
+    with Stack(tmp_path / "home") as stack:
+        left = outside(stack.home)
+        assert all(path.is_dir() for path in left)
+        stack.kill_everything()
+        assert all(path.is_dir() for path in left)
+        stack.start()
+        now = outside(stack.home)
+        assert not any(path.exists() for path in left)
+        assert all(path.stat().st_mode & 0o777 == 0o700 for path in now)
+    assert not any(path.exists() for path in now)
+
+
+def outside(home: Path) -> list[Path]:
+    """The directories that a stack has outside its home."""
+    return [Path(name) for name in json.loads((home / "runtime.json").read_text())["folders"]]
 
 
 @pytest.mark.timeout(240)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from redis.asyncio.connection import AbstractConnection, Connection
+from redis.asyncio.connection import AbstractConnection, Connection, UnixDomainSocketConnection
 
 MOST = 2.0
 """No wait may last longer than so many times its deadline."""
@@ -58,7 +58,7 @@ def install(service: str, folder: Path) -> None:
             draft.write_text(json.dumps([wait.what, wait.seconds, wait.deadline_s]))
             draft.rename(path)
 
-    for kind in (AbstractConnection, Connection):
+    for kind in (AbstractConnection, Connection, UnixDomainSocketConnection):
         for name, what, deadline in _WAITS:
             if name in vars(kind):
                 setattr(kind, name, _timed(vars(kind)[name], f"{service}: {what}", deadline, note))

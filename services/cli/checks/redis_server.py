@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import redis
 from redis.backoff import NoBackoff
@@ -54,7 +54,9 @@ def _server(url: str, password: str | None) -> list[Finding]:
             client.ping()
             return _qualities(client, shown(url))
     except ValueError as error:
-        return [problem("redis", f"REDIS_URL: {error}", "write it as redis://[[user]:password@]host:port/0")]
+        return [
+            problem("redis", f"REDIS_URL: {error}", "write it as redis://[[user]:password@]host:port/0 or unix:///path")
+        ]
     except (AuthenticationError, NoPermissionError) as error:
         remedy = "give this user's password in MILLRACE_REDIS_PASSWORD_FILE, or in REDIS_URL"
         return [problem("redis", f"{shown(url)} refuses the user: {error}".rstrip("."), remedy)]
@@ -92,6 +94,6 @@ def _info(client: redis.Redis) -> dict[str, Any]:
 
 
 def shown(url: str) -> str:
-    """The address without user and password."""
+    """The address without user, password and options."""
     parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}{parts.path}"
+    return f"{parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}{unquote(parts.path)}"

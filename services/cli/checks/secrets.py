@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from services.cli.checks.finding import Finding, Subject, ok, problem, warning
-from services.cli.stack import GATEWAY_TOKEN
+from services.cli.stack import GATEWAY_TOKEN, INTERNAL_TOKEN
 from services.common.errors import ConfigError
 from services.common.lost_processes import UP_FILE
 
@@ -16,7 +16,8 @@ from services.common.lost_processes import UP_FILE
 def check_secrets(subject: Subject) -> list[Finding]:
     """Modes of token files and `up.json`; the tokens that an address beyond loopback needs."""
     settings = subject.settings
-    named = [settings.token_file, settings.internal_token_file, subject.home / GATEWAY_TOKEN, subject.home / UP_FILE]
+    ours = [subject.home / name for name in (GATEWAY_TOKEN, INTERNAL_TOKEN, UP_FILE)]
+    named = [settings.token_file, settings.internal_token_file, *ours]
     files = sorted({path.resolve() for path in named if path is not None and path.exists()})
     return [
         *(_file(path) for path in files),

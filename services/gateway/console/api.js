@@ -40,6 +40,9 @@ export const read = async (path, options) => (await request(path, options)).json
 /** POST without a body: an action on a job. */
 export const act = (path, options) => read(path, { ...options, method: "POST" });
 
+/** Deletes what a path names. */
+export const remove = (path, options) => request(path, { ...options, method: "DELETE" });
+
 /** A job's path; the id comes from the address line and may be anything. */
 export const jobPath = (id, rest = "") => `/jobs/${encodeURIComponent(id)}${rest}`;
 

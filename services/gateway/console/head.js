@@ -1,7 +1,7 @@
 // A job's head: name, state, progress, key facts, and what can be done.
 
 import { announce } from "./announce.js";
-import { act, jobPath } from "./api.js";
+import { act, jobPath, remove } from "./api.js";
 import { confirm } from "./confirm.js";
 import { h, put, say } from "./dom.js";
 import { count, duration, moment } from "./format.js";
@@ -49,10 +49,16 @@ export class JobHead {
   }
 
   async #do(job, { verb }) {
-    if (this.busy || (verb === "cancel" && !(await confirm(this.signal, question(job))))) return;
+    if (this.busy || (QUESTIONS[verb] && !(await confirm(this.signal, QUESTIONS[verb](job))))) return;
     say(this.problem, "");
     this.busy = true; // not disabled: that would take the keyboard's place away
     try {
+      if (verb === "delete") {
+        await remove(jobPath(this.id), { signal: this.signal });
+        announce(`${job.name} is deleted`);
+        location.hash = "#/jobs";
+        return;
+      }
       this.show(await act(jobPath(this.id, `/${verb}`), { signal: this.signal }));
       announce(`${verb} requested for ${job.name}`);
       await this.refresh();
@@ -63,12 +69,20 @@ export class JobHead {
   }
 }
 
-const question = (job) => ({
-  title: `Cancel ${job.name}?`,
-  text: `${job.id} is at step ${job.step} of ${job.steps}. It cannot be continued afterwards. Checkpoints that it has written stay.`,
-  yes: "Cancel the job",
-  no: "Keep it running",
-});
+const QUESTIONS = {
+  cancel: (job) => ({
+    title: `Cancel ${job.name}?`,
+    text: `${job.id} is at step ${job.step} of ${job.steps}. It cannot be continued afterwards. Checkpoints that it has written stay.`,
+    yes: "Cancel the job",
+    no: "Keep it running",
+  }),
+  delete: (job) => ({
+    title: `Delete ${job.name}?`,
+    text: `The folder of ${job.id} is removed: its history, its journal, its checkpoints and exported weights. Nothing brings them back.`,
+    yes: "Delete the job",
+    no: "Keep it",
+  }),
+};
 
 function told(job) {
   const done = `step ${count(job.step)} of ${count(job.steps)}`;

@@ -25,18 +25,19 @@ export function showSamples(place, signal, job) {
   const purpose = choice("purpose", "Purpose", [["all", "all"], ["train", "training"], ["eval", "evaluation"]]);
   const outcome = choice("outcome", "Outcome", [
     ["all", "all"], ["mixed", "mixed verdicts"], ["right", "all right"], ["wrong", "all wrong"], ["unscored", "not scored"]]);
-  let [size, groups] = [0, []];
+  let [size, groups, archived] = [0, [], false];
 
   const draw = () => {
     const chosen = groups.filter((group) => ["all", group.purpose].includes(purpose.input.value) && OUTCOMES[outcome.input.value](group));
     put(list, chosen.map(groupCard));
-    say(told, groups.length ? `${count(chosen.length)} of the newest ${count(groups.length)} groups` : "No group has been judged yet.");
+    say(told, groups.length ? `${count(chosen.length)} of the newest ${count(groups.length)} groups` : (archived ? "The job ended long ago: its samples were removed." : "No group has been judged yet."));
   };
   const load = async (shown = true) => {
-    const { samples } = await read(jobPath(job.id, `/rollouts?limit=${SIZES[size]}`), { signal });
+    const { samples, archived: gone } = await read(jobPath(job.id, `/rollouts?limit=${SIZES[size]}`), { signal });
     if (!shown && groups.length && samples[0] && key(samples[0]) !== key(groups[0])) return void (newer.hidden = false);
     if (!shown && groups.length) return;
     groups = samples;
+    archived = gone;
     newer.hidden = true;
     more.hidden = samples.length < SIZES[size] || size === SIZES.length - 1;
     draw();

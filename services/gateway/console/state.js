@@ -27,7 +27,8 @@ export const elapsed = (job) => (job.finished_at ?? Date.now() / 1000) - (job.st
 
 /** The buttons that fit the state: `{verb, label, danger?}`. */
 export function actions(job) {
-  if (ended(job) || job.cancel_requested) return [];
+  if (ended(job)) return [{ verb: "delete", label: "Delete", danger: true }];
+  if (job.cancel_requested) return [];
   const cancel = { verb: "cancel", label: "Cancel", danger: true };
   if (job.pause_requested) return [{ verb: "resume", label: "Resume" }, cancel];
   return [{ verb: "pause", label: "Pause" }, cancel];

@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import HashStore
 from services.common.errors import ConfigError
 from services.learner.megatron.platform import backend_name
 from services.learner.megatron.settings import TrainerSettings
+from services.learner.rendezvous import meet
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ def join(settings: TrainerSettings) -> Layout:
         backend = backend_name(settings.platform)
         timeout = timedelta(seconds=settings.collective_timeout_s)
         if "RANK" in os.environ:
-            dist.init_process_group(backend, timeout=timeout)
+            meet(backend, timeout)
         else:
             dist.init_process_group(backend, timeout=timeout, store=HashStore(), rank=0, world_size=1)
     tp_size, pp_size, world_size = settings.tensor_parallel_size, settings.pipeline_parallel_size, dist.get_world_size()

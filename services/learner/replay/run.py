@@ -18,6 +18,7 @@ from services.common.settings import Settings
 from services.common.spec import JobSpec
 from services.learner.folder import ERROR_FILE
 from services.learner.launch import launch_command, rank_environment
+from services.learner.nodes import Nodes
 from services.learner.replay.plan import RESULTS, Pass, Plan
 from services.learner.replay.report import ReplayReport
 
@@ -92,7 +93,7 @@ def _run(task: Pass, spec: JobSpec, settings: Settings) -> Generator[dict[str, A
     """Starts the pass's ranks and gives rank 0's results as they come."""
     file, work = task.write(), Path(task.work)
     environment = rank_environment(settings, Path(task.folder).name, spec, work / "metrics")
-    command = launch_command(["--standalone", f"--nproc-per-node={spec.learner.world_size}"], 0, RANK_MODULE, str(file))
+    command = launch_command(Nodes().torchrun_arguments("replay", spec.learner.world_size), 0, RANK_MODULE, str(file))
     with (work / "log").open("wb") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
     seen = 0

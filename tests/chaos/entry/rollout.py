@@ -45,6 +45,6 @@ if __name__ == "__main__":
     if REAL not in os.environ or of_good:
         vars(service)["Engine"] = ScriptedEngine
     if SECOND in os.environ:
-        vars(attachment)["default_stage_directory"] = lambda worker, home, _: home / "second" / worker
+        vars(attachment)["default_stage_directory"] = lambda worker, home, *_: home / "second" / worker
     tamper("rollout")
     main()

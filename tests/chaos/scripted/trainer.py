@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from services.learner.megatron.background import BackgroundWriter
 from services.learner.megatron.batch import Sequence
 from services.learner.megatron.collectives import gather_json
 from services.learner.megatron.stats import StepStats
+from services.learner.rendezvous import meet
 from tests.chaos.scripted import lifelike, script
 
 __all__ = ["MegatronTrainer", "OldLogprobs", "StepStats"]
@@ -41,7 +43,7 @@ class MegatronTrainer:
         del settings, loss_fn
         lifelike.load(model_dir)
         self._finite = lifelike.is_finite(model_dir)
-        dist.init_process_group("gloo")
+        meet("gloo", timedelta(minutes=5))
         self.device = torch.device("cpu")
         self.step = 0
         self._state = script.GENESIS

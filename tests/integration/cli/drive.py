@@ -36,13 +36,14 @@ def spec(home: Path, name: str, stage: str, mode: str) -> ProcessSpec:
     return ProcessSpec(
         name=name,
         argv=(sys.executable, str(STAND_IN), name, str(port), str(home / "notes"), "0.3", mode),
-        env=dict(os.environ),
+        env=os.environ | {"TMPDIR": str(home / "tmp" / name)},
         stage=int(stage),
         ready=ready,
         healthy=health_probe(f"{base}/healthz"),
         start_timeout_s=5.0 if mode == "unready" else 30.0,
         drain_timeout_s=2.0,
         port=port,
+        temporary=home / "tmp" / name,
     )
 
 

@@ -1,8 +1,9 @@
 """A stand-in for a service: answers /readyz and /healthz, notes when it is asked to stop, and has a child in a session of its own.
 
 Usage: stand_in.py NAME PORT NOTES DRAIN_S MODE, with MODE one of `good`, `quick` (dies at once), `wrong` (ends with code 2),
-`deaf` (ignores SIGTERM), `unready`, `orphans` (a process below it outlives its parent for a moment). It dies at once too while the file
-NOTES.broken-NAME is there, with code 2 while NOTES.refuses-NAME is, and is not ready while NOTES.sleeps-NAME is.
+`deaf` (ignores SIGTERM), `unready`, `orphans` (a process below it outlives its parent for a moment), `litter` (it leaves a file in its
+TMPDIR, and shared memory that nobody sees to). It dies at once too while the file NOTES.broken-NAME is there, with code 2 while
+NOTES.refuses-NAME is, and is not ready while NOTES.sleeps-NAME is.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from multiprocessing import resource_tracker
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -38,6 +42,11 @@ def main() -> None:
     if mode == "orphans":
         made = subprocess.run(["sh", "-c", "sleep 1 >/dev/null & echo $!"], capture_output=True, text=True, check=True)
         note(f"orphan={int(made.stdout)}")
+    if mode == "litter":
+        Path(tempfile.mkdtemp(), "file").write_text(name)
+        segment = SharedMemory(create=True, size=4096)
+        resource_tracker.unregister(f"/{segment.name}", "shared_memory")
+        note(f"segment={segment.name}")
     sick, sleeps = Path(f"{notes}.sick-{name}"), Path(f"{notes}.sleeps-{name}")
     HealthServer(
         "127.0.0.1",

@@ -136,6 +136,35 @@ async def test_every_reading_command_has_json_that_is_the_gateways(cli: Cli, red
     assert (await cli.run("workers", "--json")).json == []
 
 
+async def test_delete_takes_ended_jobs_and_says_why_it_leaves_others(cli: Cli, redis: Redis) -> None:
+    store = JobStore(redis)
+    first, second, waits = [await cli.submit() for _ in range(3)]
+    for job_id in (first, second):
+        await store.cancel(job_id)
+    done = await cli.run("delete", first, waits, "demo-0000000a", second)
+    assert done.code == 1
+    assert done.out == f"{first} is deleted\n{second} is deleted\n"
+    assert f"job {waits} is queued: only a job that has ended can be deleted" in done.error
+    assert "there is no such job" in done.error
+    assert [record.id for record in await store.list()] == [waits]
+
+
+async def test_prune_says_what_goes_and_needs_a_limit(cli: Cli, redis: Redis) -> None:
+    store = JobStore(redis)
+    old, new = [await cli.submit() for _ in range(2)]
+    for job_id in (old, new):
+        await store.cancel(job_id)
+    assert (await cli.run("prune")).code == 2
+    assert (await cli.run("prune", "--max-bytes", "lots")).code == 2
+    told = await cli.run("prune", "--keep", "1", "--dry-run")
+    assert old in told.out
+    assert "would be deleted" in told.error
+    assert len(await store.list()) == 2
+    assert (await cli.run("prune", "--older-than", "1", "--max-bytes", "1GiB", "--json")).json["jobs"] == []
+    assert [job["id"] for job in (await cli.run("prune", "--keep", "1", "--json")).json["jobs"]] == [old]
+    assert [record.id for record in await store.list()] == [new]
+
+
 async def test_pause_resume_and_cancel_say_what_became_of_the_job(cli: Cli, redis: Redis) -> None:
     store, job_id = JobStore(redis), await cli.submit()
     assert (await cli.run("pause", job_id)).out == f"{job_id} is paused\n"

@@ -8,11 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
+from services.cli.segments import SHARED_MEMORY
 from services.cli.state import UpState, read_state
 from services.common.lost_processes import lost_processes
 
@@ -63,6 +65,10 @@ class Stack:
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
         return self.process.wait(60)
+
+
+def has_restarted(stack: Stack, name: str, times: int) -> bool:
+    return stack.state is not None and stack.is_ready() and stack.state.processes[name].restarts == times
 
 
 def running(pids: set[int]) -> set[int]:
@@ -137,6 +143,24 @@ def test_an_orphan_that_ends_leaves_no_zombie_while_its_service_goes_on(start: C
     stack.wait_until(lambda: not psutil.pid_exists(orphan), 10)
     assert "starting it again" not in stack.said
     assert stack.end() == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="shared memory has names on Linux only")
+def test_processes_that_are_killed_again_and_again_leave_nothing_behind(start: Callable[..., Stack]) -> None:
+    stack = start("reward-0:0:litter", "learner-0:0:litter")
+    stack.wait_until(stack.is_ready)
+    time.sleep(1.0)  # two looks at shared memory
+    for restarts in (1, 2, 3):
+        os.kill(stack.pid("reward-0"), signal.SIGKILL)
+        stack.wait_until(partial(has_restarted, stack, "reward-0", restarts))
+        time.sleep(1.0)
+        assert sorted(path.parent.parent.name for path in stack.home.glob("tmp/*/*/file")) == ["learner-0", "reward-0"]
+    made = [Path(SHARED_MEMORY, note[0].partition("=")[2]) for note in stack.notes() if note[0].startswith("segment=")]
+    assert len(made) == 5
+    assert sum(path.exists() for path in made) == 2
+    assert stack.end() == 0
+    assert not any(path.exists() for path in made)
+    assert not list(stack.home.glob("tmp/*"))
 
 
 def test_a_process_that_says_it_is_sick_is_restarted(start: Callable[..., Stack]) -> None:

@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 import redis.asyncio
@@ -28,7 +27,7 @@ from services.common.spec import parse_spec
 from services.common.streams import add
 from services.common.workers import WorkerKind, WorkerStatus, alive, beat, leave
 from services.reward.samples import keep_sample
-from tests.chaos.proxy import CutProxy
+from tests.chaos.proxy import CutProxy, server_of
 from tests.unit.learner.scored_groups import scored_group
 
 Redis = redis.asyncio.Redis
@@ -48,11 +47,7 @@ def is_work(request: bytes) -> bool:
 async def proxy(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[CutProxy]:
     """A proxy that cuts half of the replies."""
     monkeypatch.setattr(connection, "LONGEST_PAUSE_S", 0.02)
-    parts = urlsplit(redis_url)
-    assert parts.hostname
-    assert parts.port
-    where = (parts.hostname, parts.port)
-    async with CutProxy(lambda: where, seed=7) as made:
+    async with CutProxy(lambda: server_of(redis_url), seed=7) as made:
         made.faults.cut_reply = 0.5
         made.faults.picks = is_work
         yield made

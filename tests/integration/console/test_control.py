@@ -60,6 +60,25 @@ async def test_pausing_and_resuming_follow_the_learner(console: Console, store: 
     await expect(state).to_have_text("running")
 
 
+async def test_deleting_an_ended_job_asks_first_and_then_shows_the_other_jobs(
+    console: Console, store: JobStore, job_id: str, document: dict[str, Any]
+) -> None:
+    page, other = console.page, await store.create(JobSpec.model_validate(document))
+    await console.sign_in(f"#/jobs/{job_id}")
+    await expect(page.get_by_role("button", name="Pause")).to_be_visible()
+    await expect(page.get_by_role("button", name="Delete")).to_have_count(0)
+    await store.transition(job_id, JobState.SUCCEEDED, allowed=[JobState.RUNNING])
+    await page.get_by_role("button", name="Delete").click()
+    await expect(page.get_by_role("dialog")).to_contain_text(job_id)
+    await page.get_by_role("button", name="Keep it").click()
+    assert await store.find(job_id) is not None
+    await page.get_by_role("button", name="Delete").click()
+    await page.get_by_role("button", name="Delete the job").click()
+    await expect(page.get_by_text(other.id)).to_be_visible()
+    await expect(page.locator("main").get_by_text(job_id)).to_have_count(0)
+    assert await store.find(job_id) is None
+
+
 async def test_a_queued_job_is_cancelled_at_once(console: Console, store: JobStore, document: dict[str, Any]) -> None:
     job = await store.create(JobSpec.model_validate(document))
     await console.sign_in(f"#/jobs/{job.id}")

@@ -20,6 +20,8 @@ from services.common.job_records import ActiveJob, JobState
 from services.common.jobs import JobStore
 from services.common.keys import Stage
 from services.common.restore import Restorer
+from services.common.retention import Policy, Retention
+from services.common.settings import Settings
 from services.common.spec import JobSpec, parse_spec
 from services.common.streams import add, depths, forget
 from services.common.types import ScoredGroup
@@ -146,6 +148,25 @@ async def test_people_may_pause_resume_and_cancel_a_job(connect_as: Connect) -> 
     assert await JobStore(connect_as("learner")).claim("learner") is None
 
 
+async def test_people_may_delete_a_job_that_has_ended_and_its_part_of_redis_goes_before(
+    connect_as: Connect, tmp_path: Path
+) -> None:
+    redis, tester = connect_as("gateway"), connect_as("tester")
+    people = JobStore(redis, tmp_path / "jobs")
+    retention = Retention(redis, people, Settings(home=tmp_path))
+    jobs = [(await people.create_once(spec(), key))[0].id for key in ("one", "two")]
+    for job in jobs:
+        await add(tester, job, Stage.TASKS, "train:0:1", b"task")
+        await tester.lpush(keys.samples(job), "{}")
+        await people.cancel(job)
+    assert await retention.archive(-1.0) == 2
+    assert sorted(await tester.keys("millrace:{*")) == sorted(keys.record(job).encode() for job in jobs)
+    assert await retention.delete(jobs[0])
+    assert [job.id for job in await retention.prune(Policy(keep=0))] == jobs[1:]
+    await retention.sweep()
+    assert await tester.keys("*") == [b"millrace:order"]
+
+
 @pytest.mark.parametrize(
     ("user", "stage", "name"),
     [
@@ -210,7 +231,7 @@ FORBIDDEN = {
     "gateway": [
         ("XREADGROUP", "GROUP", "g", "c", "STREAMS", "millrace:{demo-1}:tasks", ">"), ("DEL", "millrace:{demo-1}:record"),
         ("DEL", "millrace:{demo-1}:tasks"), ("SET", "millrace:{demo-1}:record", "x"), ("XACK", "millrace:{demo-1}:tasks", "g", "1-0"),
-        ("LTRIM", "millrace:{demo-1}:steps", "0", "0"),
+        ("LTRIM", "millrace:{demo-1}:steps", "0", "0"), ("UNLINK", "millrace:active"), ("UNLINK", "millrace:worker:rollout-a"),
         ("HSET", "millrace:active", "demo-1", "{}"), ("SET", "millrace:worker:rollout-a", "{}"),
     ],
     "rollout": [
@@ -224,6 +245,7 @@ FORBIDDEN = {
         ("XADD", "millrace:{demo-1}:tasks", "*", "d", "x"), ("HGETALL", "millrace:{demo-1}:record"),
         ("RPUSH", "millrace:{demo-1}:steps", "x"),
         ("HSET", "millrace:active", "demo-1", "{}"), ("ZRANGE", "millrace:jobs", "0", "1"), ("SET", "millrace:worker:learner", "{}"),
+        ("UNLINK", "millrace:{demo-1}:record"),
     ],
     "learner": [
         ("INCR", "millrace:order"), ("DEL", "millrace:order"), ("DEL", "millrace:{demo-1}:steps"),

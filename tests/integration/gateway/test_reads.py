@@ -46,7 +46,7 @@ async def steps_of(client: httpx.AsyncClient, job_id: str, **query: int) -> list
 
 async def test_a_new_job_has_an_empty_history(client: httpx.AsyncClient, job_id: str) -> None:
     assert (await client.get(f"/jobs/{job_id}/metrics")).json() == {"total": 0, "steps": [], "evals": []}
-    assert (await client.get(f"/jobs/{job_id}/rollouts")).json() == {"samples": []}
+    assert (await client.get(f"/jobs/{job_id}/rollouts")).json() == {"archived": False, "samples": []}
 
 
 async def test_history_is_read_from_a_step_on_and_without_one_from_the_end(

@@ -98,7 +98,7 @@ def test_an_emptied_redis_gets_its_jobs_and_their_keys_back(
             client.post(f"/jobs/{other['id']}/cancel")
             before = client.get("/jobs").json()
             for again in ("at once", "after a second"):
-                with sync_redis.Redis(port=own_redis.port) as direct:
+                with sync_redis.Redis.from_url(own_redis.url) as direct:
                     direct.flushall()
                 if again == "at once":
                     assert client.post("/jobs", json=document, headers={"Idempotency-Key": "k"}).json() == job

@@ -37,7 +37,9 @@ GUARDED = [
     ("POST", "/v1/completions", 400),
     ("GET", "/v1/embeddings", 404),
     ("GET", "/nothing/here", 404),
-    ("DELETE", "/jobs/{id}", 405),
+    ("DELETE", "/jobs/{id}", 204),
+    ("POST", "/jobs/prune", 422),
+    ("PUT", "/jobs/{id}", 405),
     ("PUT", "/workers", 405),
 ]
 OPEN = ["/healthz", "/readyz", "/metrics", "/docs", "/openapi.json"]

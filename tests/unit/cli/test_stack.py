@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.cli import stack as module
+from services.cli.runtime import Runtime
 from services.cli.stack import Stack, plan_stack
 from services.common.settings import Settings
 
@@ -18,8 +19,9 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "available_cores", lambda: [0, 1, 2, 3])
 
 
-def planned(home: Path, servers: int = 2) -> Stack:
-    return plan_stack(Settings(home=home), servers=servers, gateway_port=0, metrics_base=None)
+def planned(home: Path, servers: int = 2, metrics_base: int | None = None) -> Stack:
+    runtime = Runtime(home / "tmp", home / "shm")
+    return plan_stack(Settings(home=home), runtime, servers=servers, gateway_port=0, metrics_base=metrics_base)
 
 
 def test_there_is_one_process_of_each_and_as_many_rollout_servers_as_asked(tmp_path: Path) -> None:
@@ -65,6 +67,35 @@ def test_only_the_gateway_is_given_the_token(tmp_path: Path, monkeypatch: pytest
     assert [spec.name for spec in stack.table if "t" * 40 in spec.env.values()] == ["gateway"]
 
 
+def test_the_services_share_an_internal_token_that_only_this_user_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MILLRACE_INTERNAL_TOKEN", raising=False)
+    tokens = set()
+    for _ in range(2):
+        files = {spec.env["MILLRACE_INTERNAL_TOKEN_FILE"] for spec in planned(tmp_path).table[1:]}
+        assert files == {str(tmp_path / "internal.token")}
+        assert (tmp_path / "internal.token").stat().st_mode & 0o777 == 0o600
+        tokens.add((tmp_path / "internal.token").read_text())
+    assert len(tokens) == 2
+    monkeypatch.setenv("MILLRACE_INTERNAL_TOKEN", "mine")
+    assert all(spec.env.get("MILLRACE_INTERNAL_TOKEN") == "mine" for spec in planned(tmp_path).table[1:])
+
+
+def test_each_process_has_a_tmpdir_of_its_own_and_stages_in_the_homes_own_directory(tmp_path: Path) -> None:
+    specs = planned(tmp_path).table[1:]
+    assert [spec.env["TMPDIR"] for spec in specs] == [str(tmp_path / "tmp" / spec.name) for spec in specs]
+    assert all(str(spec.temporary) == spec.env["TMPDIR"] for spec in specs)
+    assert {spec.env["MILLRACE_SHARED_MEMORY"] for spec in specs} == {str(tmp_path / "shm")}
+
+
+def test_redis_is_reached_by_a_socket_and_listens_on_no_port(tmp_path: Path) -> None:
+    stack = planned(tmp_path)
+    assert stack.redis_url == f"unix://{tmp_path}/redis/redis.sock"
+    argv = list(stack.table[0].argv)
+    assert argv[argv.index("--port") + 1] == "0"
+
+
 def test_without_a_token_the_gateways_own_file_is_named(tmp_path: Path) -> None:
     assert planned(tmp_path).token_file == str(tmp_path / "gateway.token")
 
@@ -75,5 +106,5 @@ def test_given_metrics_ports_count_up(tmp_path: Path) -> None:
     base = free_port()
     if base > 60_000:
         base -= 5_000
-    table = plan_stack(Settings(home=tmp_path), servers=1, gateway_port=0, metrics_base=base).table
+    table = planned(tmp_path, 1, base).table
     assert [spec.port for spec in table[2:]] == [base, base + 1, base + 2]

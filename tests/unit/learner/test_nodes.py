@@ -20,7 +20,9 @@ def test_one_machine_needs_no_setting_and_no_port() -> None:
     alone = Nodes.of(Settings())
     assert alone.leads
     assert alone.own_name("learner-x") == "learner-x"
-    assert alone.torchrun_arguments("job-1", 8) == ["--standalone", "--nproc-per-node=8"]
+    assert alone.torchrun_arguments("job-1", 8) == [
+        "--nnodes=1", "--nproc-per-node=8", "--rdzv-backend=millrace-local", "--rdzv-id=job-1",
+    ]  # fmt: skip
 
 
 def test_every_machine_runs_its_share_and_only_node_0_hosts_the_rendezvous() -> None:

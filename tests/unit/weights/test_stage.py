@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 
 from services.common.errors import ConfigError, WeightSyncError
 from services.common.snapshot import Snapshot, TensorSpec, UInt8Array
-from services.rollout import stage as stage_module
 from services.rollout.stage import Stage, StagedWeights, default_stage_directory
 from services.rollout.tensor_file import layout, map_tensors
 
@@ -158,17 +157,17 @@ def test_stacks_with_homes_of_their_own_stage_apart() -> None:
     assert len({default_stage_directory("r0", Path(home), 0) for home in ("a", "b")}) == 2
 
 
-def test_shared_memory_is_used_only_when_it_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage_module, "_SHARED_MEMORY", tmp_path)
+def test_shared_memory_is_used_only_when_it_has_room(tmp_path: Path) -> None:
     free = os.statvfs(tmp_path)
     room = free.f_bavail * free.f_frsize
-    shared = default_stage_directory("r0", Path("home"), 1)
+    shared = default_stage_directory("r0", Path("home"), 1, tmp_path)
     assert shared.parent == tmp_path
     assert shared.name.startswith("millrace-")
     assert shared.name.endswith("-r0")
-    assert shared == default_stage_directory("r0", Path("home"), 1)
-    assert default_stage_directory("r0", Path("home"), room * 2) == Path("home/stage/r0")
-    monkeypatch.setattr(stage_module, "_SHARED_MEMORY", tmp_path / "missing")
-    assert default_stage_directory("r0", Path("home"), 1) == Path("home/stage/r0")
+    assert shared == default_stage_directory("r0", Path("home"), 1, tmp_path)
+    assert default_stage_directory("r0", Path("home"), room * 2, tmp_path) == Path("home/stage/r0")
+    assert default_stage_directory("r0", Path("home"), 1, tmp_path / "missing") == Path("home/stage/r0")
+    shared.symlink_to(tmp_path)  # as another user of this machine may, who knows the name
+    assert default_stage_directory("r0", Path("home"), 1, tmp_path) == Path("home/stage/r0")
     with pytest.raises(ConfigError, match=r"'\.\./x'"):
         default_stage_directory("../x", Path("home"), 1)
