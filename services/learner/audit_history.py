@@ -53,17 +53,13 @@ class HistoryAudit:
             self._marked.add(record.step)
         if self._broken:
             return
+        size, trouble = record.history.bytes, "cut or rewritten"
         try:
-            self._broken = bool(record.history.bytes) and not self._reader.holds(record.history)
-            message = (
-                f"its first {record.history.bytes} bytes are not what they were by {where}: it was cut or rewritten"
-            )
+            self._broken = size > 0 and not self._reader.holds(record.history)
         except OSError as error:
-            self._broken, message = (
-                True,
-                f"cannot be read, and had {record.history.bytes} bytes by {where}: {error.strerror}",
-            )
+            self._broken, trouble = True, f"taken away: {error.strerror}"
         if self._broken:
+            message = f"it had {size} bytes by {where}, and does not begin with them any more: it was {trouble}"
             audit.breach(Breach.HISTORY, HISTORY_FILE, message)
 
     def check_steps(self, audit: Audit) -> None:

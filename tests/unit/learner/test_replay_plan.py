@@ -55,6 +55,18 @@ def test_it_begins_with_the_newest_checkpoint_up_to_the_version_asked_for(
     assert sorted(plan.checkpoints) == [step for step in (CHECKPOINT, STEPS) if step > start]
 
 
+def test_a_job_that_was_recorded_before_there_were_revisions_is_rerun_by_the_first_and_a_what_if_may_take_the_newest(
+    written: Home,
+) -> None:
+    path = written.folder / "spec.yaml"
+    path.write_text(path.read_text().replace("  revision: 2\n", ""))
+    recorded = written.plan(0).spec
+    assert recorded.algorithm.revision == 1
+    document = recorded.model_dump(mode="json")
+    document["algorithm"]["revision"] = 2
+    assert changed_spec(recorded, document)[1] == {"algorithm.revision": 2}
+
+
 def test_a_range_ends_where_it_is_told_and_its_last_version_has_the_next_records_digest(written: Home) -> None:
     plan = written.plan(1, 2)
     assert (plan.start, plan.last, plan.checkpoints) == (0, 2, {})
