@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.common.fates import Fate
+from services.learner.journal_key import JournalKey
 from services.learner.ledger import Settled
 from tests.unit.cli.test_main import millrace
 from tests.unit.learner.journalled_job import JournalledJob
@@ -59,3 +60,20 @@ def test_a_job_that_is_not_there_is_one_line(job: JournalledJob, tmp_path: Path,
     assert done.returncode == 1
     assert f"there is no job {name!r}" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_key_proves_the_records_another_says_so_and_neither_is_shown(job: JournalledJob, tmp_path: Path) -> None:
+    for name, secret in (("key", "correct horse battery staple"), ("other", "incorrect horse, other staple")):
+        (tmp_path / name).write_text(secret)
+    job.key = JournalKey.read(tmp_path / "key")
+    job.write(tmp_path / "jobs" / "job")
+    proved = millrace("audit", "job", "--home", str(tmp_path), "--ended", "--key-file", str(tmp_path / "key"))
+    assert proved.returncode == 0, proved.stdout
+    assert "6 of 6 records proved by the key" in proved.stdout
+    assert "not proved here: that the batches lead to the recorded weights" in " ".join(proved.stdout.split())
+    wrong = millrace("audit", "job", "--home", str(tmp_path), "--ended", "--key-file", str(tmp_path / "other"))
+    assert wrong.returncode == 1
+    assert "made with another key" in wrong.stdout
+    missing = millrace("audit", "job", "--home", str(tmp_path), "--key-file", str(tmp_path / "nowhere"))
+    assert (missing.returncode, "cannot read" in missing.stderr, "Traceback" in missing.stderr) == (1, True, False)
+    assert "horse" not in proved.stdout + proved.stderr + wrong.stdout + wrong.stderr
