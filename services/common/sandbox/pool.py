@@ -63,6 +63,11 @@ class Sandbox:
         """Ends all children."""
         await self.stop()
 
+    @property
+    def pid(self) -> int | None:
+        """The forkserver's process id while it runs."""
+        return self._forkserver.pid
+
     async def start(self) -> None:
         """Starts the forkserver, so that the first child need not wait for its imports.
 

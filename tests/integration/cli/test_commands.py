@@ -353,7 +353,7 @@ async def test_the_ledger_shows_the_sums_and_lists_a_fate(cli: Cli) -> None:
     job_id = await cli.submit()
     done = await cli.run("ledger", job_id)
     assert done.code == 0, done.error
-    assert "sums only" in done.out
+    assert "sums and reasons" in done.out
     job = JournalledJob(job_id)
     lines = [
         FateLine(r.step, 1, r.issued, collect((s.group_id, s.fate, s.reason) for s in r.settled)) for r in job.records

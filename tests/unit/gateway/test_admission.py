@@ -141,7 +141,7 @@ async def test_no_more_specs_are_checked_at_once_than_there_are_places(
 
 
 async def test_nothing_is_left_of_a_submission_whose_client_went_away(sandbox: Sandbox) -> None:
-    [server] = psutil.Process().children()
+    server = psutil.Process(sandbox.pid)
     admission = ChildAdmission(sandbox, Settings(), checks=f"{TRIALS}:EndlessModel")
     admitting = asyncio.create_task(admission.admit(SPEC))
     while len(family(server.pid)) != 2:
