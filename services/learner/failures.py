@@ -26,7 +26,10 @@ SPREAD_S = 60.0
 
 
 class FailureRun:
-    """The training groups that failed since the last one that was informative or degenerate."""
+    """The training groups that failed since the last one that was judged as it should be.
+
+    One whose every check went beyond its limit counts, though it is degenerate: a verifier that hangs makes no step either.
+    """
 
     def __init__(self, slots: int, clock: Callable[[], float] = time.monotonic) -> None:
         """None yet. `slots`: groups that may be active at a time, so that each place of theirs has failed before it counts."""

@@ -57,6 +57,14 @@ class Judged:
         """Rollouts whose check went beyond its limit, and that count as wrong for it."""
         return sum(v.status is VerdictStatus.TIMEOUT and v.accuracy is not None for v in self.scored.verdicts)
 
+    @property
+    def all_over_limit(self) -> str:
+        """In words, that every check went beyond its limit, as with a verifier that hangs; empty when one did not."""
+        verdicts = self.scored.verdicts
+        if not verdicts or self.over_limit < len(verdicts):
+            return ""
+        return f"all {len(verdicts)} checks went beyond their limit: {verdicts[0].detail}"
+
 
 class Intake:
     """Groups between issue and fate."""
@@ -119,10 +127,11 @@ class Intake:
         self.judged_since_step += 1
         if fate is None or fate is Fate.DEGENERATE:
             self.accept_rate.update(fate is None)
-            self.failures.clear()
             self._degenerate_since_step += fate is Fate.DEGENERATE
+        if trouble := reason or judged.all_over_limit:
+            self.failures.add(trouble)
         else:
-            self.failures.add(reason)
+            self.failures.clear()
         if fate is None:
             active.ready = True
             self._ready[judged.group_id] = judged

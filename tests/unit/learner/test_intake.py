@@ -206,6 +206,16 @@ def test_failures_in_a_row_end_with_an_informative_or_a_degenerate_group() -> No
         assert intake.fruitless == ""
 
 
+def test_groups_whose_every_check_goes_beyond_its_limit_are_failures_in_a_row_though_they_end_as_degenerate() -> None:
+    intake = make_intake(issued=40)
+    for group_id in range(32):
+        assert intake.arrived(over_limit(judged_group(group_id, [None] * 3), reward=0.0)) is Fate.DEGENERATE
+    assert intake.fruitless.startswith("32 groups failed in a row; the newest: all 3 checks went beyond their limit")
+    one_was_judged = over_limit(judged_group(32, [None, None, 0.0]), reward=0.0)
+    assert intake.arrived(one_was_judged) is Fate.DEGENERATE
+    assert intake.fruitless == ""
+
+
 def test_a_step_without_any_informative_group_is_said_and_given_up_within_a_bound() -> None:
     intake = make_intake(issued=600, spec=make_spec(bsize=4, k=1, max_batches=40))
     for group_id in range(319):
