@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Self
 
 from services.common.errors import VerifierError
-from services.common.sandbox.processes import LOOK_S, Forkserver
+from services.common.sandbox.processes import LOOK_S, Forkserver, computed_too_long
 from services.common.types import Verdict, VerdictStatus
 from services.reward import metrics
 from services.reward.check import Broken, Check, Outcome, OverLimit, Scored
@@ -218,7 +218,9 @@ class Pool:
             self._requeue(waiting)
             return "timeout"
         except WorkerDiedError as error:
-            self._settle(waiting.popleft(), Broken(str(error)), worker)
+            job = waiting.popleft()
+            over = computed_too_long(await self._forkserver.kill(worker.forked))
+            self._settle(job, worker.overdue(job.check) if over else Broken(str(error)), worker)
             self._requeue(waiting)
             return "died"
         if worker.slow:

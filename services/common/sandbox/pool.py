@@ -21,7 +21,7 @@ import msgpack
 from services.common.errors import ChildDied, ChildLost, ChildTimeout
 from services.common.sandbox.limits import CPU_MARGIN_S, Limits
 from services.common.sandbox.messages import pack, read_reply, unpacker
-from services.common.sandbox.processes import Forked, Forkserver
+from services.common.sandbox.processes import Forked, Forkserver, computed_too_long
 
 _WORK = "services.common.sandbox.server:serve"
 _CHUNK = 1 << 18
@@ -208,11 +208,12 @@ class Child:
         status = await self._forkserver.kill(self._forked)
         if status is None or not os.WIFSIGNALED(status):
             raise ChildDied("ended its process")
+        if computed_too_long(status):
+            raise ChildTimeout(f"computed for more than {self._limits.wall_s + CPU_MARGIN_S:g} s")
         number = os.WTERMSIG(status)
         if number == signal.SIGKILL:
             raise ChildLost("lost its process: it was killed")
-        if number == signal.SIGXCPU:
-            raise ChildTimeout(f"computed for more than {self._limits.wall_s + CPU_MARGIN_S:g} s")
-        name = signal.Signals(number).name
         limit = self._limits.memory_mib
-        raise ChildDied(f"ended its process by {name}, perhaps for want of memory (it may have {limit} MiB)")
+        raise ChildDied(
+            f"ended its process by {signal.Signals(number).name}, perhaps for want of memory (it may have {limit} MiB)"
+        )

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -55,6 +56,11 @@ class Forked:
     def close(self) -> None:
         """Closes the socket, whatever it still holds; a child that is not busy ends by itself."""
         self.writer.transport.abort()
+
+
+def computed_too_long(status: int | None) -> bool:
+    """Whether a child, by its wait status, was ended by the kernel for the processor time of a request: in several threads, say."""
+    return status is not None and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU
 
 
 class Forkserver:

@@ -47,6 +47,13 @@ def dies(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:
     return Score(1.0, 1.0)
 
 
+def computes_in_threads(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:
+    """As if the kernel had counted the processor time of all its threads."""
+    os.kill(os.getpid(), signal.SIGXCPU)
+    time.sleep(60)
+    return Score(1.0, 1.0)
+
+
 def exits(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:
     raise SystemExit(0)
 

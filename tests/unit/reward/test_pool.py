@@ -255,6 +255,14 @@ async def test_the_pool_goes_on_after_its_forkserver_was_killed(pool_of: PoolMak
         assert psutil.Process(int(after.detail)).ppid() != forkserver
 
 
+async def test_a_check_that_used_up_its_processor_time_is_a_wrong_answer_and_no_failure(
+    pool: Pool, check: CheckMaker
+) -> None:
+    [verdict, good] = await pool.judge([check("odd_computes_in_threads"), check("gsm8k", "#### 1")])
+    assert summary(verdict) == (VerdictStatus.TIMEOUT, 0.0)
+    assert summary(good) == (VerdictStatus.SCORED, 1.0)
+
+
 async def test_checks_that_hang_keep_no_other_pool_waiting(pool: Pool, check: CheckMaker) -> None:
     async with pool.beside() as other:
         [verdict] = await other.judge([check("odd_process")])
