@@ -272,8 +272,13 @@ class Agent:
         return RankDeaths(beats, self._settings.job_dir(record.id) / ERROR_FILE, first)
 
     async def _note(self, record: JobRecord, deaths: list[RankDeath]) -> None:
-        """Tells of deaths at once: in the job's events, among its deaths, and as its cause while it starts."""
+        """Tells of deaths at once: in the job's events, among its deaths, and as its cause while it starts.
+
+        Once the job has no hope, what its ranks still do until they are stopped says nothing new.
+        """
         for death in deaths:
+            if self._deaths.hopeless:
+                return
             newest = await self._newest(record)
             loading = newest.state is JobState.STARTING
             self._deaths.add(death, loading=loading)

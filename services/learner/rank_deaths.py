@@ -58,16 +58,16 @@ class RankDeaths:
         self._oom = oom_kills()
 
     def look(self) -> list[RankDeath]:
-        """The deaths since the last look; torchelastic restarts all ranks after each."""
+        """The deaths since the last look; torchelastic restarts all ranks after each. Of several at once, all have the newest words."""
         try:
             lines = self._path.read_text().splitlines()
         except FileNotFoundError:
             return []
         found, self._read = lines[self._read :], len(lines)
-        return [self._death(*json.loads(line)) for line in found]
+        said = _take(self._error_file) if found else ""
+        return [self._death(*json.loads(line), said) for line in found]
 
-    def _death(self, rank: int, code: int) -> RankDeath:
-        said = _take(self._error_file)
+    def _death(self, rank: int, code: int, said: str) -> RankDeath:
         parts = [said] if said and code >= 0 else [ended(rank + self._first_rank, code), said]
         now, before = oom_kills(), self._oom
         self._oom = now
