@@ -65,7 +65,7 @@ class RankDeaths:
             return []
         found, self._read = lines[self._read :], len(lines)
         said = _take(self._error_file) if found else ""
-        return [self._death(*json.loads(line), said) for line in found]
+        return [self._death(rank, code, said) for rank, code in map(json.loads, found)]
 
     def _death(self, rank: int, code: int, said: str) -> RankDeath:
         parts = [said] if said and code >= 0 else [ended(rank + self._first_rank, code), said]
