@@ -169,3 +169,18 @@ def test_the_lifelike_script_refuses_what_the_real_engine_and_ranks_refuse(home:
     assert "has no" in str(trouble("weights: a tensor that is missing"))
     assert "cannot be read" in str(trouble("weights: empty"))
     assert trouble("weights: all NaN") is None
+
+
+async def test_the_scripted_engine_prints_why_it_refuses_a_model_as_the_real_one_does(home: Path) -> None:
+    from services.common.settings import Platform
+    from services.common.spec import JobSpec
+    from tests.chaos.scripted.engine import ScriptedEngine
+
+    spec = JobSpec.model_validate({"model": {"path": "tiny"}, "data": {"train": {"source": "reasoning_gym:chain_sum"}}})
+    draft = Case(1, "1:1", ("config: heads that the engine has no kernel for",), None, 0.0).draft(home)
+    engine = ScriptedEngine(Platform.CPU)
+    with pytest.raises(RuntimeError, match="See root cause above"):
+        await engine._start_vllm(draft.model(), spec)
+    assert (await engine.last_error()).startswith("ValueError: head_size")
+    await engine.stop()
+    draft.clear()

@@ -16,6 +16,7 @@ import torch
 from services.common.spec import JobSpec
 from services.common.types import Message
 from services.rollout.engine import Engine
+from services.rollout.engine_output import EngineOutput
 from services.rollout.extension import WeightExtension
 from services.rollout.pieces import Piece
 from services.rollout.switch import EngineError
@@ -113,15 +114,18 @@ class ScriptedEngine(Engine):
     """Whether the model's file has numbers only."""
 
     async def _start_vllm(self, model_dir: Path, spec: JobSpec) -> ScriptedVllm:
-        """As the real one it refuses a model that it has no kernels for, or whose weights do not fit.
+        """As the real one it refuses a model that it has no kernels for, or whose weights do not fit, and prints why instead of raising it.
 
         Raises:
             RuntimeError: it does.
         """
         del spec
         self._others = set()
+        self._output = EngineOutput()
         if trouble := lifelike.engine_refuses(model_dir):
-            raise RuntimeError(f"Engine core initialization failed. See root cause above. ({trouble})")
+            with self._output.captured():
+                os.write(2, f"(EngineCore pid=0) ERROR 01-01 00:00:00 [core.py:1] ValueError: {trouble}\n".encode())
+            raise RuntimeError("Engine core initialization failed. See root cause above. Failed core proc(s): {}")
         self._finite = lifelike.is_finite(model_dir)
         return ScriptedVllm()
 
