@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
-from tests.chaos.grammar.draft import Draft, Expected, Part, Parts
+from tests.chaos.grammar.draft import Draft, Expected, Part, Parts, a_pipe
 from tests.chaos.job import initial_weights
 from tests.chaos.scripted import script
 
@@ -61,13 +60,6 @@ def _written(make: Callable[[bytes], bytes]) -> Part:
         draft.expect(Expected.REFUSED)
 
     return part
-
-
-def _pipe(draft: Draft, _: random.Random) -> None:
-    path = draft.model() / FILE
-    path.unlink()
-    os.mkfifo(path)
-    draft.expect(Expected.REFUSED)
 
 
 def _heads(*choices: int) -> Part:
@@ -151,5 +143,5 @@ CONFIGS: Parts = {
     "config: deep nesting": _written(lambda raw: raw[:-1] + b', "x": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"),
     "config: 40 MB": _written(lambda raw: raw[:-1] + b', "x": "' + b"x" * 40_000_000 + b'"}'),
     "config: not UTF-8": _written(lambda raw: b"\xff\xfe\x00" + raw),
-    "config: a pipe": _pipe,
+    "config: a pipe": a_pipe(FILE),
 }

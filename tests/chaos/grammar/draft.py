@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable, Mapping
@@ -116,3 +117,15 @@ class Draft:
 
 Part = Callable[[Draft, random.Random], None]
 Parts = Mapping[str, Part]
+
+
+def a_pipe(name: str) -> Part:
+    """A pipe in the place of a file of the model: whoever opens it to read waits for ever."""
+
+    def part(draft: Draft, _: random.Random) -> None:
+        path = draft.model() / name
+        path.unlink()
+        os.mkfifo(path)
+        draft.expect(Expected.REFUSED)
+
+    return part

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import struct
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
-from tests.chaos.grammar.draft import Draft, Expected, Part, Parts
+from tests.chaos.grammar.draft import Draft, Expected, Part, Parts, a_pipe
 from tests.chaos.job import initial_weights
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -126,13 +125,6 @@ def _index(document: object) -> Part:
     return part
 
 
-def _pipe(draft: Draft, _: random.Random) -> None:
-    path = draft.model() / FILE
-    path.unlink()
-    os.mkfifo(path)
-    draft.expect(Expected.REFUSED)
-
-
 def _pickle(draft: Draft, _: random.Random) -> None:
     (draft.model() / "pytorch_model.bin").write_bytes(b"\x80\x04cos\nsystem\n(S'true'\ntR.")
     draft.expect(Expected.REFUSED)
@@ -169,6 +161,6 @@ WEIGHTS: Parts = {
     "weights: an index of files elsewhere": _index({"weight_map": {"a": "../scripted/model.safetensors"}}),
     "weights: an index of missing files": _index({"weight_map": {"a": "nope.safetensors"}}),
     "weights: an odd index": _index({"weight_map": [1, 2]}),
-    "weights: a pipe": _pipe,
+    "weights: a pipe": a_pipe(FILE),
     "weights: a pickle": _pickle,
 }
