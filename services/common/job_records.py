@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
@@ -38,8 +38,8 @@ _NEWER = frozenset({"failure", "failed_reasons"})
 
 
 @dataclass(frozen=True, slots=True)
-class JobRecord:
-    """A job as people see it."""
+class JobRow:
+    """A job as lists show it: its record without the spec, which is large and dear to read."""
 
     id: str
     name: str
@@ -61,44 +61,28 @@ class JobRecord:
     """Groups issued, active, and by fate."""
     export: str | None
     """Directory of the newest weights in Hugging Face format."""
+    failure: str = field(default="", kw_only=True)
+    """Why the newest failed group failed; empty while none has."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord(JobRow):
+    """A job as people see it."""
+
     spec: JobSpec
     order: int = 0
     """Its place among all jobs, by submission."""
     incarnation: int = 0
     """How often a head has begun to run it; 0 in a record that no head has begun with since it was restored."""
-    failure: str = ""
-    """Why the newest failed group failed; empty while none has."""
     failed_reasons: dict[str, int] = field(default_factory=dict)
     """Failed groups by reason, the most frequent ones."""
     idempotency: str = ""
     """Name of the Redis key that stands for its Idempotency-Key, and the digest of the spec sent with it; empty without one."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobRow:
-    """A job as lists show it: its record without the spec, which is large and dear to read."""
-
-    id: str
-    name: str
-    state: JobState
-    cause: str
-    created_at: float
-    started_at: float | None
-    finished_at: float | None
-    learner: str | None
-    lineage: int
-    step: int
-    steps: int
-    policy_version: int
-    cancel_requested: bool
-    pause_requested: bool
-    groups: dict[str, int]
-    export: str | None
-    failure: str
-
-
-ROW_FIELDS = tuple(name for name in JobRow.__slots__ if name != "id")
+ROW_FIELDS = tuple(of.name for of in fields(JobRow) if of.name != "id")
 """What a row needs of the record's hash."""
+RECORD_FIELDS = tuple(of.name for of in fields(JobRecord))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +155,7 @@ def to_hash(record: JobRecord) -> dict[str, str]:
 
 def to_document(record: JobRecord) -> dict[str, Any]:
     """The record as JSON values, without its spec: what `job.json` holds."""
-    return {name: getattr(record, name) for name in JobRecord.__slots__ if name != "spec"}
+    return {name: getattr(record, name) for name in RECORD_FIELDS if name != "spec"}
 
 
 def from_document(document: Mapping[str, Any], spec: JobSpec) -> JobRecord:
@@ -180,6 +164,6 @@ def from_document(document: Mapping[str, Any], spec: JobSpec) -> JobRecord:
     Raises:
         KeyError, TypeError, ValueError: it is no such document.
     """
-    names = [name for name in JobRecord.__slots__ if name != "spec" and (name in document or name not in _NEWER)]
+    names = [name for name in RECORD_FIELDS if name != "spec" and (name in document or name not in _NEWER)]
     values = {name: document[name] for name in names}
     return JobRecord(**values | {"state": JobState(values["state"]), "spec": spec})

@@ -181,7 +181,7 @@ def _rank(worker: WorkerStatus, job_id: str) -> int | None:
     return 2 if worker.state == "serving" else None
 
 
-def _has_policy(record: JobRecord | JobRow) -> bool:
+def _has_policy(record: JobRow) -> bool:
     if record.state.ended:
         return record.export is not None
     return record.state is not JobState.QUEUED

@@ -18,7 +18,7 @@ from fastapi import APIRouter, Path, Request, Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.responses import JSONResponse
 
-from services.common.job_records import JobRecord, JobRow
+from services.common.job_records import JobRow
 from services.common.pb import inference_pb2 as pb
 from services.gateway.context import ContextDep
 from services.gateway.inference import CALL_LIMIT_S, Replies
@@ -229,7 +229,7 @@ def _ending(talk: _Talk, end: pb.Finished, *, with_usage: bool) -> list[ServerSe
     return events
 
 
-def _model(record: JobRecord | JobRow) -> Model:
+def _model(record: JobRow) -> Model:
     return Model(id=record.id, created=int(record.created_at), state=record.state, policy_version=record.policy_version)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from services.common.dead_letters import DeadLetter
-from services.common.job_records import JobRecord, JobRow, JobState
+from services.common.job_records import RECORD_FIELDS, JobRecord, JobRow, JobState
 from services.common.keys import Stage
 from services.common.spec import JobSpec
 from services.common.workers import WorkerKind
@@ -232,4 +232,4 @@ def _of_letter(letter: DeadLetter) -> dict[str, Any]:
 
 
 def _shallow(record: JobRecord) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in JobRecord.__slots__}
+    return {name: getattr(record, name) for name in RECORD_FIELDS}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.common.job_records import JobRecord, JobState
+from services.common.job_records import RECORD_FIELDS, JobRecord, JobState
 from services.common.spec import JobSpec
 from services.common.workers import WorkerKind, WorkerStatus
 from services.gateway.inference import candidates
@@ -15,7 +15,7 @@ OTHER = "demo-00000002"
 
 def a_record(state: JobState) -> JobRecord:
     spec = JobSpec.model_validate({"model": {"path": "tiny"}, "data": {"train": {"source": "reasoning_gym:chain_sum"}}})
-    values: dict[str, Any] = dict.fromkeys(JobRecord.__slots__, 0)
+    values: dict[str, Any] = dict.fromkeys(RECORD_FIELDS, 0)
     return JobRecord(**(values | {"id": JOB, "state": state, "export": "/hf", "spec": spec}))
 
 

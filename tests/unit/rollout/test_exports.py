@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from services.common import job_deaths, keys
 from services.common.errors import ModelError
 from services.common.job_deaths import Death
-from services.common.job_records import JobRecord, JobState
+from services.common.job_records import RECORD_FIELDS, JobRecord, JobState
 from services.common.settings import Platform, Settings
 from services.rollout.engine import Engine
 from services.rollout.exports import ExportLoader
@@ -22,7 +22,7 @@ ENDED = 1000.0
 
 
 def record() -> JobRecord:
-    values: dict[str, Any] = {name: getattr(a_record("ended-1"), name) for name in JobRecord.__slots__}
+    values: dict[str, Any] = {name: getattr(a_record("ended-1"), name) for name in RECORD_FIELDS}
     return JobRecord(**(values | {"finished_at": ENDED, "state": JobState.SUCCEEDED}))
 
 

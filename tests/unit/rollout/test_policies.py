@@ -10,7 +10,7 @@ import pytest
 
 from services.common.errors import ConfigError, ModelError
 from services.common.inference_channel import Problem
-from services.common.job_records import JobRecord, JobState
+from services.common.job_records import RECORD_FIELDS, JobRecord, JobState
 from services.common.jobs import JobStore
 from services.common.spec import JobSpec
 from services.rollout.chat import ChatRefused
@@ -53,7 +53,7 @@ class StandInStore:
 
 def a_record(job_id: str, state: JobState = JobState.SUCCEEDED, export: str | None = "/exports/hf") -> JobRecord:
     spec = JobSpec.model_validate({"model": {"path": "tiny"}, "data": {"train": {"source": "reasoning_gym:chain_sum"}}})
-    values: dict[str, Any] = dict.fromkeys(JobRecord.__slots__, 0)
+    values: dict[str, Any] = dict.fromkeys(RECORD_FIELDS, 0)
     return JobRecord(**(values | {"id": job_id, "state": state, "export": export, "spec": spec}))
 
 
