@@ -1,9 +1,9 @@
 """Hostile jobs beside a good one: each ends with a cause within its limit, and the good one does not notice.
 
 good job ──► its learner ──► rollout-0, where a token takes its time: the job waits for its engine, as jobs do, and not for the cores
-hostile jobs, some at once ──► the other learner ──► rollout-1                        shared: gateway, Redis, reward-0, the machine
+hostile jobs, some at once ──► two other learners ──► rollout-1, rollout-2             shared: gateway, Redis, reward-0, the machine
 
-A job that cannot be ended blocks the hostile learner: it is a violation, and the others go on with a new stack.
+A job that cannot be ended blocks its learner: it is a violation, and the others go on with a new stack.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ from tests.chaos.job import job_spec
 from tests.chaos.result import Result
 from tests.chaos.stack import BESIDE, GOOD, REAL, ChaosError, Stack
 
-AT_ONCE = 3
+HOSTILE_LEARNERS = 2
+"""And as many rollout servers: a job that makes no step has its minute or two with them before it is given up."""
+AT_ONCE = 5
 """Hostile jobs under way at a time."""
 TOKEN_S = 0.5
 MEASURE_S = 20.0
@@ -46,7 +48,7 @@ MAX_GROWTH_BYTES = {"gateway": 384 * 1024**2, "redis": 256 * 1024**2}
 """Of the process itself, at any moment."""
 GUARDED = ("gateway", "redis", "reward-0", "rollout-0")
 """What the good job needs, besides its learner: none of these may be started again."""
-MAX_PROCESSES, MIN_AVAILABLE_BYTES = 80, 2 * 1024**3
+MAX_PROCESSES, MIN_AVAILABLE_BYTES = 120, 2 * 1024**3
 """A stack that has more processes, or leaves the machine less memory, is killed at once: it may have neighbours."""
 MAX_STACKS = 25
 
@@ -141,9 +143,8 @@ class Evening:
     def run(self, cases: Sequence[Case]) -> list[Case]:
         """The cases that are left over: those that never had their turn here."""
         spec = job_spec(steps=ENDLESS) | {"name": GOOD}
-        with campaign(
-            self._home, "the good job", self._seed, spec=spec, servers=2, learners=2, environment=self._environment
-        ) as running:
+        options = {"servers": 1 + HOSTILE_LEARNERS, "learners": 1 + HOSTILE_LEARNERS, "environment": self._environment}
+        with campaign(self._home, "the good job", self._seed, spec=spec, **options) as running:
             before = self._alone(running)
             watch = Watch(running, self)
             beside = self._entertain(running, cases)
@@ -323,7 +324,8 @@ def _still_busy(stack: Stack) -> list[str]:
     deadline = time.monotonic() + SETTLE_S
     while True:
         busy = []
-        spent = {name: _computed_s(stack, name) for name in ("gateway", "reward-0", "rollout-1")}
+        hostile_servers = [f"rollout-{number}" for number in range(1, 1 + HOSTILE_LEARNERS)]
+        spent = {name: _computed_s(stack, name) for name in ("gateway", "reward-0", *hostile_servers)}
         time.sleep(BUSY_LOOK_S)
         for name, before in spent.items():
             share = (_computed_s(stack, name) - before) / BUSY_LOOK_S
