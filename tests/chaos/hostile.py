@@ -50,6 +50,8 @@ GUARDED = ("gateway", "redis", "reward-0", "rollout-0")
 """What the good job needs, besides its learner: none of these may be started again."""
 MAX_PROCESSES, MIN_AVAILABLE_BYTES = 120, 2 * 1024**3
 """A stack that has more processes, or leaves the machine less memory, is killed at once: it may have neighbours."""
+MAX_LOG_BYTES = 64 * 1024**2
+"""Of one service's log: what a job's code prints must not fill the disk."""
 MAX_STACKS = 25
 
 
@@ -81,7 +83,11 @@ def hostile(options: Options, cases: Sequence[Case] | None = None, paces: Paces 
         for number in range(MAX_STACKS):
             if waiting:
                 evening = Evening(options.home / str(number), options.seed, environment, stays, paces)
-                waiting = evening.run(waiting)
+                try:
+                    waiting = evening.run(waiting)
+                except ChaosError as error:
+                    stays.wrong(f"stack {number}: {error}")
+                    break
     total.violations += [f"{case} never had its turn" for case in waiting]
     total.seconds = time.monotonic() - started
     total.extra["ended"] = dict(stays.ends)
@@ -282,7 +288,10 @@ class Watch:
         if count > MAX_PROCESSES:
             return f"the stack had {count} processes"
         if available < MIN_AVAILABLE_BYTES:
-            return f"the stack left {available >> 20} MiB of the machine's memory"
+            return f"the stack left {available >> 20} MiB of the machine's memory; the largest: {_largest()}"
+        for log in (self._stack.home / "logs").glob("*.log"):
+            if log.stat().st_size > MAX_LOG_BYTES:
+                return f"{log.name} has {log.stat().st_size >> 20} MiB"
         return None
 
     def _look_at_restarts(self) -> None:
@@ -308,6 +317,13 @@ class Watch:
 
     def _resident(self, name: str) -> int:
         return int(psutil.Process(self._stack.state.processes[name].pid).memory_info().rss)
+
+
+def _largest() -> str:
+    """The machine's process that takes the most memory, which need not be the stack's."""
+    sizes = {process.pid: process.info for process in psutil.process_iter(["memory_info", "cmdline"])}
+    pid, info = max(sizes.items(), key=lambda item: item[1]["memory_info"].rss if item[1]["memory_info"] else 0)
+    return f"process {pid}, {info['memory_info'].rss >> 20} MiB: {' '.join(info['cmdline'] or [])[:200]}"
 
 
 def _rank_of(stack: Stack, learner: str, job_id: str) -> psutil.Process | None:

@@ -171,6 +171,13 @@ def test_the_lifelike_script_refuses_what_the_real_engine_and_ranks_refuse(home:
     assert trouble("weights: all NaN") is None
 
 
+@pytest.mark.parametrize("words", ["row 3", "nothing", f"row {10**40}", "row -1"])
+def test_the_lifelike_script_samples_whatever_a_prompt_says(words: str) -> None:
+    from tests.chaos.scripted import lifelike, script
+
+    assert script.token(b"mark", lifelike.row_of(list(words.encode())), 0, 0) in range(ord("0"), ord("9") + 1)
+
+
 async def test_the_scripted_engine_prints_why_it_refuses_a_model_as_the_real_one_does(home: Path) -> None:
     from services.common.settings import Platform
     from services.common.spec import JobSpec

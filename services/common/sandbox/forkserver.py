@@ -23,6 +23,7 @@ from typing import Any
 
 from services.common.logs import configure_logging
 from services.common.parent import die_with_parent
+from services.common.sandbox.output import mute
 
 REQUEST = struct.Struct("<ci")
 REPLY = struct.Struct("<ii")
@@ -50,7 +51,6 @@ def main(arguments: Sequence[str]) -> int:
     descriptor, log_level, service, work, *prepare = arguments
     control = socket.socket(fileno=int(descriptor))
     configure_logging(service, log_level)
-    sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123  lives as long as the process: foreign code may print
     for target in prepare:
         named(target)()
     children = named(work)
@@ -98,6 +98,7 @@ def _fork(control: socket.socket, connection: socket.socket, work: Work) -> int:
             die_with_parent(signal.SIGKILL, parent)
             control.close()
             os.setsid()  # so that a kill takes along whatever it has started
+            mute()
             work(connection)
         finally:
             os._exit(0)

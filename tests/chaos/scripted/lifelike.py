@@ -22,9 +22,12 @@ _FLOATS = {"F32", "F16", "BF16", "F64"}
 def row_of(prompt_token_ids: Sequence[int]) -> int:
     """The row that a prompt asks; any number for a prompt that is not of the script."""
     try:
-        return script.row_of(prompt_token_ids)
+        row = script.row_of(prompt_token_ids)
     except (ValueError, IndexError):
-        return xxhash.xxh3_64_intdigest(np.asarray(prompt_token_ids, "<i8").tobytes()) % 2**31
+        row = -1
+    if 0 <= row < 2**63:
+        return row
+    return xxhash.xxh3_64_intdigest(np.asarray(prompt_token_ids, "<i8").tobytes()) % 2**31
 
 
 def engine_refuses(model_dir: Path) -> str | None:

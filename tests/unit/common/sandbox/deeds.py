@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -110,6 +111,19 @@ def write(path: str, mib: int) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     with open(path, "wb") as file:  # noqa: PTH123  plain
         file.writelines(b"x" * 1024 * 1024 for _ in range(mib))
+
+
+def talk() -> None:
+    sys.stdout.write("printed\n")
+    sys.stdout.flush()
+    for descriptor in (1, 2):
+        os.write(descriptor, b"printed")
+    subprocess.run([sys.executable, "-c", "import sys; sys.stderr.write('printed')"], check=True)
+
+
+def log_lines(count: int, size: int) -> None:
+    for _ in range(count):
+        logging.getLogger("talker").warning("logged %s", "x" * size)
 
 
 class Counter:

@@ -15,6 +15,7 @@ import pytest_asyncio
 
 from services.common.errors import ChildDied, ChildLost, ChildTimeout, DataError, SandboxError
 from services.common.sandbox.limits import Limits
+from services.common.sandbox.output import LOG_BYTES
 from services.common.sandbox.pool import Sandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -201,3 +202,20 @@ async def test_a_child_writes_no_large_file(sandbox: Sandbox, tmp_path: Path) ->
     with pytest.raises(SandboxError):
         await sandbox.call(f"{DEEDS}:write", str(tmp_path / "bomb"), 128, limits=LIMITS)
     assert (tmp_path / "bomb").stat().st_size <= 64 << 20
+
+
+async def test_what_a_child_prints_goes_nowhere(capfd: pytest.CaptureFixture[str]) -> None:
+    async with Sandbox() as sandbox:
+        await sandbox.call(f"{DEEDS}:talk", limits=LIMITS)
+    assert "printed" not in "".join(capfd.readouterr())
+
+
+async def test_a_child_writes_log_lines_up_to_a_bound(capfd: pytest.CaptureFixture[str]) -> None:
+    async with Sandbox() as sandbox:
+        await sandbox.call(f"{DEEDS}:log_lines", 3, 100, limits=LIMITS)
+        assert capfd.readouterr().err.count("logged") == 3
+        await sandbox.call(f"{DEEDS}:log_lines", 8, 1 << 18, limits=LIMITS)
+    said = capfd.readouterr().err
+    assert len(said) < LOG_BYTES + 1000
+    assert said.count("logged") == 3
+    assert said.endswith("left out)\n")
