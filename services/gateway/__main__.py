@@ -28,6 +28,7 @@ from services.common.settings import Settings, load_settings
 from services.gateway.admission import PREPARE, ChildAdmission
 from services.gateway.app import create_app
 from services.gateway.auth import load_token
+from services.gateway.header_deadline import PunctualProtocol
 
 log = logging.getLogger("millrace.gateway")
 
@@ -75,6 +76,7 @@ async def _serve(settings: Settings, token: str, listener: socket.socket) -> Non
         server_header=False,
         proxy_headers=False,
         ws="none",
+        http=PunctualProtocol,
         timeout_keep_alive=75,  # longer than people and proxies keep an idle connection
         timeout_graceful_shutdown=max(1, int(settings.drain_timeout_s)),
     )
