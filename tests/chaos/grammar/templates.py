@@ -35,7 +35,7 @@ BROKEN = {
     "padded text": "{{ 'x'.ljust(2000000000) }}",
     "formatted text": "{{ '%2000000000d' % 1 }}",
     "long list": "{{ range(200000000)|list|length }}",
-    "huge power": "{{ 9 ** 9 ** 9 }}",
+    "huge power": "{{ 9 ** (9 ** 9) }}",
     "loops": _LOOP,
     "quiet loops": _QUIET_LOOP,
     "recursion": _RECURSION,
