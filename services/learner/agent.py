@@ -14,12 +14,13 @@ import shutil
 import signal
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from redis.asyncio import Redis
 
 from services.common import job_deaths, workers
+from services.common.deleted_jobs import is_deleted
 from services.common.errors import ConfigError, JobConflict, MillraceError, SandboxError
 from services.common.job_deaths import Death
 from services.common.job_records import LIVE, JobRecord, JobState
@@ -230,9 +231,12 @@ class Agent:
         return record.state is JobState.STARTING and record.cancel_requested
 
     async def _newest(self, record: JobRecord) -> JobRecord:
-        """The job's record as it is now, put back first if Redis had lost it."""
+        """The job's record as it is now, put back first if Redis had lost it. One that was deleted meanwhile had ended."""
         await self._restorer.look()
-        return await self._store.find(record.id) or record
+        newest = await self._store.find(record.id)
+        if newest is None and is_deleted(self._settings.job_dir(record.id)):
+            return replace(record, state=JobState.CANCELLED, cause="deleted")
+        return newest or record
 
     async def _launch(self, record: JobRecord) -> int:
         with tempfile.TemporaryDirectory(prefix="millrace-ranks-", ignore_cleanup_errors=True) as temporary:
@@ -274,12 +278,14 @@ class Agent:
     async def _note(self, record: JobRecord, deaths: list[RankDeath]) -> None:
         """Tells of deaths at once: in the job's events, among its deaths, and as its cause while it starts.
 
-        Once the job has no hope, what its ranks still do until they are stopped says nothing new.
+        Once the job has ended, or has no hope, what its ranks still do until they are stopped says nothing new.
         """
         for death in deaths:
             if self._deaths.hopeless:
                 return
             newest = await self._newest(record)
+            if newest.state.ended:
+                return
             loading = newest.state is JobState.STARTING
             self._deaths.add(death, loading=loading)
             log.error("the ranks failed: %s", death.cause)

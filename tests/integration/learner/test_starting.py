@@ -18,6 +18,7 @@ from services.common import job_deaths, keys
 from services.common.job_records import JobRecord, JobState
 from services.common.jobs import JobStore
 from services.common.lifecycle import Drain
+from services.common.retention import Retention
 from services.common.settings import Settings
 from services.common.spec import JobSpec
 from services.learner import job_data, launch, named_wait
@@ -178,3 +179,25 @@ async def test_a_model_with_values_that_are_not_finite_is_refused_with_the_tenso
     assert record.state is JobState.FAILED
     assert record.cause == f"model.path: {model} has values that are not finite: {name}"
     assert job_id not in await store.active()
+
+
+@pytest.mark.parametrize("code", [0, 1])
+async def test_a_job_that_was_deleted_before_its_agent_saw_its_end_has_ended(
+    store: JobStore, redis: Redis, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    async def ends_and_is_deleted(_agent: Agent, record: JobRecord) -> int:
+        if record.spec.name == "deleted":
+            await store.transition(record.id, JobState.SUCCEEDED, allowed=[JobState.STARTING])
+            assert await Retention(redis, store, Settings(home=tmp_path)).delete(record.id)
+            return code
+        await store.transition(record.id, JobState.SUCCEEDED, allowed=[JobState.STARTING])
+        return 0
+
+    monkeypatch.setattr(Agent, "_launch", ends_and_is_deleted)
+    gone = (await store.create(job_spec(name="deleted"))).id
+    after = (await store.create(job_spec())).id
+    async with agent(redis, redis_url, tmp_path):
+        await until(store, after, ended, 30)
+    assert await store.find(gone) is None
+    assert not (tmp_path / "jobs" / gone).exists()
+    assert not await redis.keys(f"*{gone}*")
