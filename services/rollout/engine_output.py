@@ -29,11 +29,14 @@ LINE_CHARS = 4096
 RECENT_S = 60.0
 """A line that is older says nothing about an end that is noticed now."""
 SETTLE_S = 2.0
+REPEATED_S = 600.0
+"""Informations and warnings of the engine that were logged so lately are not logged again: it gives the same one at every weight sync."""
 _STANDARD = (1, 2)
 _BLOCK_BYTES = 1 << 16
 _PREFIX = re.compile(r"(?:\([^()]*\) *)?(?:(DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d [\d:]+ (?:\[[^\]]*\] )?)?")
 """`(EngineCore pid=17) ERROR 11-22 18:00:00 [core.py:708] `, in part or whole."""
 _ERROR = re.compile(r"Fatal Python error: .|[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt)\b: .")
+_NUMBER = re.compile(r"\d+")
 _NO_CAUSE = re.compile(r"root cause|EngineDeadError|engine core initialization failed", re.IGNORECASE)
 
 
@@ -49,10 +52,13 @@ class EngineOutput:
         self._handlers: list[tuple[logging.StreamHandler[TextIO], TextIO, TextIO]] = []
         self._pipe: tuple[int, int] | None = None
         self._marks: dict[str, threading.Event] = {}
+        self._logged: dict[str, float] = {}
+        """Kinds of lines → when one was logged, the newest last."""
 
     def about(self) -> None:
         """From now on lines are logged in the context of whoever calls this: the engine serves another job."""
         self._context = contextvars.copy_context()
+        self._logged = {}
 
     @contextmanager
     def captured(self) -> Iterator[None]:
@@ -141,8 +147,21 @@ class EngineOutput:
         elif line:
             self._lines.append((time.monotonic(), line))
             found = _PREFIX.match(line)
-            level = logging.getLevelNamesMapping()[(found and found.group(1)) or "INFO"]
-            self._context.run(log.log, level, "%s", line)
+            name = found and found.group(1)
+            if name not in {"INFO", "WARNING"} or self._is_new(line):
+                level = logging.getLevelNamesMapping()[name or "INFO"]
+                self._context.run(log.log, level, "%s", line)
+
+    def _is_new(self, line: str) -> bool:
+        """Whether nothing like it, numbers aside, was logged of late."""
+        kind, now = _NUMBER.sub("0", line), time.monotonic()
+        if now - self._logged.get(kind, -REPEATED_S) < REPEATED_S:
+            return False
+        self._logged.pop(kind, None)
+        self._logged[kind] = now
+        if len(self._logged) > KEPT_LINES:
+            del self._logged[next(iter(self._logged))]
+        return True
 
 
 def _descriptor(stream: TextIO) -> int | None:

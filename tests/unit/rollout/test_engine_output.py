@@ -49,6 +49,27 @@ def test_the_cause_is_the_newest_line_that_names_one_without_its_loggers_prefix(
     assert levels == {"WARNING", "ERROR", "INFO"}
 
 
+REPEATS = """
+for number in range(50):
+    print(f"(Worker pid=8) WARNING 11-22 18:00:{number:02} [layerwise.py:266] RotaryEmbedding: Failed to load weights", flush=True)
+    print("  File 'a.py', line 1", flush=True)
+print("(Worker pid=8) WARNING 11-22 18:00:00 [layerwise.py:266] Attention: Failed to load weights")
+"""
+
+
+def test_a_warning_that_the_engine_repeats_is_logged_once_for_each_job(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    output = EngineOutput()
+    for _ in range(2):
+        run(output, REPEATS)
+        output.last_error()  # all was read
+        output.about()
+    output.close()
+    said = [record.getMessage() for record in caplog.records if record.name == engine_output.log.name]
+    assert sum("RotaryEmbedding" in line for line in said) == sum("Attention" in line for line in said) == 2
+    assert sum("a.py" in line for line in said) == 100, "what has no level may be part of a traceback"
+
+
 @pytest.mark.parametrize(
     ("printed", "cause"),
     [
