@@ -30,7 +30,7 @@ RECENT_S = 60.0
 """A line that is older says nothing about an end that is noticed now."""
 SETTLE_S = 2.0
 REPEATED_S = 600.0
-"""Informations and warnings of the engine that were logged so lately are not logged again: it gives the same one at every weight sync."""
+"""A warning of the engine that was logged so lately is not logged again: it gives the same one at every weight sync."""
 _STANDARD = (1, 2)
 _BLOCK_BYTES = 1 << 16
 _PREFIX = re.compile(r"(?:\([^()]*\) *)?(?:(DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d [\d:]+ (?:\[[^\]]*\] )?)?")
@@ -53,7 +53,7 @@ class EngineOutput:
         self._pipe: tuple[int, int] | None = None
         self._marks: dict[str, threading.Event] = {}
         self._logged: dict[str, float] = {}
-        """Kinds of lines → when one was logged, the newest last."""
+        """Kinds of warnings → when one was logged, the newest last."""
 
     def about(self) -> None:
         """From now on lines are logged in the context of whoever calls this: the engine serves another job."""
@@ -148,19 +148,21 @@ class EngineOutput:
             self._lines.append((time.monotonic(), line))
             found = _PREFIX.match(line)
             name = found and found.group(1)
-            if name not in {"INFO", "WARNING"} or self._is_new(line):
+            if name != "WARNING" or self._is_new(line):
                 level = logging.getLevelNamesMapping()[name or "INFO"]
                 self._context.run(log.log, level, "%s", line)
 
     def _is_new(self, line: str) -> bool:
         """Whether nothing like it, numbers aside, was logged of late."""
+        # `about` may begin another table meanwhile.
+        logged = self._logged
         kind, now = _NUMBER.sub("0", line), time.monotonic()
-        if now - self._logged.get(kind, -REPEATED_S) < REPEATED_S:
+        if now - logged.get(kind, -REPEATED_S) < REPEATED_S:
             return False
-        self._logged.pop(kind, None)
-        self._logged[kind] = now
-        if len(self._logged) > KEPT_LINES:
-            del self._logged[next(iter(self._logged))]
+        logged.pop(kind, None)
+        logged[kind] = now
+        if len(logged) > KEPT_LINES:
+            del logged[next(iter(logged))]
         return True
 
 
