@@ -25,6 +25,8 @@ from tests.integration.deploy.conftest import USERS, Connect, password
 TOKEN = "canary-token-of-the-gateway-0123456789"  # noqa: S105  what is looked for
 INTERNAL = "canary-token-of-the-inside-0123456789"
 WRONG = "canary-token-of-a-stranger-0123456789"
+PATIENCE_S = 90.0
+"""The first job waits until its gateway has imported what its checks need, while three other services start and other tests run."""
 SPEC = {"name": "demo", "model": {"path": "missing"}, "data": {"train": {"source": "reasoning_gym:chain_sum"}}}
 
 
@@ -102,7 +104,7 @@ async def everything_in(redis: Redis) -> bytes:
 async def asked(stack: Stack) -> str:
     """What the gateway answers on every path, with the right token, a wrong one, and the token where it does not belong."""
     said = []
-    async with httpx.AsyncClient(base_url=stack.gateway, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=stack.gateway, timeout=PATIENCE_S) as client:
         right, wrong = {"Authorization": f"Bearer {TOKEN}"}, {"Authorization": f"Bearer {WRONG}"}
         paths = list((await client.get("/openapi.json")).json()["paths"])
         for path in ["/", "/console/", "/metrics", *paths]:
@@ -111,15 +113,18 @@ async def asked(stack: Stack) -> str:
                 if path.endswith("/events"):
                     continue  # a stream without an end; its entries are searched in Redis
                 for method in ("GET", "POST"):
-                    answer = await client.request(
-                        method, concrete, headers=headers, json=SPEC if method == "POST" else None
-                    )
+                    document = SPEC if method == "POST" else None
+                    try:
+                        answer = await client.request(method, concrete, headers=headers, json=document)
+                    except httpx.TimeoutException:
+                        log = (stack.logs / "gateway.log").read_text()
+                        pytest.fail(f"{method} {concrete} was not answered within {PATIENCE_S:.0f} s:\n{log[-4000:]}")
                     said.append(f"{answer.headers} {answer.text}")
         said += [(await client.get(f"{url}/metrics", headers=right)).text for url in stack.metrics]
     return "\n".join(said)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(240)
 async def test_no_secret_is_in_any_answer_log_metric_or_redis(stack: Stack, connect_as: Connect) -> None:
     tester = connect_as("tester")
     said = await asked(stack)
