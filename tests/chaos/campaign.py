@@ -42,7 +42,7 @@ class Campaign:
         self.further = int(spec["off_policy"]["max_off_policy_steps"]) + 2
         """Steps that show that the job goes on: one more than groups can be ready for when the fault strikes."""
         self._endless = spec["learner"]["steps"] == ENDLESS
-        self.job_id = str(stack.client.submit(spec, idempotency_key=f"chaos-{seed}")["id"])
+        self.job_id = stack.submit(spec, f"chaos-{seed}")
         self.folder = stack.home / "jobs" / self.job_id
         self._versions = VersionWatch(stack, self.job_id)
         stack.wait_for_step(self.job_id, WARM_STEPS)

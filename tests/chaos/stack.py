@@ -128,6 +128,11 @@ class Stack:
             raise ChaosError("the stack was not started")
         return self._client
 
+    def submit(self, spec: dict[str, Any], idempotency_key: str) -> str:
+        """The id of a new job. A gateway that has just started answers when it has imported what the checks need."""
+        with GatewayClient(self.state.url, find_token(self.state.token_file)) as client:
+            return str(client.submit(spec, idempotency_key=idempotency_key)["id"])
+
     @property
     def alive(self) -> bool:
         """Whether the supervisor runs."""

@@ -27,6 +27,7 @@ from services.learner.megatron.stats import StepStats
 from services.learner.ranks import Ranks
 
 FILE = "rank-00000.bin"
+ROWS = {"source": "rows.jsonl"}
 
 
 class ScriptedRanks:
@@ -94,10 +95,25 @@ def chain(state: bytes, sequences: list[Sequence]) -> bytes:
     return xxhash.xxh3_128_digest(state + b"".join(s.tokens.tobytes() + s.advantage.tobytes() for s in sequences))
 
 
+def write_rows(data: Path) -> None:
+    """A dataset that opens at once: a procedural source imports its generators in each new child, for seconds."""
+    data.mkdir(parents=True)
+    tasks = [
+        {
+            "prompt": [{"role": "user", "content": f"{row} + 1"}],
+            "data_source": "openai/gsm8k",
+            "ground_truth": str(row + 1),
+        }
+        for row in range(500)
+    ]
+    (data / ROWS["source"]).write_text("".join(json.dumps(task) + "\n" for task in tasks))
+
+
 class ScriptedLearner:
     """A job's head in this process, with scripted ranks: as if an agent had claimed the job and started them."""
 
     def __init__(self, home: Path, redis_url: str, redis: Redis) -> None:
+        write_rows(home / "data")
         self.store = JobStore(redis)
         self._redis = redis
         self.settings = Settings(home=home, redis_url=redis_url, worker="learner", drain_timeout_s=10.0)
@@ -136,7 +152,7 @@ class ScriptedLearner:
         """The job's evaluations, oldest first."""
         return [json.loads(raw) for raw in await self._redis.lrange(keys.evals(job_id), 0, -1)]
 
-    async def until(self, job_id: str, condition: Any, timeout_s: float = 60.0) -> JobRecord:
+    async def until(self, job_id: str, condition: Any, timeout_s: float = 120.0) -> JobRecord:
         """The record as soon as it is as wanted."""
         record = await self.store.get(job_id)
         try:

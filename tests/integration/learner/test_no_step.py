@@ -21,7 +21,7 @@ from services.common.spec import JobSpec
 from services.common.types import RolloutGroup, ScoredGroup, Task, Verdict, VerdictStatus
 from services.learner import failures, intake, job_data
 from tests.integration.learner.peers import answer, peers_of
-from tests.integration.learner.scripted_ranks import ScriptedLearner
+from tests.integration.learner.scripted_ranks import ROWS, ScriptedLearner
 from tests.integration.rollout.conftest import write_model
 from tests.unit.learner.odd_sources import HANGS, RAISES
 
@@ -52,7 +52,7 @@ def job_spec(**sections: Any) -> JobSpec:
         {
             "name": "hopeless",
             "model": {"path": "tiny"},
-            "data": {"train": {"source": "reasoning_gym:chain_sum", "size": 500}},
+            "data": {"train": ROWS},
             "rollout": {"group_size": 2, "rollout_max_tokens": 8},
             "algorithm": {"filter_groups_train_batch_size": 2, "filter_groups_max_batches": 1},
             "learner": {"steps": 5},
@@ -95,12 +95,12 @@ async def test_a_job_whose_every_group_fails_says_why_before_its_first_step_and_
     async with peers_of(redis, redis_url, job_id, delay_s=0.001) as peers:
         peers.reply = reply
         await learner.start(job_id)
-        live = await learner.until(job_id, lambda job: job.groups.get("failed", 0) > 0, timeout_s=20)
+        live = await learner.until(job_id, lambda job: job.groups.get("failed", 0) > 0)
         assert (live.step, live.state.ended) == (0, False)
         assert live.failure == reason
         assert set(live.failed_reasons) == {reason}
         assert REGISTRY.get_sample_value("millrace_learner_groups", {"fate": "failed"})
-        stalled = await learner.until(job_id, lambda job: job.state is JobState.STALLED, timeout_s=20)
+        stalled = await learner.until(job_id, lambda job: job.state is JobState.STALLED)
         assert stalled.cause.endswith(f"groups failed in a row; the newest: {reason}")
         ended = await learner.ended(job_id, JobState.FAILED)
     assert ended.cause.startswith("no step is possible: ")
@@ -120,7 +120,7 @@ async def test_a_job_whose_verifier_is_mended_goes_on_at_full_speed(
     async with peers_of(redis, redis_url, job_id, delay_s=0.001) as peers:
         peers.reply = checks_fail
         await learner.start(job_id)
-        await learner.until(job_id, lambda job: job.state is JobState.STALLED, timeout_s=20)
+        await learner.until(job_id, lambda job: job.state is JobState.STALLED)
         peers.reply = None
         ended = await learner.ended(job_id)
     assert (ended.step, ended.cause) == (5, "")
@@ -134,7 +134,7 @@ async def test_a_job_whose_every_group_is_degenerate_ends_within_the_bound_of_it
     async with peers_of(redis, redis_url, job_id, delay_s=0.001) as peers:
         peers.reply = degenerate
         await learner.start(job_id)
-        stalled = await learner.until(job_id, lambda job: job.state is JobState.STALLED, timeout_s=20)
+        stalled = await learner.until(job_id, lambda job: job.state is JobState.STALLED)
         assert "none was informative" in stalled.cause
         ended = await learner.ended(job_id, JobState.FAILED)
     assert ended.cause.startswith("no step is possible: ")
@@ -166,7 +166,7 @@ async def test_servers_that_cannot_start_the_engine_fail_the_job_with_their_own_
 ) -> None:
     job_id = await learner.submit(job_spec())
     await learner.start(job_id)
-    await learner.until(job_id, lambda job: job.state is JobState.RUNNING, timeout_s=20)
+    await learner.until(job_id, lambda job: job.state is JobState.RUNNING)
     await asyncio.sleep(1)  # a look has been
     for number in range(2):
         cause = f"ValueError: head size 16 is not supported ({number})"
@@ -227,14 +227,14 @@ async def test_deaths_are_not_counted_while_the_job_is_paused(
     async with peers_of(redis, redis_url, job_id, delay_s=0.001) as peers:
         peers.answering.clear()
         await learner.start(job_id)
-        await learner.until(job_id, lambda job: job.state is JobState.RUNNING, timeout_s=20)
+        await learner.until(job_id, lambda job: job.state is JobState.RUNNING)
         await learner.store.pause(job_id)
-        await learner.until(job_id, lambda job: job.state is JobState.PAUSED, timeout_s=20)
+        await learner.until(job_id, lambda job: job.state is JobState.PAUSED)
         for number in range(5):
             await job_deaths.report(redis, job_id, Death("rollout-0", f"killed {number}", time.time(), loading=True))
         await asyncio.sleep(1.5)
         await learner.store.resume(job_id)
-        await learner.until(job_id, lambda job: job.state is JobState.RUNNING, timeout_s=20)
+        await learner.until(job_id, lambda job: job.state is JobState.RUNNING)
         await asyncio.sleep(1.5)
         peers.answering.set()
         await learner.ended(job_id)

@@ -34,7 +34,7 @@ from services.learner.intake import Judged
 from services.learner.journal import Journal
 from services.learner.lineage import read_rises
 from tests.integration.learner import peers
-from tests.integration.learner.scripted_ranks import ScriptedLearner, chain
+from tests.integration.learner.scripted_ranks import ROWS, ScriptedLearner, chain
 from tests.integration.rollout.conftest import write_model
 
 STEPS = 12
@@ -66,7 +66,7 @@ def job_spec(steps: int = STEPS, **checkpoint: object) -> JobSpec:
         {
             "name": "recovering",
             "model": {"path": "tiny"},
-            "data": {"train": {"source": "reasoning_gym:chain_sum", "size": 500}},
+            "data": {"train": ROWS},
             "rollout": {"group_size": 2, "rollout_max_tokens": 8},
             "algorithm": {"filter_groups_train_batch_size": 2},
             "learner": {"steps": steps},
@@ -373,7 +373,6 @@ async def test_a_dataset_that_is_not_the_one_trained_on_is_refused_by_name(
     learner: ScriptedLearner, redis: Redis, redis_url: str, tmp_path: Path
 ) -> None:
     data = tmp_path / "data" / "sums.jsonl"
-    data.parent.mkdir()
     rows = [{"prompt": f"{n} + 1 =", "data_source": "exact", "ground_truth": str(n + 1)} for n in range(50)]
     data.write_text("\n".join(json.dumps(row) for row in rows))
     spec = JobSpec.model_validate(job_spec().model_dump() | {"data": {"train": {"source": "sums.jsonl"}}})
