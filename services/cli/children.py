@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -16,10 +14,6 @@ import psutil
 
 from services.common.parent import die_with_parent
 from services.common.vitals import family, kill
-
-_PR_SET_CHILD_SUBREAPER = 36
-
-_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def free_port() -> int:
@@ -62,11 +56,6 @@ def _before_exec(parent: int, cores: frozenset[int]) -> Callable[[], None]:
             os.sched_setaffinity(0, cores)
 
     return prepare
-
-
-def adopt_orphans() -> bool:
-    """Makes this process the parent of its descendants' orphans, so that it can find and end them; False where the system cannot."""
-    return _LIBC is not None and _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
 
 
 def signal_group(pid: int, number: signal.Signals) -> bool:

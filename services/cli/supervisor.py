@@ -27,6 +27,7 @@ from services.cli.pulse import Pulse
 from services.cli.segments import Segment, SegmentWatch
 from services.cli.state import ProcessState
 from services.common.errors import MillraceError
+from services.common.parent import adopt_orphans
 from services.common.vitals import Vitals, family
 
 POLL_S = 0.1
@@ -136,7 +137,7 @@ class Supervisor:
         Raises:
             GaveUp: a setting of a process is wrong, before all were ready for the first time; the others were drained.
         """
-        children.adopt_orphans()
+        adopt_orphans()
         handlers = {number: signal.signal(number, self._on_signal) for number in _STOP_SIGNALS}
         try:
             for stage in sorted({child.spec.stage for child in self._table}, reverse=True):

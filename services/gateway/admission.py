@@ -46,7 +46,7 @@ READ = "services.gateway.checks:read_body"
 
 DEADLINE_S = 20.0
 """All checks of one spec."""
-PLACES = 2
+PLACES = 4
 """Specs whose checks run at once, and bodies that are parsed at once."""
 PLACE_WAIT_S = 10.0
 READ_LIMITS = Limits(wall_s=5.0, memory_mib=512, reply_bytes=16 * 1024 * 1024, makes_way=True)

@@ -21,7 +21,7 @@ JUDGE_SECONDS = Histogram(
 )
 WORKER_RESTARTS = Counter(
     "millrace_reward_worker_restarts_total",
-    "Worker processes replaced, by reason: timeout, slow, died or recycled.",
+    "Worker processes replaced, by reason: timeout, slow, crowded (its checks left processes), died or recycled.",
     ["reason"],
 )
 GROUPS = Counter(
@@ -33,7 +33,7 @@ BLOCKED_SECONDS = Counter(
     "millrace_reward_blocked_seconds_total", "Seconds spent waiting because the next stream was full."
 )
 
-for _reason in ("timeout", "slow", "died", "recycled"):
+for _reason in ("timeout", "slow", "crowded", "died", "recycled"):
     WORKER_RESTARTS.labels(_reason)  # a counter that begins at 1 has no increase
 for _result in ("judged", "passed_on", "dead_letter"):
     GROUPS.labels(_result)

@@ -225,6 +225,8 @@ class Pool:
             return "died"
         if worker.slow:
             return "slow"
+        if worker.crowded:
+            return "crowded"
         return "recycled" if worker.judged >= self._recycle_after else None
 
     def _settle(self, job: _Job, outcome: Outcome, worker: Worker) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import msgpack
 
 from services.common.errors import VerifierError
+from services.common.parent import child_pids
 from services.common.sandbox.limits import NICENESS
 from services.common.sandbox.processes import Forked
 from services.reward.check import MAX_REPLY_BYTES, Broken, Check, Loaded, Outcome, OverLimit, read_reply, unpacker
@@ -19,6 +20,9 @@ LOAD_TIMEOUT_S = 60.0
 
 PROMPT_S = 0.5
 """A check that takes longer makes way for everything else: sixteen of them must not keep this process from its deadlines."""
+
+MAX_LEFT = 8
+"""Processes that checks may leave behind in their worker: a verifier may well keep a helper or two."""
 
 GRACE_S = 0.1
 """After the limit one last look for a verdict that had arrived while this process was busy."""
@@ -73,6 +77,11 @@ class Worker:
         if check.verifier not in self._lowest:
             return Broken(f"the verifier was not loaded within {LOAD_TIMEOUT_S:g} s")
         return OverLimit(f"no verdict within {check.timeout_s:g} s")
+
+    @property
+    def crowded(self) -> bool:
+        """Whether checks have left so many processes behind that it is to be replaced; they end with it."""
+        return len(child_pids(self.forked.pid)) > MAX_LEFT
 
     def lowest_reward(self, verifier: str) -> float:
         """The lowest reward of a verifier that it has loaded."""

@@ -29,6 +29,8 @@ CANCEL_S = 60.0
 """So long after it was asked to, a job has been cancelled."""
 ENDLESS_S = 10.0
 """A job that would train for ever is cancelled after so much of it."""
+BUSY_S = 60.0
+"""For so long a job comes again while the gateway is busy with the checks of others."""
 PAUSE_S = 2.0
 TELLS_NOTHING = ("the ranks ended with exit code", "internal error", "See root cause above")
 """What a job's owner can do nothing with: as a cause it is none."""
@@ -103,6 +105,10 @@ class Guest:
         body = draft.body if draft.body is not None else json.dumps(draft.spec).encode()
         headers = {"Content-Type": draft.media_type, "Idempotency-Key": f"hostile-{self._case.seed}"}
         response = self._ask("POST", "/jobs", content=body, headers=headers)
+        until = time.monotonic() + BUSY_S
+        while response is not None and "Retry-After" in response.headers and time.monotonic() < until:
+            time.sleep(float(response.headers["Retry-After"]))  # others of its kind take all places
+            response = self._ask("POST", "/jobs", content=body, headers=headers)
         if response is None:
             return None
         said = _message(response)

@@ -22,7 +22,8 @@ from pathlib import Path
 
 import psutil
 
-from services.cli.children import adopt_orphans, kill_tree
+from services.cli.children import kill_tree
+from services.common.parent import adopt_orphans
 from services.common.vitals import family
 from tests.chaos.campaign import ENDLESS, Campaign, campaign
 from tests.chaos.faults import Options

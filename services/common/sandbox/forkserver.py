@@ -2,10 +2,13 @@
 
     parent ── FORK + a socket ──►  forkserver  ── fork ──►  child (serves the socket)
            ── KILL pid ─────────►              ── SIGKILL its process group ──►  its wait status
+                                               ── SIGKILL what it has left, wherever that hides
 
 Forking from a process without threads is safe, and takes milliseconds where a start with its imports takes seconds. It reaps a
 child only after it was told to kill it, so a pid is never reused while the parent still knows it; and later, since a large process takes
 long to end, and others wait for their fork. When the parent goes away, all children are killed.
+
+What a child has started and left behind, in a session of its own perhaps, becomes the forkserver's when its parent ends: it is killed, too.
 """
 
 from __future__ import annotations
@@ -14,15 +17,17 @@ import contextlib
 import gc
 import importlib
 import os
+import select
 import signal
 import socket
 import struct
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from services.common.logs import configure_logging
-from services.common.parent import die_with_parent
+from services.common.parent import adopt_orphans, child_pids, die_with_parent
 from services.common.sandbox.output import mute
 
 REQUEST = struct.Struct("<ci")
@@ -32,6 +37,9 @@ FORK = b"F"
 KILL = b"K"
 READY = 0
 NOT_ENDED = -1
+LOOK_S, LOOK_AGAIN_S = 1.0, 0.05
+"""How long after the last look for orphans the next one is; the second while killed processes are ending."""
+LAST_LOOKS = 20
 
 Work = Callable[[socket.socket], object]
 """What a child does with its socket until that closes."""
@@ -54,6 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     for target in prepare:
         named(target)()
     children = named(work)
+    adopt_orphans()
     gc.collect()
     gc.freeze()  # children share these pages until they write to them
     control.sendall(REPLY.pack(READY, NOT_ENDED))
@@ -63,10 +72,12 @@ def main(arguments: Sequence[str]) -> int:
 
 def serve(control: socket.socket, work: Work) -> None:
     """Forks and kills as asked until the parent goes away, then kills all that is left."""
-    children: set[int] = set()
-    dying: set[int] = set()
+    family = _Family()
     try:
         while True:
+            pause_s = LOOK_AGAIN_S if family.look() else LOOK_S
+            if not select.select([control], [], [], pause_s)[0]:
+                continue
             data, descriptors, _, _ = socket.recv_fds(control, REQUEST.size, 1)
             if not data:
                 return
@@ -74,20 +85,51 @@ def serve(control: socket.socket, work: Work) -> None:
             status = NOT_ENDED
             if command == FORK:
                 pid = _fork(control, socket.socket(fileno=descriptors[0]), work)
-                children.add(pid)
-            elif pid in children:
-                status = _ended(pid)
-                children.discard(pid)
-                if status == NOT_ENDED:
-                    kill_group(pid)
-                    dying.add(pid)
+                family.children.add(pid)
+            elif pid in family.children:
+                status = family.kill(pid)
             control.sendall(REPLY.pack(pid, status))
-            dying = {pid for pid in dying if _ended(pid) == NOT_ENDED}
     except BrokenPipeError:
         return  # the parent went away before it had its answer
     finally:
-        for pid in children:
+        family.end()
+
+
+class _Family:
+    """The children, those that are ending, and what the dead have left behind."""
+
+    def __init__(self) -> None:
+        self.children: set[int] = set()
+        self._dying: set[int] = set()
+
+    def kill(self, pid: int) -> int:
+        """Kills a child, unless it has ended by itself: then its wait status."""
+        status = _ended(pid)
+        self.children.discard(pid)
+        if status == NOT_ENDED:
             kill_group(pid)
+            self._dying.add(pid)
+        return status
+
+    def look(self) -> bool:
+        """Reaps the dying that have ended, and kills what they have left; whether some are still ending."""
+        self._dying = {pid for pid in self._dying if _ended(pid) == NOT_ENDED}
+        orphans = set(child_pids(os.getpid())) - self.children - self._dying
+        for pid in orphans:
+            kill_group(pid)
+        self._dying |= orphans
+        return bool(self._dying)
+
+    def end(self) -> None:
+        """Kills all; waits for a second at most until there are no orphans any more."""
+        for pid in self.children:
+            kill_group(pid)
+        self._dying |= self.children
+        self.children = set()
+        for _ in range(LAST_LOOKS):
+            if not self.look():
+                break
+            time.sleep(LOOK_AGAIN_S)
 
 
 def _fork(control: socket.socket, connection: socket.socket, work: Work) -> int:

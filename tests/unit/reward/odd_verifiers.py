@@ -97,6 +97,18 @@ def leaves_a_child(response: str, ground_truth: str, extra_info: dict[str, Any])
     return Score(1.0, 1.0)
 
 
+def leaves_strangers(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:
+    """As `leaves_a_child`, but in sessions of their own, one of them with a parent that has ended."""
+    hidden = subprocess.run(
+        ["sh", "-c", "sleep 60 & echo $!"], stdout=subprocess.PIPE, check=True, start_new_session=True
+    )
+    child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    with Path(response).open("a") as note:
+        note.write(f"{child.pid} {int(hidden.stdout)} ")
+    time.sleep(float(ground_truth))
+    return Score(1.0, 1.0, str(os.getpid()))
+
+
 def process(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:
     return Score(1.0, 1.0, str(os.getpid()))
 

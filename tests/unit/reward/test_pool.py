@@ -22,7 +22,7 @@ from services.common.types import Verdict, VerdictStatus
 from services.common.vitals import family
 from services.reward.check import MAX_GROUND_TRUTH_CHARS, MAX_RESPONSE_CHARS, Check
 from services.reward.pool import Pool
-from services.reward.processes import PROMPT_S
+from services.reward.processes import MAX_LEFT, PROMPT_S
 
 PoolMaker = Callable[..., AbstractAsyncContextManager[Pool]]
 CheckMaker = Callable[..., Check]
@@ -295,6 +295,26 @@ async def test_a_kill_takes_along_what_the_verifier_started(pool: Pool, check: C
     [verdict] = await pool.judge([check("odd_leaves_a_child", str(note), timeout_s=1.0)])
     assert verdict.status is VerdictStatus.TIMEOUT
     await vanished([int(note.read_text())])
+
+
+async def test_a_kill_finds_what_hides_in_a_session_of_its_own(pool: Pool, check: CheckMaker, tmp_path: Path) -> None:
+    note = tmp_path / "strangers"
+    [verdict] = await pool.judge([check("odd_leaves_strangers", str(note), "60", timeout_s=1.0)])
+    assert verdict.status is VerdictStatus.TIMEOUT
+    await vanished([int(pid) for pid in note.read_text().split()])
+
+
+async def test_a_worker_whose_checks_leave_processes_behind_is_replaced_and_they_end(
+    pool_of: PoolMaker, check: CheckMaker, tmp_path: Path
+) -> None:
+    note = tmp_path / "strangers"
+    async with pool_of(1) as pool:
+        for _ in range(3 * MAX_LEFT):
+            [verdict] = await pool.judge([check("odd_leaves_strangers", str(note), "0")])
+            assert verdict.status is VerdictStatus.SCORED
+        left = [pid for pid in map(int, note.read_text().split()) if psutil.pid_exists(pid)]
+        assert len(left) <= 2 * MAX_LEFT
+    await vanished(left)
 
 
 async def test_a_closed_pool_leaves_no_process_and_keeps_nobody_waiting(pool_of: PoolMaker, check: CheckMaker) -> None:
