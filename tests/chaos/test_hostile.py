@@ -106,6 +106,24 @@ def test_a_job_that_does_not_end_is_cancelled_and_one_that_stays_then_is_stuck(
     ]
 
 
+def test_a_job_that_says_why_it_is_slow_has_more_time_as_long_as_its_groups_come(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guest, "END_S", 0.0)
+    monkeypatch.setattr(guest, "LOOK_S", 0.0)
+    monkeypatch.setattr(guest, "QUIET_S", 0.3)
+    issued = iter(range(1, 50))
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/cancel"):
+            return httpx.Response(200, json=RECORD | {"state": "cancelled"})
+        groups = {"issued": next(issued, 50)}
+        state = "stalled" if groups["issued"] < 50 else "failed"
+        return httpx.Response(200, json=RECORD | {"state": state, "cause": "none was informative", "groups": groups})
+
+    assert visit(home, ENDS, answer).end == "failed"
+
+
 def test_a_key_that_gives_several_jobs_is_found(home: Path) -> None:
     numbers = iter(range(100))
 
