@@ -40,6 +40,7 @@ NOT_ENDED = -1
 LOOK_S, LOOK_AGAIN_S = 1.0, 0.05
 """How long after the last look for orphans the next one is; the second while killed processes are ending."""
 LAST_LOOKS = 20
+"""How often it looks again, LOOK_AGAIN_S apart, before it ends itself."""
 
 Work = Callable[[socket.socket], object]
 """What a child does with its socket until that closes."""

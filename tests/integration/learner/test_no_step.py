@@ -95,12 +95,12 @@ async def test_a_job_whose_every_group_fails_says_why_before_its_first_step_and_
     async with peers_of(redis, redis_url, job_id, delay_s=0.001) as peers:
         peers.reply = reply
         await learner.start(job_id)
-        live = await learner.until(job_id, lambda job: job.groups.get("failed", 0) > 0)
+        live = await learner.until(job_id, lambda job: job.groups.get("failed", 0) > 0, timeout_s=20)
         assert (live.step, live.state.ended) == (0, False)
         assert live.failure == reason
         assert set(live.failed_reasons) == {reason}
         assert REGISTRY.get_sample_value("millrace_learner_groups", {"fate": "failed"})
-        stalled = await learner.until(job_id, lambda job: job.state is JobState.STALLED)
+        stalled = await learner.until(job_id, lambda job: job.state is JobState.STALLED, timeout_s=20)
         assert stalled.cause.endswith(f"groups failed in a row; the newest: {reason}")
         ended = await learner.ended(job_id, JobState.FAILED)
     assert ended.cause.startswith("no step is possible: ")
@@ -120,7 +120,7 @@ async def test_a_job_whose_verifier_is_mended_goes_on_at_full_speed(
     async with peers_of(redis, redis_url, job_id, delay_s=0.001) as peers:
         peers.reply = checks_fail
         await learner.start(job_id)
-        await learner.until(job_id, lambda job: job.state is JobState.STALLED)
+        await learner.until(job_id, lambda job: job.state is JobState.STALLED, timeout_s=20)
         peers.reply = None
         ended = await learner.ended(job_id)
     assert (ended.step, ended.cause) == (5, "")
@@ -134,7 +134,7 @@ async def test_a_job_whose_every_group_is_degenerate_ends_within_the_bound_of_it
     async with peers_of(redis, redis_url, job_id, delay_s=0.001) as peers:
         peers.reply = degenerate
         await learner.start(job_id)
-        stalled = await learner.until(job_id, lambda job: job.state is JobState.STALLED)
+        stalled = await learner.until(job_id, lambda job: job.state is JobState.STALLED, timeout_s=20)
         assert "none was informative" in stalled.cause
         ended = await learner.ended(job_id, JobState.FAILED)
     assert ended.cause.startswith("no step is possible: ")
@@ -166,7 +166,7 @@ async def test_servers_that_cannot_start_the_engine_fail_the_job_with_their_own_
 ) -> None:
     job_id = await learner.submit(job_spec())
     await learner.start(job_id)
-    await learner.until(job_id, lambda job: job.state is JobState.RUNNING)
+    await learner.until(job_id, lambda job: job.state is JobState.RUNNING, timeout_s=20)
     await asyncio.sleep(1)  # a look has been
     for number in range(2):
         cause = f"ValueError: head size 16 is not supported ({number})"
@@ -227,14 +227,14 @@ async def test_deaths_are_not_counted_while_the_job_is_paused(
     async with peers_of(redis, redis_url, job_id, delay_s=0.001) as peers:
         peers.answering.clear()
         await learner.start(job_id)
-        await learner.until(job_id, lambda job: job.state is JobState.RUNNING)
+        await learner.until(job_id, lambda job: job.state is JobState.RUNNING, timeout_s=20)
         await learner.store.pause(job_id)
-        await learner.until(job_id, lambda job: job.state is JobState.PAUSED)
+        await learner.until(job_id, lambda job: job.state is JobState.PAUSED, timeout_s=20)
         for number in range(5):
             await job_deaths.report(redis, job_id, Death("rollout-0", f"killed {number}", time.time(), loading=True))
         await asyncio.sleep(1.5)
         await learner.store.resume(job_id)
-        await learner.until(job_id, lambda job: job.state is JobState.RUNNING)
+        await learner.until(job_id, lambda job: job.state is JobState.RUNNING, timeout_s=20)
         await asyncio.sleep(1.5)
         peers.answering.set()
         await learner.ended(job_id)
