@@ -305,7 +305,8 @@ class Supervisor:
                 time.sleep(POLL_S)
             for child in members:
                 if _is_running(child):
-                    self._say(f"{child.spec.name} did not drain in time: killed")
+                    in_time = time.monotonic() < deadline
+                    self._say(f"{child.spec.name} {'drains no more' if in_time else 'did not drain in time'}: killed")
                 self._end(child)
 
     def _tell(self) -> None:

@@ -176,10 +176,11 @@ async def _journal(job: JobContext, drain: Drain, groups: list[Judged]) -> Batch
 
 async def _write(job: JobContext, drain: Drain, step: int, groups: tuple[bytes, ...]) -> BatchRecord:
     """Writes a record of these groups, and of every fate since the last one; lets the entries of both go."""
-    ledger = job.intake.ledger
-    settled, digest = tuple(ledger.take_unwritten()), job.publisher.digest
     mark = await job.store.history_mark()
-    record = BatchRecord(step, job.lineage, groups, settled, ledger.issued, digest, mark)
+    ledger = job.intake.ledger
+    # From here to the entries nothing is awaited: what is settled meanwhile would lose its entry before a record has its fate.
+    settled = tuple(ledger.take_unwritten())
+    record = BatchRecord(step, job.lineage, groups, settled, ledger.issued, job.publisher.digest, mark)
     entries = [judged.entry for judged in job.intake.take_settled() if judged.entry is not None]
     size = await with_room(job, drain, lambda: asyncio.to_thread(job.journal.append, record))
     metrics.JOURNAL_BYTES.inc(size)

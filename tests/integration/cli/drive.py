@@ -41,7 +41,7 @@ def spec(home: Path, name: str, stage: str, mode: str) -> ProcessSpec:
         ready=ready,
         healthy=health_probe(f"{base}/healthz"),
         start_timeout_s=5.0 if mode == "unready" else 30.0,
-        drain_timeout_s=2.0,
+        drain_timeout_s=600.0 if mode == "deaf-for-long" else 2.0,
         port=port,
         temporary=home / "tmp" / name,
     )

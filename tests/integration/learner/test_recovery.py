@@ -23,8 +23,11 @@ from redis.asyncio import Redis
 from services.common import keys
 from services.common.codec import decode
 from services.common.fates import Fate
+from services.common.head_store import HeadStore
+from services.common.history_mark import HistoryMark
 from services.common.job_folder import JobFolder
 from services.common.job_records import JobState
+from services.common.keys import Stage
 from services.common.spec import JobSpec
 from services.common.types import RolloutGroup, ScoredGroup, Task
 from services.learner.assemble import assemble
@@ -131,6 +134,35 @@ async def test_an_interrupted_job_ends_with_the_weights_of_one_that_was_not(
     assert all(member.startswith("train:1:") and member.endswith(":1") for member in peers.asked)
     assert len(peers.asked) == len(set(peers.asked)), "a group was generated twice"
     assert [step["step"] for step in await history(redis, job_id)] == list(range(1, STEPS + 1))
+
+
+async def test_a_group_settled_while_a_record_is_prepared_keeps_its_entry_until_a_record_has_its_fate(
+    learner: ScriptedLearner, redis: Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = HeadStore.history_mark
+
+    async def slow_mark(store: HeadStore) -> HistoryMark:
+        found = await mark(store)
+        await asyncio.sleep(0.3)  # the peers answer meanwhile, every fifth group without a spread
+        return found
+
+    monkeypatch.setattr(HeadStore, "history_mark", slow_mark)
+    job_id = await learner.submit(job_spec())
+    async with peers_of(redis, redis_url, job_id) as peers:
+        for stop_at in (1, 2, 3, 4):
+            await learner.start(job_id)
+            await learner.until(job_id, lambda record, at=stop_at: record.step >= at)
+            await learner.stop()
+            assert await without_fate_or_entry(redis, learner.folder(job_id), job_id, peers.asked) == set()
+
+
+async def without_fate_or_entry(redis: Redis, folder: Path, job_id: str, asked: list[str]) -> set[str]:
+    """Members that were asked, and that neither the journal nor a stream has."""
+    known = {f"train:1:{s.group_id}:1" for record in Journal(folder / "journal").records() for s in record.settled}
+    for stage in (Stage.TASKS, Stage.SCORED):
+        entries: Any = await redis.xrange(keys.stream(job_id, stage))
+        known |= {fields[b"member"].decode() for _, fields in entries}
+    return set(asked) - known
 
 
 async def history(redis: Redis, job_id: str) -> list[dict[str, object]]:
