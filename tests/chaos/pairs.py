@@ -184,7 +184,7 @@ def _garbage(scene: Scene, rng: random.Random) -> Blow:
             for number in range(count):
                 stream = keys.stream(job_id, rng.choice(tuple(Stage)))
                 entries: Any = client.xrange(stream, count=1)
-                sample = bytes(entries[0][1][b"d"]) if entries else b"\xc0"
+                sample = (bytes(entries[0][1][b"d"]) if entries else b"") or b"\xc0"  # empty: one of these itself
                 payload = MUTATIONS[rng.choice(sorted(MUTATIONS))](rng, sample)
                 client.xadd(stream, {"member": f"garbage:{seed}:{number}", "d": payload})
 
