@@ -28,9 +28,8 @@ import httpx
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.cli.client import GatewayClient, GatewayError
+from services.cli.client import GatewayClient, GatewayError, find_token
 from services.cli.state import UpState
-from services.cli.tokens import find_token
 from services.cli.up import detach, run_down
 from services.demo.charlm_tokenizer import QUESTION
 

@@ -22,9 +22,8 @@ from deploy.dashboards.local import local_config, running_prometheus
 from deploy.dashboards.preview import draw_all
 from deploy.dashboards.survey import DEPLOY, RULES, ask
 from deploy.dashboards.table import write_page
-from services.cli.client import GatewayClient
+from services.cli.client import GatewayClient, find_token
 from services.cli.state import UpState
-from services.cli.tokens import find_token
 from services.cli.up import detach, require_state, run_down
 from services.common.errors import MillraceError
 

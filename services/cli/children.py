@@ -12,8 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from services.common.parent import die_with_parent
-from services.common.vitals import family, kill
+from services.common.vitals import die_with_parent, family, kill
 
 
 def free_port() -> int:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
 
 import httpx
 
-from services.common.errors import DeadlineExceeded, MillraceError
+from services.common.errors import ConfigError, DeadlineExceeded, MillraceError
 
 TIMEOUT_S = 60.0
 """Longer than the gateway takes to check a job's model and data."""
@@ -323,3 +325,20 @@ def _refusal(response: httpx.Response) -> GatewayError:
     if status == httpx.codes.NOT_FOUND:
         lines.append("`millrace jobs` lists the jobs there are")
     return GatewayError("\n".join(lines), status=status)
+
+
+def find_token(state_file: str | None) -> str | None:
+    """MILLRACE_TOKEN, else the file that MILLRACE_TOKEN_FILE names, else the running stack's; None when there is none.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    if token := os.environ.get("MILLRACE_TOKEN"):
+        return token.strip()
+    name = os.environ.get("MILLRACE_TOKEN_FILE") or state_file
+    if name is None:
+        return None
+    try:
+        return Path(name).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ConfigError(f"the token file {name} cannot be read: {error.strerror}") from error

@@ -49,7 +49,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from services.common.release import release
+        from services.common.process_metrics import release
 
         typer.echo(f"millrace {release()}")
         raise typer.Exit

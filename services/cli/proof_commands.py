@@ -55,8 +55,8 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """Rebuild every group's fate from the job's own files and check the accounts; ends with 1 on any violation."""
+    from services.cli.connect import ask
     from services.cli.proof_show import print_audit
-    from services.cli.told import ask
     from services.learner.audit_files import audit_job
     from services.learner.journal_key import JournalKey
 
@@ -94,9 +94,8 @@ def replay(
     from services.cli.overrides import apply_change
     from services.cli.proof_show import ReplayPrinter
     from services.common.settings import load_settings
-    from services.learner.replay.plan import make_plan
+    from services.learner.replay.plan import changed_spec, make_plan
     from services.learner.replay.run import replay as rerun
-    from services.learner.replay.what_if import changed_spec
 
     folder = job_folder(home, job)
     settings = load_settings().model_copy(update={"home": home.resolve()})

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from services.cli.cores import available_cores, plan_cores
 from services.cli.embedded_redis import EmbeddedRedis
-from services.cli.probes import health_probe, ready_probe
+from services.cli.pulse import health_probe, ready_probe
 from services.cli.runtime import Runtime
 from services.cli.supervisor import KILL_MARGIN_S, ProcessSpec
 from services.common.errors import ConfigError, DeadlineExceeded

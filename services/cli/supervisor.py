@@ -21,14 +21,12 @@ from pathlib import Path
 import psutil
 
 from services.cli import children
-from services.cli.asker import Asker, Probe
 from services.cli.log_reader import parse_line
-from services.cli.pulse import Pulse
+from services.cli.pulse import Asker, Probe, Pulse
 from services.cli.segments import Segment, SegmentWatch
 from services.cli.state import ProcessState
 from services.common.errors import MillraceError
-from services.common.parent import adopt_orphans
-from services.common.vitals import Vitals, family
+from services.common.vitals import Vitals, adopt_orphans, family
 
 POLL_S = 0.1
 LOOK_S = 0.5

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 
 import psutil
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
-
-from services.common.release import release
 
 
 class ProcessMetrics(Collector):
@@ -46,3 +45,11 @@ def _memory_bytes(process: psutil.Process) -> int:
         except psutil.AccessDenied:
             return int(process.memory_info().rss)
     return 0
+
+
+def release() -> str:
+    """The installed package's version; `unknown` where a source tree runs that is not installed."""
+    try:
+        return version("millrace")
+    except PackageNotFoundError:
+        return "unknown"

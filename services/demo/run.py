@@ -19,9 +19,8 @@ from typing import Any
 
 from rich.console import Console
 
-from services.cli.client import GatewayClient
+from services.cli.client import GatewayClient, find_token
 from services.cli.follow import show_steps
-from services.cli.tokens import find_token
 from services.cli.up import detach, run_down
 from services.common.errors import MillraceError, ModelError
 from services.common.job_records import JobState

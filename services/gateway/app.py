@@ -13,7 +13,7 @@ from fastapi.security import HTTPBearer
 from redis.asyncio import Redis
 
 from services.common.jobs import JobStore
-from services.common.release import release
+from services.common.process_metrics import release
 from services.common.restore import Restorer
 from services.common.retention import Retention
 from services.common.settings import Settings, is_loopback

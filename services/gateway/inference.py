@@ -10,6 +10,7 @@ import asyncio
 import logging
 import random
 import time
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
@@ -19,6 +20,7 @@ from redis.asyncio import Redis
 
 from services.common.inference_channel import (
     GENERATE_LIMIT_S,
+    INFERENCE_CLIENT_OPTIONS,
     LOAD_LIMIT_S,
     PARAM_HEADER,
     PROBLEM_HEADER,
@@ -30,7 +32,6 @@ from services.common.pb import inference_pb2 as pb
 from services.common.pb import inference_pb2_grpc as pb_grpc
 from services.common.weight_channel import token_metadata
 from services.common.workers import WorkerKind, WorkerStatus, alive
-from services.gateway.channels import Channels
 from services.gateway.metrics import JOB_ID
 from services.gateway.openai_errors import OpenAIError
 
@@ -217,3 +218,37 @@ def _read(error: grpc.aio.AioRpcError, server: WorkerStatus) -> tuple[OpenAIErro
 
 def _not_ready(message: str) -> OpenAIError:
     return OpenAIError(503, message, "model_not_ready", retry_after_s=RETRY_AFTER_S)
+
+
+MAX_CHANNELS = 64
+GRACE_S = 600.0
+"""Answers on a channel that is put away end by themselves within this."""
+
+
+class Channels:
+    """One channel per address, the least used put away when there are many: servers come and go, each on a port of its own."""
+
+    def __init__(self, max_channels: int = MAX_CHANNELS) -> None:
+        """None yet."""
+        self._max_channels = max_channels
+        self._open: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def to(self, address: str) -> grpc.aio.Channel:
+        """The channel to `host:port`."""
+        if address not in self._open:
+            self._open[address] = grpc.aio.insecure_channel(address, options=INFERENCE_CLIENT_OPTIONS)
+        self._open.move_to_end(address)
+        while len(self._open) > self._max_channels:
+            _, oldest = self._open.popitem(last=False)
+            task = asyncio.create_task(oldest.close(GRACE_S), name="close channel")
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+        return self._open[address]
+
+    async def close(self) -> None:
+        """Ends all connections at once."""
+        channels, self._open = list(self._open.values()), OrderedDict()
+        for task in self._closing:
+            task.cancel()
+        await asyncio.gather(*(channel.close() for channel in channels), *self._closing, return_exceptions=True)

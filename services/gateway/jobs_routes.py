@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
+from redis.asyncio import Redis
 from starlette.exceptions import HTTPException
 
 from services.common import keys
 from services.common.errors import ConfigError, KeyReused
-from services.common.job_records import JobRecord
+from services.common.job_records import LIVE, JobRecord
 from services.common.spec import JobSpec
 from services.gateway.context import Context, ContextDep, RecordDep
 from services.gateway.errors import SpecRefused, documented
-from services.gateway.refused_writes import with_cause
 from services.gateway.schemas import EXAMPLE_JOB_ID, EXAMPLE_SPEC, FieldProblem, Job, JobList, JobSummary
 from services.gateway.spec_body import MEDIA_TYPES, UnsupportedMediaType, media_type_of
 
@@ -168,3 +170,18 @@ async def pause(context: ContextDep, record: RecordDep) -> Job:
 async def resume(context: ContextDep, record: RecordDep) -> Job:
     """Goes on with the next step; 409 when the job is not paused and was not asked to be."""
     return Job.of(await context.store.resume(record.id))
+
+
+CAUSE = "Redis takes no writes: its disk is full or cannot be written; everything waits, and goes on when there is space again"
+
+
+def refused(persistence: Mapping[str, Any]) -> bool:
+    """Whether the last write to the append-only file failed, as INFO has it: then Redis refuses every command that writes."""
+    return str(persistence.get("aof_last_write_status", "ok")) != "ok"
+
+
+async def with_cause(redis: Redis, record: JobRecord) -> JobRecord:
+    """The record, with this cause where it says none and the job is a learner's."""
+    if record.cause or record.state not in LIVE or not refused(await redis.info("persistence")):
+        return record
+    return replace(record, cause=CAUSE)

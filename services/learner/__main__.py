@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from pathlib import Path
 
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, CollectorRegistry, Gauge
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from services.common.connection import connect
@@ -16,10 +17,9 @@ from services.common.logs import configure_logging
 from services.common.preflight import require_memory, require_platform, require_redis, require_room
 from services.common.settings import Settings, load_settings
 from services.learner.agent import Agent
-from services.learner.agent_metrics import export_disk
 from services.learner.folder import METRICS_DIR
 from services.learner.journal_key import journal_key
-from services.learner.nodes import Nodes
+from services.learner.launch import Nodes
 
 
 async def serve(settings: Settings) -> None:
@@ -64,6 +64,15 @@ def main() -> None:
         asyncio.run(serve(settings))
     except ConfigError as error:
         refuse_to_start("learner", error)
+
+
+def export_disk(jobs: Path, registry: CollectorRegistry = REGISTRY) -> None:
+    """Shows, at each scrape, how much room the volume has that holds the jobs' folder, which is made if it is missing."""
+    jobs.mkdir(parents=True, exist_ok=True)
+    free = Gauge("millrace_learner_disk_free_bytes", "Room left for journals and checkpoints.", registry=registry)
+    size = Gauge("millrace_learner_disk_size_bytes", "Size of the volume that they lie on.", registry=registry)
+    free.set_function(lambda: shutil.disk_usage(jobs).free)
+    size.set_function(lambda: shutil.disk_usage(jobs).total)
 
 
 if __name__ == "__main__":

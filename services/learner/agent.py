@@ -36,9 +36,8 @@ from services.learner.folder import ERROR_FILE, FENCED_FILE
 from services.learner.folder_lock import FolderLock
 from services.learner.job_data import JobData
 from services.learner.journal_key import journal_key
-from services.learner.launch import rank_command, rank_environment
+from services.learner.launch import Nodes, rank_command, rank_environment
 from services.learner.named_wait import NamedWait, say
-from services.learner.nodes import Nodes
 from services.learner.pulse import FOLDER, RanksWatch
 from services.learner.rank_deaths import RankDeath, RankDeaths
 from services.learner.starts import MOST as MOST_STARTS

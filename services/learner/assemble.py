@@ -6,8 +6,7 @@ import numpy as np
 
 from services.common.spec import JobSpec
 from services.common.types import Rollout
-from services.learner.algorithms.advantages import batch_advantages
-from services.learner.algorithms.overlong import overlong_penalty
+from services.learner.algorithms.advantages import batch_advantages, overlong_penalty
 from services.learner.intake import Judged
 from services.learner.megatron.batch import Sequence
 

@@ -25,7 +25,7 @@ from services.learner.audit import Audit
 from services.learner.audit_history import HistoryAudit
 from services.learner.audit_report import AuditReport, Breach
 from services.learner.audit_seals import SealAudit
-from services.learner.evidence import finished_checkpoints, sound_checkpoints
+from services.learner.checkpoint import finished_checkpoints, sound_checkpoints
 from services.learner.folder import JOURNAL_DIR, LINEAGE_FILE
 from services.learner.journal import BatchRecord, Journal
 from services.learner.journal_key import JournalKey

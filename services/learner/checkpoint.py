@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.checkpoint_manifest import (
+    CHECKPOINTS_DIR,
     MANIFEST,
     Checkpoint,
     CheckpointError,
@@ -24,10 +25,12 @@ from services.common.checkpoint_manifest import (
     finished,
     manifest_document,
     manifests,
+    read_manifest,
     verify_files,
 )
 from services.common.durable import fsync_directory, write_durably
-from services.learner.disk import require_space
+from services.common.errors import MillraceError
+from services.learner.folder import require_space
 
 log = logging.getLogger(__name__)
 
@@ -120,3 +123,24 @@ class CheckpointStore:
                 shutil.rmtree(path)
             except OSError:
                 log.exception("cannot remove the old checkpoint %s", path)
+
+
+def sound_checkpoints(folder: Path) -> tuple[dict[int, Checkpoint], dict[Path, str]]:
+    """The checkpoints of which every file verifies, by step; and why each other one cannot be used: recovery passes those over."""
+    found: dict[int, Checkpoint] = {}
+    damaged: dict[Path, str] = {}
+    for path in finished_checkpoints(folder):
+        try:
+            checkpoint = read_manifest(path)
+            verify_files(checkpoint)
+        except (MillraceError, OSError) as error:
+            if path.is_dir():  # else it was pruned, or replaced, while it was read
+                damaged[path] = f"a checkpoint that cannot be used: {error}"
+        else:
+            found[checkpoint.step] = checkpoint
+    return found, damaged
+
+
+def finished_checkpoints(folder: Path) -> list[Path]:
+    """The directories of all that were committed, oldest first."""
+    return sorted((folder / CHECKPOINTS_DIR).glob("step-????????"))

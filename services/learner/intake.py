@@ -16,7 +16,7 @@ from services.common.consumer import Entry
 from services.common.fates import Fate
 from services.common.spec import JobSpec
 from services.common.types import ScoredGroup, VerdictStatus
-from services.learner.algorithms.dynamic_sampling import filter_values, is_degenerate
+from services.learner.algorithms.advantages import filter_values, is_degenerate
 from services.learner.failures import FailureRun
 from services.learner.fitness import Limits, unfit
 from services.learner.gate import AcceptRate, ReadyGroup, issue_budget, select_batch

@@ -6,14 +6,15 @@ A learner trains one job at a time, so no metric carries the job but `millrace_l
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram
 
 from services.common.fates import Fate
 from services.learner.intake import Intake
-from services.learner.stopwatch import Stopwatch
 
 _AGES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
@@ -100,6 +101,34 @@ EVAL_OUTCOMES = {
     "judged": "rollouts_judged", "over_limit": "checks_over_limit", "not_judged": "rollouts_not_judged"
 }  # fmt: skip
 """Outcome of an evaluation's rollouts → the figure of its record."""
+
+
+class Stopwatch:
+    """Adds a phase's seconds to its counter; one phase at a time. `tick` is called every now and then by whoever has a clock."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """In no phase."""
+        self._clock = clock
+        self._counter: Counter | None = None
+        self._counted_to = 0.0
+
+    @contextmanager
+    def phase(self, counter: Counter) -> Iterator[None]:
+        """What runs within it takes its time from this counter's phase."""
+        self._counter, self._counted_to = counter, self._clock()
+        try:
+            yield
+        finally:
+            self.tick()
+            self._counter = None
+
+    def tick(self) -> None:
+        """Counts what has passed since the last look."""
+        now = self._clock()
+        if self._counter is not None:
+            self._counter.inc(now - self._counted_to)
+        self._counted_to = now
+
 
 CLOCK = Stopwatch()
 """Adds to WAIT_SECONDS and TRAIN_SECONDS while they pass."""

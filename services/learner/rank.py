@@ -16,9 +16,9 @@ from services.common.errors import Fenced
 from services.common.job_folder import SPEC_FILE
 from services.common.logs import configure_logging, log_context
 from services.common.models import resolve_model
-from services.common.parent import die_with_parent
 from services.common.settings import Settings, load_settings
 from services.common.spec import JobSpec, parse_recorded_spec
+from services.common.vitals import die_with_parent
 from services.learner.folder import ERROR_FILE, FENCED_FILE
 from services.learner.pulse import FOLDER, beat_forever
 

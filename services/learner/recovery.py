@@ -22,14 +22,13 @@ from services.common.lifecycle import Drain
 from services.common.types import ScoredGroup
 from services.learner.assemble import assemble
 from services.learner.books import rises_on_disk
-from services.learner.context import Flow, JobContext
+from services.learner.context import Flow, JobContext, notice_skip, require_finite_weights
 from services.learner.intake import Judged
 from services.learner.journal import BatchRecord, JournalError
 from services.learner.ledger import Ledger
 from services.learner.lineage import LineageError, Rise, raise_lineage, read_rises
-from services.learner.non_finite import notice_skip, require_finite_weights
 from services.learner.records import StepTimes, ages_of, step_record
-from services.learner.room import with_room
+from services.learner.saving import with_room
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as registry
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 
-from services.learner.nodes import LOCAL_BACKEND
+from services.learner.launch import LOCAL_BACKEND
 
 STORE = "MILLRACE_RANKS_STORE"
 """Environment variable that names the ranks' file; another one for each start of them."""

@@ -6,15 +6,17 @@ between two steps:  room? ─► directory ─► ranks copy to host memory     
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 from services.common.checkpoint_manifest import EXPORT, manifest_digest
+from services.common.job_records import LIVE, JobState
 from services.common.lifecycle import Drain
 from services.learner import metrics
-from services.learner.context import JobContext
-from services.learner.disk import is_full
-from services.learner.room import with_room
+from services.learner.context import JobContext, Stopped
+from services.learner.folder import is_full
 
 LOOK_AGAIN_S = 0.1
 
@@ -110,3 +112,55 @@ def _state(job: JobContext) -> dict[str, Any]:
         "skipped_in_a_row": job.skipped_in_a_row,
         "identity": job.identity.state(),
     }
+
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 2.0
+
+T = TypeVar("T")
+
+
+async def with_room(job: JobContext, drain: Drain, write: Callable[[], Awaitable[T]]) -> T:
+    """Does what writes to the disk, again and again while there is no space; the job is paused meanwhile, and nothing is lost.
+
+    consumes:     disk space
+    waits for:    space, RETRY_S at a time
+    unblocked by: whoever makes room
+    produces:     the states `paused`, with the reason, and `running`
+
+    Raises:
+        Stopped: the job was cancelled, or the learner drains, while there was none.
+        OSError: whatever else went wrong.
+    """
+    while True:
+        try:
+            result = await write()
+        except OSError as error:
+            if not is_full(error):
+                raise
+            await _pause(job, error)
+        else:
+            await _resume(job)
+            return result
+        if await drain.wait(RETRY_S) or job.stopping:
+            raise Stopped
+
+
+async def _pause(job: JobContext, error: OSError) -> None:
+    cause = f"no space left on {job.folder}: {error}"
+    if job.no_space != cause:
+        log.warning("paused: %s", cause)
+        job.no_space = cause
+        job.pause()
+        await job.store.transition(job.job_id, JobState.PAUSED, allowed=LIVE, cause=cause)
+
+
+async def _resume(job: JobContext) -> None:
+    if not job.no_space:
+        return
+    log.info("there is space again")
+    job.no_space = ""
+    if not (await job.store.get(job.job_id)).pause_requested:
+        job.resume()
+        await job.store.transition(job.job_id, JobState.RUNNING, allowed=LIVE)

@@ -16,15 +16,22 @@ from services.common.job_records import LIVE, PAUSED_CAUSE, ActiveJob, JobState
 from services.common.lifecycle import Drain
 from services.learner import metrics
 from services.learner.assemble import assemble
-from services.learner.context import Flow, JobContext, NoStepPossible, Stopped, wait_event
+from services.learner.context import (
+    Flow,
+    JobContext,
+    NoStepPossible,
+    NotFinite,
+    Stopped,
+    notice_skip,
+    require_finite,
+    wait_event,
+)
 from services.learner.intake import Judged
 from services.learner.issuer import start_evaluation
 from services.learner.journal import BatchRecord
-from services.learner.non_finite import NotFinite, notice_skip, require_finite
 from services.learner.records import StepTimes, ages_of, step_record
 from services.learner.recovery import recover
-from services.learner.room import with_room
-from services.learner.saving import save, save_if_due, saved_if_possible
+from services.learner.saving import save, save_if_due, saved_if_possible, with_room
 from services.learner.snapshots import make_snapshot
 
 LOOK_AGAIN_S = 1.0

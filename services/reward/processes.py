@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import msgpack
 
 from services.common.errors import VerifierError
-from services.common.parent import child_pids
 from services.common.sandbox.limits import NICENESS
 from services.common.sandbox.processes import Forked
+from services.common.vitals import child_pids
 from services.reward.check import MAX_REPLY_BYTES, Broken, Check, Loaded, Outcome, OverLimit, read_reply, unpacker
 
 LOAD_TIMEOUT_S = 60.0

@@ -17,7 +17,7 @@ from services.common.errors import WeightSyncError
 from services.common.pb import weight_sync_pb2 as pb
 from services.common.pb import weight_sync_pb2_grpc as pb_grpc
 from services.common.weight_channel import Metadata
-from services.rollout.calls import HOPELESS, describe
+from services.rollout.transfer import HOPELESS, describe
 
 log = logging.getLogger(__name__)
 

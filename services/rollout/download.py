@@ -15,10 +15,9 @@ from services.common.pb import weight_sync_pb2 as pb
 from services.common.pb import weight_sync_pb2_grpc as pb_grpc
 from services.common.snapshot import TensorSpec
 from services.common.weight_channel import Metadata
-from services.rollout.calls import HOPELESS, describe
 from services.rollout.stage import Stage, StagedWeights
 from services.rollout.tensor_file import map_tensors
-from services.rollout.transfer import BrokenStream, Plan, Transfer, read_manifest
+from services.rollout.transfer import HOPELESS, BrokenStream, Plan, Transfer, describe, read_manifest
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from safetensors import safe_open
 from services.common.errors import WeightSyncError
 from services.common.snapshot import digest_of
 from services.rollout.installed import Facts, check_installed
-from services.rollout.orphans import watch_service
 from services.rollout.tensor_file import map_tensors
+from services.rollout.vllm_process import watch_service
 
 watch_service()
 

@@ -17,9 +17,9 @@ from services.common.pb import weight_sync_pb2 as pb
 from services.common.pb import weight_sync_pb2_grpc as pb_grpc
 from services.common.weight_channel import CLIENT_OPTIONS, token_metadata
 from services.rollout.announcements import Announcements
-from services.rollout.calls import describe
 from services.rollout.download import Download, Held, Source
 from services.rollout.stage import Stage, StagedWeights
+from services.rollout.transfer import describe
 
 _REPORT_S = 10.0
 

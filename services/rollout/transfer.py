@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import grpc
 import numpy as np
 import xxhash
 
@@ -164,3 +165,21 @@ class Transfer:
             raise WeightSyncError(f"{spec.name}: the bytes do not match their digest (offset {self.received})")
         self._tensor += 1
         self._start_tensor()
+
+
+HOPELESS = frozenset(
+    {
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.UNIMPLEMENTED,
+    }
+)
+"""Answers that asking again does not change."""
+
+
+def describe(error: grpc.RpcError) -> str:
+    """`UNAVAILABLE: failed to connect …`."""
+    code, details = error.code(), error.details()
+    return f"{code.name}: {details}" if code is not None else str(error)

@@ -8,6 +8,8 @@ import contextvars
 import logging
 import os
 import secrets
+import select
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +20,6 @@ import psutil
 
 from services.common.settings import Platform
 from services.common.spec import DType, JobSpec
-from services.rollout.orphans import SERVICE_PID
 from services.rollout.platform import plan_engine
 
 log = logging.getLogger(__name__)
@@ -166,3 +167,29 @@ def _arguments(spec: JobSpec) -> dict[str, Any]:
         # Within a group only: every request has its own salt, so no prompt is answered from the keys of older weights.
         "enable_prefix_caching": True,
     }
+
+
+SERVICE_PID = "MILLRACE_ROLLOUT_PID"
+"""Environment variable that names the service's process to the engine's."""
+
+
+def watch_service() -> None:
+    """Ends this process, and the engine's core process above it, when the service has ended. Linux only; elsewhere it does nothing."""
+    name = os.environ.get(SERVICE_PID)
+    if name is None or not hasattr(os, "pidfd_open"):
+        return
+    service, parent = int(name), os.getppid()
+    try:
+        watched = os.pidfd_open(service)
+        core = parent if parent != service and psutil.Process(parent).ppid() == service else None
+    except (ProcessLookupError, psutil.NoSuchProcess):
+        os._exit(1)  # it has ended already; the core process notices that its worker is gone
+    threading.Thread(target=_wait, args=(watched, core), name="service-watch", daemon=True).start()
+
+
+def _wait(watched: int, core: int | None) -> None:
+    select.select([watched], [], [])  # a process's descriptor is readable once it has ended
+    if core is not None and os.getppid() == core:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(core, signal.SIGKILL)
+    os._exit(1)

@@ -13,8 +13,7 @@ from typing import Any
 
 import httpx
 
-from services.cli.client import ENDED
-from services.cli.tokens import find_token
+from services.cli.client import ENDED, find_token
 from tests.chaos.grammar.cases import Case, Unrest
 from tests.chaos.grammar.draft import Draft, Expected
 from tests.chaos.stack import Stack

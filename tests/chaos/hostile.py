@@ -23,8 +23,7 @@ from pathlib import Path
 import psutil
 
 from services.cli.children import kill_tree
-from services.common.parent import adopt_orphans
-from services.common.vitals import family
+from services.common.vitals import adopt_orphans, family
 from tests.chaos.campaign import ENDLESS, Campaign, campaign
 from tests.chaos.faults import Options
 from tests.chaos.grammar import verifiers

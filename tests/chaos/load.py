@@ -15,9 +15,8 @@ from typing import Any, Self
 import httpx
 import yaml
 
-from services.cli.client import ENDED, GatewayClient, GatewayError
+from services.cli.client import ENDED, GatewayClient, GatewayError, find_token
 from services.cli.state import UpState
-from services.cli.tokens import find_token
 from services.demo.charlm_tokenizer import QUESTION
 
 DEMO = Path(__file__).parents[2] / "deploy" / "config" / "jobs" / "demo.yaml"

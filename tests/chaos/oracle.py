@@ -21,7 +21,7 @@ from services.common.types import RolloutGroup, ScoredGroup
 from services.learner.assemble import assemble
 from services.learner.audit_files import audit_job
 from services.learner.audit_report import AuditReport
-from services.learner.evidence import sound_checkpoints
+from services.learner.checkpoint import sound_checkpoints
 from services.learner.folder import JOURNAL_DIR
 from services.learner.intake import Judged
 from services.learner.journal import BatchRecord, Journal

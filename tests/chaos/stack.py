@@ -14,9 +14,8 @@ from typing import Any, Self
 
 import psutil
 
-from services.cli.client import ENDED, GatewayClient, GatewayError
+from services.cli.client import ENDED, GatewayClient, GatewayError, find_token
 from services.cli.state import UpState, read_state
-from services.cli.tokens import find_token
 from services.cli.up import run_down
 from tests.chaos.job import furnish
 

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from services.cli.client import GatewayClient, GatewayError
+from services.cli.client import GatewayClient, GatewayError, find_token
 from services.cli.state import UpState, read_state
-from services.cli.tokens import find_token
 from services.cli.up import detach, run_down
 
 ROOT = Path(__file__).parents[2]

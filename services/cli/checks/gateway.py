@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from services.cli.checks.finding import Finding, Subject, ok, problem
-from services.cli.client import GatewayClient, GatewayError
-from services.cli.tokens import find_token
+from services.cli.client import GatewayClient, GatewayError, find_token
 from services.common.errors import ConfigError
 
 TIMEOUT_S = 5.0

@@ -27,8 +27,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from services.common.logs import configure_logging
-from services.common.parent import adopt_orphans, child_pids, die_with_parent
 from services.common.sandbox.output import mute
+from services.common.vitals import adopt_orphans, child_pids, die_with_parent
 
 REQUEST = struct.Struct("<ci")
 REPLY = struct.Struct("<ii")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from services.common.spec import AdvantageEstimator
+from services.common.spec import AdvantageEstimator, FilterMetric
 from services.common.spec.algorithm import CURRENT_REVISION, FIRST_REVISION
 
 Float64Array = npt.NDArray[np.float64]
@@ -115,3 +115,48 @@ def _same_shapes(lengths: LengthGroups, groups: list[Float64Array]) -> list[Floa
         if place >= len(weights) or weights[place].shape != group.shape:
             raise ValueError(f"group {place} of the batch has {len(group)} rewards, and not as many lengths")
     return weights
+
+
+def overlong_penalty(length: int, *, rollout_max_tokens: int, overlong_buffer: int, penalty_factor: float) -> float:
+    """What is added to the reward of a response: 0 at first, then falling linearly over the buffer, −`penalty_factor` from its end on.
+
+    It is part of the reward, never of the accuracy that dynamic sampling looks at.
+
+    Args:
+        length: response tokens, |y|.
+        rollout_max_tokens: L, where the buffer ends.
+        overlong_buffer: B, its width in tokens, 1 to L; nothing is lost up to L − B.
+        penalty_factor: largest punishment, at least 0 (`overlong_buffer_penalty_factor`).
+
+    Raises:
+        ValueError: the buffer does not fit, or the factor is negative.
+    """
+    if not 1 <= overlong_buffer <= rollout_max_tokens:
+        raise ValueError(
+            f"overlong_buffer must be 1 to rollout_max_tokens ({rollout_max_tokens}), not {overlong_buffer}"
+        )
+    if not penalty_factor >= 0.0:
+        raise ValueError(f"overlong_buffer_penalty_factor must not be negative, and is {penalty_factor}")
+    excess = length - (rollout_max_tokens - overlong_buffer)
+    if excess <= 0:
+        return 0.0
+    return -penalty_factor * min(excess / overlong_buffer, 1.0)
+
+
+def filter_values(metric: FilterMetric, *, accuracies: list[float], rewards: list[float]) -> list[float]:
+    """What `filter_groups_metric` compares. Rewards are the verifier's own: with length shaping every group would look informative."""
+    return accuracies if metric is FilterMetric.ACCURACY else rewards
+
+
+def is_degenerate(values: Iterable[float]) -> bool:
+    """Whether all values of a group are equal, that is std = 0: nothing to learn from. A group of none or one is degenerate too.
+
+    Compared exactly: the computed std of equal floats need not be 0 (three times 0.1 gives 1.4e-17).
+
+    Raises:
+        ValueError: a value is not finite.
+    """
+    seen = list(values)
+    if not all(math.isfinite(value) for value in seen):
+        raise ValueError(f"a group's values must be finite, not {seen}")
+    return len(set(seen)) < 2

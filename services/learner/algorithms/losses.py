@@ -8,13 +8,12 @@ token count, so that the result does not depend on the split.
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-from services.common.spec import AlgorithmSpec, ImportanceCorrection, LossName
+from services.common.spec import AlgorithmSpec, ImportanceCorrection, KlEstimator, LossName
 from services.common.spec.algorithm import FIRST_REVISION
-from services.learner.algorithms.kl import kl_estimate
-from services.learner.algorithms.ratios import bounded, sequence_mean, unmasked
-from services.learner.algorithms.weights import importance_weights, token_weights
 from services.learner.megatron.loss import LossFunction, LossInputs
 
 Metrics = dict[str, torch.Tensor]
@@ -114,3 +113,80 @@ def capped_policy_gradient(
     above = ratio > cap
     metrics: Metrics = {"clip_fraction_high": above, "clip_fraction_low": torch.zeros_like(above)}
     return -ratio.detach().clamp_max(cap) * advantages * trainer, metrics
+
+
+def kl_estimate(estimator: KlEstimator, log_ratio: torch.Tensor) -> torch.Tensor:
+    """Estimates of KL(q ‖ p) from log p − log q of tokens sampled from q, each [R]; differentiable.
+
+    k3 is computed with expm1: as written, float32 rounds it to noise below a difference of 1e-3.
+    """
+    match estimator:
+        case KlEstimator.K1:
+            return -log_ratio
+        case KlEstimator.K2:
+            return 0.5 * log_ratio.square()
+        case KlEstimator.K3:
+            return torch.expm1(log_ratio) - log_ratio
+
+
+LOG_RATIO_BOUND = 20.0
+"""Log-ratios are clamped to ± this before exp: ratios stay within 2e-9 to 5e8, and their squares are finite in float32.
+A token beyond the bound gets no gradient through its ratio: of those, a clip would have kept only A < 0 with a ratio above 5e8."""
+
+
+def unmasked(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The values with 0 at masked tokens, whatever stood there (NaN too); no gradient flows to those."""
+    return torch.where(mask, values, values.new_zeros(()))
+
+
+def bounded(log_ratio: torch.Tensor) -> torch.Tensor:
+    """The log-ratio within ± LOG_RATIO_BOUND."""
+    return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+
+
+def sequence_sum(values: torch.Tensor, sequence_ids: torch.Tensor) -> torch.Tensor:
+    """For each token [R] the sum over its sequence; ids lie in 0..R−1."""
+    return torch.zeros_like(values).index_add(0, sequence_ids, values)[sequence_ids]
+
+
+def sequence_mean(values: torch.Tensor, mask: torch.Tensor, sequence_ids: torch.Tensor) -> torch.Tensor:
+    """For each token [R] the mean over its sequence's unmasked tokens; 0 where there is none. Masked values must be 0 already."""
+    counts = sequence_sum(mask.to(values.dtype), sequence_ids).clamp_min(1.0)
+    return sequence_sum(values, sequence_ids) / counts
+
+
+def token_weights(inputs: LossInputs, algorithm: AlgorithmSpec) -> torch.Tensor:
+    """For each token [R] its weight in Σ weight · loss / global_tokens, summed over all micro-batches and ranks; 0 where masked.
+
+    - mean over tokens: 1. The tokens may be split anywhere.
+    - mean of sequence means: global_tokens / (global_sequences · unmasked tokens of the sequence).
+    - Dr. GRPO: global_tokens / (global_sequences · constant_length).
+
+    The last two need no more than the batch's two totals and whole sequences: a micro-batch never cuts a sequence.
+    """
+    mask = inputs.loss_mask.to(inputs.trainer_logprobs.dtype)
+    if algorithm.token_level_loss:
+        return mask
+    tokens_per_sequence = inputs.global_tokens / inputs.global_sequences
+    if algorithm.constant_length is not None:
+        return mask * (tokens_per_sequence / algorithm.constant_length)
+    return mask * tokens_per_sequence / sequence_sum(mask, inputs.sequence_ids).clamp_min(1.0)
+
+
+def importance_weights(
+    old_logprobs: torch.Tensor, inference_logprobs: torch.Tensor, algorithm: AlgorithmSpec
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each token the weight made of π_prox / π_inference, [R], without gradient; and which tokens it leaves out, bool [R]."""
+    ratio = bounded(old_logprobs - inference_logprobs).exp().detach()
+    cap = math.inf if algorithm.importance_weight_cap is None else algorithm.importance_weight_cap
+    none = torch.zeros_like(ratio, dtype=torch.bool)
+    match algorithm.importance_correction:
+        case ImportanceCorrection.NONE:
+            return torch.ones_like(ratio), none
+        case ImportanceCorrection.DECOUPLED:
+            return ratio, none
+        case ImportanceCorrection.TRUNCATED:
+            return ratio.clamp_max(cap), none
+        case ImportanceCorrection.MASKED:
+            outside = (ratio < algorithm.importance_weight_floor) | (ratio > cap)
+            return torch.where(outside, torch.zeros_like(ratio), ratio), outside

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from services.common.spec import KlEstimator
-from services.learner.algorithms.kl import kl_estimate
-from services.learner.algorithms.ratios import bounded
+from services.learner.algorithms.losses import bounded, kl_estimate
 
 
 def mismatch_metrics(trainer_logprobs: torch.Tensor, inference_logprobs: torch.Tensor) -> dict[str, torch.Tensor]:

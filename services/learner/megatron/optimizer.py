@@ -9,7 +9,6 @@ import megatron.core.optimizer as megatron_optimizer
 import torch
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
-from services.learner.megatron.schedule import learning_rate
 from services.learner.megatron.settings import TrainerSettings
 
 
@@ -58,3 +57,10 @@ class Optimizer:
         """The torch optimizers underneath, which hold master weights and moments."""
         chained = getattr(self._megatron, "chained_optimizers", [self._megatron])
         return [part.optimizer for part in chained if getattr(part, "optimizer", None) is not None]
+
+
+def learning_rate(settings: TrainerSettings, step: int) -> float:
+    """The rate of optimizer step `step`, counted from 1: rises linearly to `lr` at step `lr_warmup_steps`, then stays."""
+    if step >= settings.lr_warmup_steps:
+        return settings.lr
+    return settings.lr * step / settings.lr_warmup_steps

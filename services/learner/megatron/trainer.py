@@ -30,10 +30,9 @@ from services.learner.megatron.logprobs import token_logprobs
 from services.learner.megatron.loss import LossFunction, LossInputs
 from services.learner.megatron.micro_batches import MicroBatchPlan, plan_micro_batches
 from services.learner.megatron.model import DTYPES, build_policy, load_weights
-from services.learner.megatron.optimizer import Optimizer
+from services.learner.megatron.optimizer import Optimizer, learning_rate
 from services.learner.megatron.parallel import join
 from services.learner.megatron.platform import device_of, seed_all
-from services.learner.megatron.schedule import learning_rate
 from services.learner.megatron.settings import TrainerSettings
 from services.learner.megatron.state import RankState
 from services.learner.megatron.stats import StepStats

@@ -7,12 +7,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from pydantic import ValidationError
+
+from services.common.differences import differences
 from services.common.errors import ConfigError
 from services.common.job_folder import SPEC_FILE
 from services.common.models import resolve_model
 from services.common.settings import Settings
 from services.common.spec import JobSpec, parse_recorded_spec
-from services.learner.evidence import sound_checkpoints
+from services.common.spec.job import describe_errors
+from services.learner.checkpoint import sound_checkpoints
 from services.learner.folder import JOURNAL_DIR
 from services.learner.journal import Journal, JournalError
 
@@ -154,3 +158,31 @@ def _scan(folder: Path, last: int | None) -> tuple[list[int], dict[int, str]]:
             whole = f"; the steps up to {steps[-1]} can be replayed with --to {steps[-1]}" if steps else ""
             raise ConfigError(f"{error}{whole}") from error
     return ([step for step in steps if last is None or step <= last], digests)
+
+
+SECTIONS = ("algorithm", "learner")
+RECORDED = ("algorithm.filter_groups_", "learner.steps")
+"""Beginnings of those in the sections that decide what is recorded: which groups a batch holds, and how many batches there are."""
+
+
+def changed_spec(recorded: JobSpec, document: dict[str, Any]) -> tuple[JobSpec, dict[str, Any]]:
+    """The spec in a changed document, and path → new value of every setting that differs.
+
+    Raises:
+        ConfigError: an unknown key or a wrong value (names the field), a setting that recorded data cannot follow, or no change at all.
+    """
+    try:
+        changed = JobSpec.model_validate(document)
+    except ValidationError as error:
+        raise ConfigError("\n".join(f"--set {line}" for line in describe_errors(error))) from error
+    before, after = recorded.model_dump(mode="json"), changed.model_dump(mode="json")
+    changes = {path: value for path, _, value in differences(before, after)}
+    for path in changes:
+        if path.partition(".")[0] not in SECTIONS or path.startswith(RECORDED):
+            raise ConfigError(
+                f"--set {path}: decides what is sampled or which groups a step gets, and that is recorded; "
+                "a replay can change the loss (algorithm.…) and the optimizer (learner.…)"
+            )
+    if not changes:
+        raise ConfigError("--set: every value is the recorded one; there is nothing to compare")
+    return changed, changes

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from services.common.codec import decode
 from services.common.errors import ConfigError
 from services.common.logs import configure_logging
-from services.common.parent import die_with_parent
 from services.common.settings import load_settings
 from services.common.spec import JobSpec
 from services.common.types import ScoredGroup
+from services.common.vitals import die_with_parent
 from services.learner.folder import ERROR_FILE, JOURNAL_DIR
 from services.learner.journal import Journal
 from services.learner.replay.plan import RESULTS, Pass

@@ -17,8 +17,7 @@ from services.common.errors import MillraceError
 from services.common.settings import Settings
 from services.common.spec import JobSpec
 from services.learner.folder import ERROR_FILE
-from services.learner.launch import launch_command, rank_environment
-from services.learner.nodes import Nodes
+from services.learner.launch import Nodes, launch_command, rank_environment
 from services.learner.replay.plan import RESULTS, Pass, Plan
 from services.learner.replay.report import ReplayReport
 

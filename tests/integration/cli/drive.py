@@ -13,7 +13,7 @@ from pathlib import Path
 
 from services.cli import supervisor
 from services.cli.children import created_at, free_port
-from services.cli.probes import health_probe, ready_probe
+from services.cli.pulse import health_probe, ready_probe
 from services.cli.state import ProcessState, UpState, only_one, write_state
 from services.cli.supervisor import ProcessSpec, Supervisor
 from services.common import vitals

@@ -15,7 +15,7 @@ from services.common.jobs import JobStore
 from services.common.keys import Stage
 from services.common.spec import JobSpec
 from services.common.workers import WorkerKind, WorkerStatus, beat, leave
-from services.gateway.census import JobCensus
+from services.gateway.system_metrics import JobCensus
 
 
 async def scrape(client: httpx.AsyncClient) -> dict[tuple[str, ...], float]:

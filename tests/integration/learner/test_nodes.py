@@ -17,7 +17,7 @@ from services.common.settings import Settings
 from services.common.spec import JobSpec
 from services.learner import launch
 from services.learner.agent import Agent
-from services.learner.nodes import Nodes
+from services.learner.launch import Nodes
 from tests.unit.common.test_models import make_model
 
 pytestmark = pytest.mark.parametrize("redis_url", ["embedded"], indirect=True)

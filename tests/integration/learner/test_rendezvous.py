@@ -9,8 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from services.learner.launch import launch_command
-from services.learner.nodes import Nodes
+from services.learner.launch import Nodes, launch_command
 from services.learner.rendezvous import STORE
 
 WAIT_S = 120.0

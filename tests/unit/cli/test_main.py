@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from services.cli.children import created_at
+from services.cli.client import find_token
 from services.cli.state import ProcessState, UpState, only_one, read_state, write_state
-from services.cli.tokens import find_token
 from services.cli.up import require_state, run_down
 from services.common.errors import ConfigError
 

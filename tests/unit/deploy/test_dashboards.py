@@ -24,15 +24,11 @@ BASE_UNITS = ("_seconds", "_bytes", "_ratio", "_tokens", "_nats", "_steps", "_ve
 @cache
 def families() -> dict[str, Metric]:
     """Every metric family that a service exports, by name."""
-    import services.common.health
-    import services.learner.agent_metrics
-    import services.learner.metrics
-    import services.reward.metrics
-    import services.rollout.metrics
     from services.gateway.metrics import GatewayMetrics
+    from services.learner.__main__ import export_disk
 
     agent = CollectorRegistry()
-    services.learner.agent_metrics.export_disk(Path(), agent)
+    export_disk(Path(), agent)
     registries = (REGISTRY, agent, GatewayMetrics().registry)
     return {family.name: family for registry in registries for family in registry.collect()}
 

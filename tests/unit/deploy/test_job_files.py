@@ -9,7 +9,7 @@ import pytest
 from services.common.models import ModelInfo, check_parallel_sizes
 from services.common.settings import Settings
 from services.common.spec import parse_spec
-from services.learner.nodes import Nodes
+from services.learner.launch import Nodes
 
 JOBS = sorted((Path(__file__).parents[3] / "deploy/config/jobs").glob("*.yaml"))
 QWEN_2_5_32B = ModelInfo(

@@ -24,7 +24,8 @@ from services.common.history_mark import HistoryReader
 from services.common.job_folder import FORMAT, JOB_FILE, JobFolder
 from services.common.spec import dump_spec
 from services.common.types import Purpose, ScoredGroup
-from services.learner import audit_files, evidence
+from services.learner import audit_files
+from services.learner import checkpoint as evidence
 from services.learner.audit_files import audit_job
 from services.learner.audit_report import AuditReport, Breach
 from services.learner.checkpoint import CheckpointStore

@@ -11,11 +11,11 @@ LIGHT = (
     "services.learner.ledger",
     "services.learner.evaluation",
     "services.learner.algorithms.advantages",
-    "services.learner.algorithms.dynamic_sampling",
-    "services.learner.algorithms.overlong",
+    "services.learner.algorithms.advantages",
+    "services.learner.algorithms.advantages",
     "services.learner.audit_files",
     "services.learner.replay.run",
-    "services.learner.replay.what_if",
+    "services.learner.replay.plan",
 )
 
 

@@ -16,9 +16,8 @@ from services.common.sandbox.pool import Sandbox
 from services.common.settings import Settings
 from services.common.spec import JobSpec
 from services.learner import job_data
-from services.learner.held_out import held_out_rows
 from services.learner.job_data import JobData, TaskNotMade
-from services.learner.sources import pack, unpack
+from services.learner.sources import held_out_rows, pack, unpack
 from services.learner.tasks import TaskFactory
 from tests.unit.learner.odd_sources import CRASHES, HANGS, RAISES
 from tests.unit.learner.scored_groups import job_spec

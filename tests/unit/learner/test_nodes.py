@@ -6,8 +6,7 @@ import pytest
 
 from services.common.errors import ConfigError
 from services.common.settings import Settings
-from services.learner.launch import rank_command
-from services.learner.nodes import Nodes
+from services.learner.launch import Nodes, rank_command
 
 WORLD = {"worker": "learner-a", "learner_nodes": 4, "learner_rendezvous": "10.0.0.1:29400"}
 

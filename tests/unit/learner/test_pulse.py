@@ -19,7 +19,7 @@ from services.learner.pulse import RanksWatch
 RANK = """
 import os, sys, time
 from pathlib import Path
-from services.common.parent import die_with_parent
+from services.common.vitals import die_with_parent
 from services.learner import pulse
 die_with_parent()
 pulse.BEAT_S = 0.1

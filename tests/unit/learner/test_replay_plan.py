@@ -13,9 +13,8 @@ from safetensors.torch import save_file
 from services.common.errors import ConfigError
 from services.common.settings import Settings
 from services.learner.replay.compare import differing, distances
-from services.learner.replay.plan import Pass, Plan, make_plan
+from services.learner.replay.plan import Pass, Plan, changed_spec, make_plan
 from services.learner.replay.report import ReplayReport
-from services.learner.replay.what_if import changed_spec
 from tests.unit.common.test_models import make_model
 from tests.unit.learner.journalled_job import CHECKPOINT, STEPS, JournalledJob, digest
 from tests.unit.learner.scored_groups import make_spec

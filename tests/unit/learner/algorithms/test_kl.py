@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.common.spec import KlEstimator
-from services.learner.algorithms.kl import kl_estimate
+from services.learner.algorithms.losses import LOG_RATIO_BOUND, kl_estimate
 from services.learner.algorithms.mismatch import effective_sample_share, mismatch_metrics
-from services.learner.algorithms.ratios import LOG_RATIO_BOUND
 
 
 def two_policies(seed: int, scale: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.learner.algorithms.overlong import overlong_penalty
+from services.learner.algorithms.advantages import overlong_penalty
 
 
 @pytest.mark.parametrize(

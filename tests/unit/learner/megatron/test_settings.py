@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.common.errors import ConfigError
-from services.learner.megatron.schedule import learning_rate
+from services.learner.megatron.optimizer import learning_rate
 from services.learner.megatron.settings import TrainerSettings
 from services.learner.megatron.stats import StepStats
 
