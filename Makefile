@@ -5,7 +5,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 VENV := .venv
 LOCK := deploy/lock/cpu.txt
 BIN := $(VENV)/bin
-SOURCES := services tests benchmarks deploy
+SOURCES := services examples tests benchmarks deploy
 MODEL ?= tiny
 
 .DEFAULT_GOAL := help
@@ -18,7 +18,7 @@ setup: ## Makes .venv and installs the locked packages
 	@PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" deploy/install.sh $(VENV) $(LOCK)
 
 demo: setup ## Trains a small policy through the whole stack, and shows it learn (MODEL=tiny or MODEL=smollm2)
-	@$(BIN)/python -m services.demo.run --model $(MODEL)
+	@$(BIN)/python -m examples.demo.run --model $(MODEL)
 
 up: ## Starts everything in containers: makes the secrets that are missing, then `docker compose up`
 	@deploy/secrets.sh

@@ -28,10 +28,10 @@ import httpx
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from examples.demo.charlm_tokenizer import QUESTION
 from services.cli.client import GatewayClient, GatewayError, find_token
-from services.cli.state import UpState
+from services.cli.stack.state import UpState
 from services.cli.up import detach, run_down
-from services.demo.charlm_tokenizer import QUESTION
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM_UP_STEPS = 20
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--window", type=float, default=20.0, help="seconds")
     options = parser.parse_args()
     models = ROOT / ".millrace" / "models"
-    maker = [sys.executable, "-m", "services.demo.models", "tiny", "--out", str(models / "tiny")]
+    maker = [sys.executable, "-m", "examples.demo.models", "tiny", "--out", str(models / "tiny")]
     subprocess.run(maker, check=True, stdout=subprocess.DEVNULL)
     os.environ["MILLRACE_MODEL_ROOTS"] = f'["{models}"]'
     with tempfile.TemporaryDirectory() as folder, stack(Path(folder)) as state:

@@ -43,13 +43,13 @@ def make_model(folder: Path, hidden: int) -> None:
 
 def make_trainer(model: Path) -> MegatronTrainer:
     """One rank on the CPU."""
-    from services.common.settings import Platform
+    from services.common.config.settings import Platform
     from services.learner.megatron.platform import prepare
 
     prepare(Platform.CPU)
     import torch
 
-    from services.learner.megatron.loss import LossInputs
+    from services.learner.algorithms.inputs import LossInputs
     from services.learner.megatron.settings import TrainerSettings
     from services.learner.megatron.trainer import MegatronTrainer
 
@@ -61,7 +61,7 @@ def make_trainer(model: Path) -> MegatronTrainer:
 
 def step(trainer: MegatronTrainer) -> None:
     """One optimizer step on eight sequences of 64 tokens."""
-    from services.learner.megatron.batch import Sequence
+    from services.learner.groups.sequence import Sequence
 
     rng = np.random.default_rng(trainer.step)
     ones = np.ones(48, np.float32)

@@ -28,9 +28,9 @@ from typing import Any
 
 import redis as sync_redis
 
-from services.cli.children import free_port
-from services.cli.embedded_redis import EmbeddedRedis
-from services.common import keys
+from services.cli.stack.children import free_port
+from services.cli.stack.redis import EmbeddedRedis
+from services.common.redis import keys
 from services.common.spec import JobSpec
 
 START_S = 60.0

@@ -22,12 +22,12 @@ from pathlib import Path
 import grpc
 import numpy as np
 
-from services.common import delta
-from services.common.snapshot import Snapshot, UInt8Array
-from services.common.weight_channel import CHUNK_BYTES, CLIENT_OPTIONS, SERVER_OPTIONS
-from services.learner.publisher import Publisher
-from services.rollout.receiver import WeightReceiver
-from services.rollout.stage import Stage, default_stage_directory
+from services.common.weights import delta
+from services.common.weights.channel import CHUNK_BYTES, CLIENT_OPTIONS, SERVER_OPTIONS
+from services.common.weights.snapshot import Snapshot, UInt8Array
+from services.learner.weights.publisher import Publisher
+from services.rollout.weights.client import WeightReceiver
+from services.rollout.weights.staging import Stage, default_stage_directory
 
 MIB = 1 << 20
 CHANGED = (0.01, 0.02, 0.03)

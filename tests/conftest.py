@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def server_binaries() -> list[str]:
     """The embedded server, and Debian's redis-server where it is installed."""
-    from services.cli.embedded_redis import server_binary
+    from services.cli.stack.redis import server_binary
 
     system = shutil.which("redis-server")
     return [str(server_binary()), *([system] if system else [])]
@@ -48,7 +48,7 @@ def redis_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     if request.param == "system" and len(binaries) == 1:
         pytest.skip("redis-server is not installed; the embedded server was tested")
     binary = binaries[0] if request.param == "embedded" else binaries[1]
-    from services.cli.children import free_port
+    from services.cli.stack.children import free_port
 
     folder: Path = tmp_path_factory.mktemp("redis")
     port = free_port()
@@ -95,7 +95,7 @@ def wait_for_redis(url: str, timeout_s: float = 20.0) -> None:
 @pytest.fixture
 async def redis(redis_url: str) -> AsyncIterator[Redis]:
     """A client on an empty database."""
-    from services.common.connection import connect
+    from services.common.redis.connection import connect
 
     client = connect(redis_url, block_s=2.0)
     await client.flushall()

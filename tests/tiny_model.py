@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from services.common.models import ModelInfo
-from services.common.weight_files import needed_tensors
-from services.demo.charlm_tokenizer import VOCAB_SIZE, make_tokenizer, save_tokenizer
+from examples.demo.charlm_tokenizer import VOCAB_SIZE, make_tokenizer, save_tokenizer
+from services.common.models.directory import ModelInfo
+from services.common.models.weight_files import needed_tensors
 
 INFO = ModelInfo("LlamaForCausalLM", 2, 4, 2, 32, 48, VOCAB_SIZE, 1024, tie_word_embeddings=True)
 """4 heads, 2 key-value heads."""

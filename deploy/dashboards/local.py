@@ -16,9 +16,8 @@ import httpx
 import yaml
 
 from deploy.dashboards.survey import RULES, Prometheus
-from services.cli.children import free_port
-from services.cli.state import UpState
-from services.cli.up import require_state
+from services.cli.stack.children import free_port
+from services.cli.stack.state import UpState, require_state
 from services.common.errors import ConfigError, DeadlineExceeded
 
 START_TIMEOUT_S = 30.0

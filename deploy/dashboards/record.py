@@ -23,8 +23,8 @@ from deploy.dashboards.preview import draw_all
 from deploy.dashboards.survey import DEPLOY, RULES, ask
 from deploy.dashboards.table import write_page
 from services.cli.client import GatewayClient, find_token
-from services.cli.state import UpState
-from services.cli.up import detach, require_state, run_down
+from services.cli.stack.state import UpState, require_state
+from services.cli.up import detach, run_down
 from services.common.errors import MillraceError
 
 MODELS = DEPLOY.parent / ".millrace" / "models"
@@ -36,7 +36,7 @@ ENDED = ("succeeded", "failed", "cancelled")
 
 def record(steps: int) -> None:
     """The whole course; exits where the job fails or a query returns nothing."""
-    maker = [sys.executable, "-m", "services.demo.models", "tiny", "--out", str(MODELS / "tiny")]
+    maker = [sys.executable, "-m", "examples.demo.models", "tiny", "--out", str(MODELS / "tiny")]
     subprocess.run(maker, check=True)
     with tempfile.TemporaryDirectory(prefix="millrace-record-") as folder:
         home = Path(folder) / "home"

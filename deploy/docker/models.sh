@@ -5,7 +5,7 @@
 set -eu
 models=/var/lib/millrace/models
 case ${1:-} in
-tiny) exec python -m services.demo.models tiny --out "$models/tiny" ;;
+tiny) PYTHONPATH=/opt exec python -m examples.demo.models tiny --out "$models/tiny" ;;
 import)
     name=${2:?models import NAME: give the model a name}
     [ -f /from/config.json ] || { echo "models: no model is mounted at /from: docker compose run --rm -v DIR:/from:ro models import $name" >&2; exit 2; }

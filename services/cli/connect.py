@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.cli.client import TIMEOUT_S, GatewayClient, JsonObject, find_token
-from services.cli.up import require_state
+from services.cli.stack.state import require_state
 from services.common.errors import ConfigError, MillraceError
 
 

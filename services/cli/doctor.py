@@ -25,9 +25,9 @@ from services.cli.checks.ports import check_port
 from services.cli.checks.python import check_python
 from services.cli.checks.redis_server import check_redis
 from services.cli.checks.secrets import check_secrets
-from services.cli.state import read_state
+from services.cli.stack.state import read_state
+from services.common.config.settings import load_settings
 from services.common.errors import ConfigError
-from services.common.settings import load_settings
 
 CHECKS: tuple[Check, ...] = (
     check_python, check_cores, check_memory, check_disk, check_port, check_redis, check_docker, npu_check(), check_packages,

@@ -7,36 +7,28 @@ from typing import Annotated
 
 import typer
 
-from services.cli import (
-    chat,
-    dead_letter_commands,
-    jobs_commands,
-    machine_commands,
-    proof_commands,
-    retention_commands,
-    stack_commands,
-)
+from services.cli.commands import chat, dead_letters, jobs, machine, proof, retention, stack
 from services.common.errors import MillraceError
 
 COMMANDS = (
-    stack_commands.up,
-    stack_commands.down,
-    jobs_commands.submit,
-    jobs_commands.jobs,
-    jobs_commands.show,
-    jobs_commands.rollouts,
-    jobs_commands.pause,
-    jobs_commands.resume,
-    jobs_commands.cancel,
-    retention_commands.delete,
-    retention_commands.prune,
-    proof_commands.ledger,
-    proof_commands.audit,
-    proof_commands.replay,
+    stack.up,
+    stack.down,
+    jobs.submit,
+    jobs.jobs,
+    jobs.show,
+    jobs.rollouts,
+    jobs.pause,
+    jobs.resume,
+    jobs.cancel,
+    retention.delete,
+    retention.prune,
+    proof.ledger,
+    proof.audit,
+    proof.replay,
     chat.chat,
-    machine_commands.workers,
-    machine_commands.logs,
-    machine_commands.doctor,
+    machine.workers,
+    machine.logs,
+    machine.doctor,
 )
 
 app = typer.Typer(
@@ -49,7 +41,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from services.common.process_metrics import release
+        from services.common.service.metrics import release
 
         typer.echo(f"millrace {release()}")
         raise typer.Exit
@@ -66,7 +58,7 @@ def about(
 
 for command in COMMANDS:
     app.command()(command)
-app.add_typer(dead_letter_commands.app, name="dead-letters")
+app.add_typer(dead_letters.app, name="dead-letters")
 
 
 def main() -> None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from services.common.document import parse_document
 from services.common.errors import ConfigError
+from services.common.spec.document import parse_document
 
 
 def load_job(path: Path, changes: Sequence[str] = ()) -> dict[str, Any]:

@@ -13,14 +13,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from services.cli.children import created_at, is_same, kill_tree
 from services.cli.doctor import refuse_problems
-from services.cli.runtime import remember_segments, remove_left, runtime_of
-from services.cli.stack import plan_stack
-from services.cli.state import ProcessState, UpState, only_one, read_state, remove_state, write_state
-from services.cli.supervisor import GaveUp, Supervisor
-from services.common.errors import ConfigError, DeadlineExceeded
-from services.common.settings import load_settings
+from services.cli.stack.children import created_at, is_same, kill_tree
+from services.cli.stack.plan import plan_stack
+from services.cli.stack.runtime import remember_segments, remove_left, runtime_of
+from services.cli.stack.state import ProcessState, UpState, only_one, read_state, remove_state, write_state
+from services.cli.stack.supervisor import GaveUp, Supervisor
+from services.common.config.settings import load_settings
+from services.common.errors import DeadlineExceeded
 
 DETACH_TIMEOUT_S = 300.0
 DOWN_TIMEOUT_S = 180.0
@@ -146,15 +146,3 @@ def _left(state: UpState) -> list[str]:
 def _kill(state: UpState) -> None:
     for name in _left(state):
         kill_tree(state.processes[name].pid)
-
-
-def require_state(home: Path) -> UpState:
-    """What runs in a home.
-
-    Raises:
-        ConfigError: nothing does.
-    """
-    state = read_state(home)
-    if state is None or not state.is_alive():
-        raise ConfigError(f"nothing is up in {home}: start it with `millrace up`, or name a gateway with --url")
-    return state

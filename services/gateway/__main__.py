@@ -17,19 +17,19 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.exceptions import RedisError
 
-from services.common.connection import connect
+from services.common.config.settings import Settings, load_settings
 from services.common.errors import ConfigError, SandboxError
-from services.common.lifecycle import keep_files_private
-from services.common.logs import configure_logging
-from services.common.preflight import RedisAway, require_redis
-from services.common.restore import Restorer
-from services.common.retention import DAY_S, Policy, Retention
+from services.common.jobs.restore import Restorer
+from services.common.jobs.retention import DAY_S, Policy, Retention
+from services.common.redis.connection import connect
 from services.common.sandbox.pool import Sandbox
-from services.common.settings import Settings, load_settings
-from services.gateway.admission import PREPARE, ChildAdmission
+from services.common.service.lifecycle import keep_files_private
+from services.common.service.logs import configure_logging
+from services.common.service.preflight import RedisAway, require_redis
+from services.gateway.admission.admission import PREPARE, ChildAdmission
 from services.gateway.app import create_app
-from services.gateway.auth import load_token
 from services.gateway.header_deadline import PunctualProtocol
+from services.gateway.middleware.auth import load_token
 
 log = logging.getLogger("millrace.gateway")
 

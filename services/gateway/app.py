@@ -12,33 +12,24 @@ from fastapi import Depends, FastAPI
 from fastapi.security import HTTPBearer
 from redis.asyncio import Redis
 
-from services.common.jobs import JobStore
-from services.common.process_metrics import release
-from services.common.restore import Restorer
-from services.common.retention import Retention
-from services.common.settings import Settings, is_loopback
-from services.gateway import (
-    console_routes,
-    dead_letter_routes,
-    jobs_routes,
-    ledger_routes,
-    openai_routes,
-    reads_routes,
-    retention_routes,
-    service_routes,
-)
-from services.gateway.admission import Admission
-from services.gateway.auth import ALWAYS_OPEN, BearerAuth, open_paths
-from services.gateway.body_limit import BodyLimit, RequestTimeout
-from services.gateway.context import Context, EventTimes
+from services.common.config.settings import Settings, is_loopback
+from services.common.jobs.restore import Restorer
+from services.common.jobs.retention import Retention
+from services.common.jobs.store import JobStore
+from services.common.service.metrics import release
+from services.gateway.admission.admission import Admission
+from services.gateway.dependencies import Context, EventTimes
 from services.gateway.errors import install_handlers
-from services.gateway.event_hub import EventHub
-from services.gateway.host_check import HostCheck, published_names
-from services.gateway.inference import InferenceClient
+from services.gateway.events.hub import EventHub
 from services.gateway.metrics import GatewayMetrics, Observer
-from services.gateway.openai_errors import OpenAIForm, install_openai_handler
-from services.gateway.request_limit import RequestLimit
-from services.gateway.stream_limit import StreamLimit
+from services.gateway.middleware.auth import ALWAYS_OPEN, BearerAuth, open_paths
+from services.gateway.middleware.host import HostCheck, published_names
+from services.gateway.middleware.limits import BodyLimit, RequestTimeout
+from services.gateway.middleware.requests import RequestLimit
+from services.gateway.middleware.streams import StreamLimit
+from services.gateway.openai.client import InferenceClient
+from services.gateway.openai.errors import OpenAIForm, install_openai_handler
+from services.gateway.routes import console, dead_letters, jobs, ledger, openai, reads, retention, service
 
 _BEARER = HTTPBearer(auto_error=False, description="The gateway's token; `<home>/gateway.token` holds a generated one.")
 """For the OpenAPI only: BearerAuth has already refused what must be refused."""
@@ -71,7 +62,7 @@ def create_app(
         title="Millrace gateway",
         summary="Submit, watch and cancel reinforcement-learning jobs.",
         version=release(),
-        docs_url=None,  # FastAPI's page loads its scripts from another host: `console_routes` has one of its own
+        docs_url=None,  # FastAPI's page loads its scripts from another host: `routes.console` has one of its own
         redoc_url=None,
         redirect_slashes=False,
         separate_input_output_schemas=False,
@@ -92,23 +83,21 @@ def create_app(
         settings=settings,
     )
     routers = (
-        jobs_routes.router, retention_routes.router,
-        reads_routes.router, ledger_routes.router, dead_letter_routes.router, openai_routes.router,
+        jobs.router, retention.router,
+        reads.router, ledger.router, dead_letters.router, openai.router,
     )  # fmt: skip
     for router in routers:
         app.include_router(router, dependencies=[Depends(_BEARER)])
-    app.include_router(service_routes.router)
-    app.include_router(console_routes.router)
+    app.include_router(service.router)
+    app.include_router(console.router)
     install_handlers(app)
     install_openai_handler(app)
-    unguarded = open_paths(settings) | console_routes.PATHS
+    unguarded = open_paths(settings) | console.PATHS
     limit = settings.max_requests
     app.add_middleware(BodyLimit)
-    app.add_middleware(
-        RequestLimit, limit=limit, chats=openai_routes.LIMITS_S, open_paths=unguarded, exempt=ALWAYS_OPEN
-    )
+    app.add_middleware(RequestLimit, limit=limit, chats=openai.LIMITS_S, open_paths=unguarded, exempt=ALWAYS_OPEN)
     app.add_middleware(BearerAuth, token=token, open_paths=unguarded)
-    app.add_middleware(RequestTimeout, longer_s=openai_routes.LIMITS_S)
+    app.add_middleware(RequestTimeout, longer_s=openai.LIMITS_S)
     app.add_middleware(
         HostCheck,
         names=published_names(settings),

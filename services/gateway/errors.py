@@ -14,8 +14,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.routing import Match
 
-from services.common.connection_pool import PoolBusyError
 from services.common.errors import ConfigError, JobConflict, LetterRefused, MillraceError, SandboxError
+from services.common.redis.pool import PoolBusyError
 from services.gateway.schemas import ErrorAnswer, FieldProblem
 
 log = logging.getLogger(__name__)

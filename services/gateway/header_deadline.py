@@ -8,7 +8,7 @@ from typing import Any
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 HEADERS_S = 20.0
-"""From the connection, or the first byte of a later request, to the end of the headers. Bodies have a limit of their own (`body_limit`)."""
+"""From the connection, or the first byte of a later request, to the end of the headers. Bodies have their own (`middleware.limits`)."""
 
 _Installed: Any = AutoHTTPProtocol
 

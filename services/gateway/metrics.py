@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Plat
 from redis.asyncio import Redis
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.common.logs import log_context
-from services.common.process_metrics import ProcessMetrics
+from services.common.service.logs import log_context
+from services.common.service.metrics import ProcessMetrics
 from services.gateway.schemas import JOB_ID_PATTERN
 from services.gateway.system_metrics import SystemMetrics
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from services.common.lost_processes import LostProcess
-from services.common.workers import WorkerKind, WorkerStatus
+from services.common.service.heartbeat import WorkerKind, WorkerStatus
+from services.common.service.lost_processes import LostProcess
 
 LOST = "lost"
 """The state of a worker that the supervisor gave up for now."""

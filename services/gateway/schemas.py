@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from services.common.dead_letters import DeadLetter
-from services.common.job_records import RECORD_FIELDS, JobRecord, JobRow, JobState
-from services.common.keys import Stage
+from services.common.jobs.record import RECORD_FIELDS, JobRecord, JobRow, JobState
+from services.common.redis.keys import Stage
+from services.common.service.heartbeat import WorkerKind
 from services.common.spec import JobSpec
-from services.common.workers import WorkerKind
+from services.common.streams.dead_letters import DeadLetter
 
 JOB_ID_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}-[0-9a-f]{8}$"
 

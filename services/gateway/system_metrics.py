@@ -12,12 +12,13 @@ from prometheus_client import CollectorRegistry, Gauge
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
-from services.common import job_scripts, keys
-from services.common.connection import text
-from services.common.job_records import ActiveJob, JobState
-from services.common.jobs import JobStore
-from services.common.keys import Stage
-from services.common.workers import WorkerKind, WorkerStatus, alive
+from services.common.jobs import lua
+from services.common.jobs.record import ActiveJob, JobState
+from services.common.jobs.store import JobStore
+from services.common.redis import keys
+from services.common.redis.connection import text
+from services.common.redis.keys import Stage
+from services.common.service.heartbeat import WorkerKind, WorkerStatus, alive
 
 NO_VERSION = -1
 """Stands for the version of a rollout server that holds no weights yet."""
@@ -136,7 +137,7 @@ class JobCensus:
     async def _look(self, redis: Redis) -> Counter[JobState]:
         """The open jobs by state; those that have ended since the last look are counted for good."""
         counts: Counter[JobState] = Counter()
-        ids, read = list(self._open), redis.register_script(job_scripts.ROWS)
+        ids, read = list(self._open), redis.register_script(lua.ROWS)
         for first in range(0, len(ids), LOOKED_AT_ONCE):
             chunk = ids[first : first + LOOKED_AT_ONCE]
             found = await read(keys=[keys.record(job_id) for job_id in chunk], args=["state"])

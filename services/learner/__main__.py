@@ -9,17 +9,17 @@ from pathlib import Path
 from prometheus_client import REGISTRY, CollectorRegistry, Gauge
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from services.common.connection import connect
+from services.common.config.settings import Settings, load_settings
 from services.common.errors import ConfigError
-from services.common.health import HealthServer
-from services.common.lifecycle import Drain, keep_files_private, refuse_to_start, run_service
-from services.common.logs import configure_logging
-from services.common.preflight import require_memory, require_platform, require_redis, require_room
-from services.common.settings import Settings, load_settings
-from services.learner.agent import Agent
-from services.learner.folder import METRICS_DIR
-from services.learner.journal_key import journal_key
-from services.learner.launch import Nodes
+from services.common.redis.connection import connect
+from services.common.service.health import HealthServer
+from services.common.service.lifecycle import Drain, keep_files_private, refuse_to_start, run_service
+from services.common.service.logs import configure_logging
+from services.common.service.preflight import require_memory, require_platform, require_redis, require_room
+from services.learner.agent.agent import Agent
+from services.learner.ranks.launch import Nodes
+from services.learner.storage.folder import METRICS_DIR
+from services.learner.storage.journal_key import journal_key
 
 
 async def serve(settings: Settings) -> None:

@@ -12,18 +12,18 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from services.common.config.settings import Settings, load_settings
 from services.common.errors import Fenced
-from services.common.job_folder import SPEC_FILE
-from services.common.logs import configure_logging, log_context
-from services.common.models import resolve_model
-from services.common.settings import Settings, load_settings
+from services.common.jobs.folder import SPEC_FILE
+from services.common.models.directory import resolve_model
+from services.common.service.logs import configure_logging, log_context
+from services.common.service.processes import die_with_parent
 from services.common.spec import JobSpec, parse_recorded_spec
-from services.common.vitals import die_with_parent
-from services.learner.folder import ERROR_FILE, FENCED_FILE
-from services.learner.pulse import FOLDER, beat_forever
+from services.learner.ranks.heartbeat import FOLDER, beat_forever
+from services.learner.storage.folder import ERROR_FILE, FENCED_FILE
 
 if TYPE_CHECKING:
-    from services.learner.head import Head
+    from services.learner.controller import Head
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +39,8 @@ def run_rank(job_id: str, settings: Settings) -> None:
     prepare(settings.platform)
     import torch.distributed as dist
 
-    from services.learner.build import build_trainer, proximal_policy
-    from services.learner.loop import run_loop
+    from services.learner.ranks.build import build_trainer, proximal_policy
+    from services.learner.ranks.loop import run_loop
 
     trainer = build_trainer(spec, model_dir, settings.platform)
     head = _start_head(job_id, spec, model_dir, settings) if dist.get_rank() == 0 else None
@@ -51,8 +51,8 @@ def run_rank(job_id: str, settings: Settings) -> None:
 
 
 def _start_head(job_id: str, spec: JobSpec, model_dir: Path, settings: Settings) -> Head:
-    from services.learner.head import Head
-    from services.learner.ranks import Ranks
+    from services.learner.controller import Head
+    from services.learner.ranks.client import Ranks
 
     head = Head(job_id, spec, model_dir, settings, Ranks())
     signal.signal(signal.SIGTERM, lambda *_: head.drain())

@@ -6,10 +6,10 @@ import asyncio
 import logging
 import sys
 
+from services.common.config.settings import load_settings
 from services.common.errors import ConfigError
-from services.common.lifecycle import keep_files_private
-from services.common.logs import configure_logging
-from services.common.settings import load_settings
+from services.common.service.lifecycle import keep_files_private
+from services.common.service.logs import configure_logging
 
 log = logging.getLogger("services.reward")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from services.common.config.verifiers import choose
 from services.common.errors import ConfigError
 from services.common.spec import RewardSpec
-from services.common.types import Rollout, RolloutGroup, ScoredGroup, Verdict, VerdictStatus
-from services.common.verifier_names import choose
+from services.common.streams.types import Rollout, RolloutGroup, ScoredGroup, Verdict, VerdictStatus
 from services.reward import metrics
-from services.reward.check import Check
-from services.reward.pool import Pool
+from services.reward.pool.messages import Check
+from services.reward.pool.pool import Pool
 
 NO_VERIFIER = "none"
 """What a verdict says where no verifier could be chosen."""

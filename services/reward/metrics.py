@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from services.common.types import VerdictStatus
+from services.common.streams.types import VerdictStatus
 
 VERDICTS = Counter("millrace_reward_verdicts_total", "Verdicts, by status and verifier.", ["status", "verifier"])
 VERIFIED_TOKENS = Counter("millrace_reward_verified_tokens_total", "Response tokens of rollouts that were judged.")

@@ -8,8 +8,8 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from services.common import keys
-from services.common.types import Message, Rollout, ScoredGroup, Verdict
+from services.common.redis import keys
+from services.common.streams.types import Message, Rollout, ScoredGroup, Verdict
 
 KEEP = 256
 """Groups kept for a job."""

@@ -15,21 +15,21 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 from redis.asyncio import Redis
 
-from services.common.connection import BLOCK_S, connect, redis_is_away
+from services.common.config.settings import Settings
 from services.common.errors import MillraceError
-from services.common.fencing import Fence
-from services.common.health import HealthServer
-from services.common.job_records import ActiveJob
-from services.common.jobs import JobStore
-from services.common.lifecycle import Drain, every, run_service
-from services.common.preflight import require_redis
-from services.common.settings import Settings
+from services.common.jobs.record import ActiveJob
+from services.common.jobs.store import JobStore
+from services.common.redis.connection import BLOCK_S, connect, redis_is_away
+from services.common.redis.fencing import Fence
+from services.common.service.health import HealthServer
+from services.common.service.heartbeat import HEARTBEAT_S, WorkerKind, WorkerStatus, beat, begin, leave
+from services.common.service.lifecycle import Drain, every, run_service
+from services.common.service.preflight import require_redis
 from services.common.spec import RewardSpec
-from services.common.streams import MAX_STREAM_LENGTH, forget
-from services.common.workers import HEARTBEAT_S, WorkerKind, WorkerStatus, beat, begin, leave
+from services.common.streams.stream import MAX_STREAM_LENGTH, forget
 from services.reward import metrics
-from services.reward.attachment import Attachment
-from services.reward.pool import Pool
+from services.reward.pool.pool import Pool
+from services.reward.session import Attachment
 
 log = logging.getLogger(__name__)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from services.common.config.settings import load_settings
 from services.common.errors import ConfigError
-from services.common.lifecycle import keep_files_private, refuse_to_start
-from services.common.logs import configure_logging
-from services.common.settings import load_settings
+from services.common.service.lifecycle import keep_files_private, refuse_to_start
+from services.common.service.logs import configure_logging
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ gateway ── Generate (gRPC) ──► policies ──► lane ──► engin
 
 heartbeat: this worker's entry in the list, gauges        watchdog: the engine hangs: it is killed, and the process ends
 
-What ends the work for a job (its model does not load, the engine dies) is counted against it (`services.common.job_deaths`).
+What ends the work for a job (its model does not load, the engine dies) is counted against it (`services.common.jobs.deaths`).
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ import time
 
 from redis.exceptions import RedisError
 
-from services.common import job_deaths
-from services.common.connection import BLOCK_S, connect, redis_is_away
+from services.common.config.settings import Settings
 from services.common.errors import ConfigError, Fenced, MillraceError, ModelError, RecordGone
-from services.common.health import HealthServer
-from services.common.job_records import ActiveJob
-from services.common.jobs import JobStore
-from services.common.lifecycle import Drain, every, run_service
-from services.common.logs import log_context
-from services.common.preflight import require_memory, require_platform, require_redis
-from services.common.settings import Settings
-from services.common.streams import forget
-from services.common.workers import HEARTBEAT_S, WorkerKind, WorkerStatus, alive, beat, begin, leave
+from services.common.jobs import deaths
+from services.common.jobs.record import ActiveJob
+from services.common.jobs.store import JobStore
+from services.common.redis.connection import BLOCK_S, connect, redis_is_away
+from services.common.service.health import HealthServer
+from services.common.service.heartbeat import HEARTBEAT_S, WorkerKind, WorkerStatus, alive, beat, begin, leave
+from services.common.service.lifecycle import Drain, every, run_service
+from services.common.service.logs import log_context
+from services.common.service.preflight import require_memory, require_platform, require_redis
+from services.common.streams.stream import forget
 from services.rollout import metrics
-from services.rollout.attachment import Attachment, Wiring, choose
-from services.rollout.engine import Engine
-from services.rollout.exports import ExportLoader
-from services.rollout.inference import InferenceService, start_inference
-from services.rollout.lane import ChatLane
-from services.rollout.policies import Policies
-from services.rollout.switch import EngineError
-from services.rollout.vllm_process import CHAT_PLACES
-from services.rollout.watch import EngineWatch
+from services.rollout.chat.exports import ExportLoader
+from services.rollout.chat.policies import Policies
+from services.rollout.chat.queue import ChatLane
+from services.rollout.chat.server import InferenceService, start_inference
+from services.rollout.engine.engine import Engine
+from services.rollout.engine.health import EngineWatch
+from services.rollout.engine.process import CHAT_PLACES
+from services.rollout.engine.update import EngineError
+from services.rollout.session import Attachment, Wiring, choose
 
 log = logging.getLogger(__name__)
 
@@ -164,7 +164,7 @@ class RolloutService:
         await self._policies.claim(job.job_id)
         log.info("attaching to job %s", job.job_id)
         self._sampled = False
-        await job_deaths.serving(self._wiring.commands, job.job_id, self._wiring.name, loading=True)
+        await deaths.serving(self._wiring.commands, job.job_id, self._wiring.name, loading=True)
         self._attached = Attachment(self._wiring, job)
         self._serving = asyncio.create_task(self._attached.run(), name=f"job {job.job_id}")
 
@@ -172,7 +172,7 @@ class RolloutService:
         """From its first token on, an end of this process is no failed start."""
         if self._wiring.engine.sampled and not self._sampled:
             self._sampled = True
-            await job_deaths.serving(self._wiring.commands, attached.job.job_id, self._wiring.name, loading=False)
+            await deaths.serving(self._wiring.commands, attached.job.job_id, self._wiring.name, loading=False)
 
     async def _ended(self, job_id: str, serving: asyncio.Task[None]) -> None:
         """The attachment ended by itself: its error is this process's, unless only the job or a setting is to blame."""
@@ -204,7 +204,7 @@ class RolloutService:
         self._blamed = True
         cause = str(error) if isinstance(error, MillraceError) else f"{type(error).__name__}: {error}"
         said = await engine.last_error()
-        death = job_deaths.Death(
+        death = deaths.Death(
             self._wiring.name, cause if said in cause else f"{cause}: {said}", time.time(), loading=not self._sampled
         )
         with log_context(job_id=attached.job.job_id):
@@ -212,7 +212,7 @@ class RolloutService:
         # Without Redis the mark stays, and the next process of this name counts it.
         with contextlib.suppress(TimeoutError, RedisError):
             async with asyncio.timeout(REPORT_S):
-                await job_deaths.report(self._wiring.commands, attached.job.job_id, death)
+                await deaths.report(self._wiring.commands, attached.job.job_id, death)
 
     async def _detach(self) -> None:
         """Lets the job go; aborts its requests."""
@@ -225,7 +225,7 @@ class RolloutService:
         await asyncio.gather(serving, return_exceptions=True)
         self._attached = self._serving = None
         if not self._blamed:
-            await job_deaths.served(self._wiring.commands, attached.job.job_id, self._wiring.name)
+            await deaths.served(self._wiring.commands, attached.job.job_id, self._wiring.name)
         self._policies.release()
         await forget(self._wiring.commands, attached.job.job_id)
         log.info("detached from job %s", attached.job.job_id)
@@ -303,7 +303,7 @@ async def run(settings: Settings, *, drain: Drain | None = None) -> None:
     engine = Engine(settings.platform, settings.log_level)
     name = settings.worker_name("rollout")
     wiring = Wiring(commands, blocking, engine, settings, name, drain, await begin(commands, name))
-    await job_deaths.adopt(commands, name)
+    await deaths.adopt(commands, name)
     service = RolloutService(wiring)
     health = HealthServer(settings.bind_host, settings.metrics_port, healthy=service.healthy, ready=service.ready)
     health.start()

@@ -11,9 +11,9 @@ from typing import Any
 
 import psutil
 
-from services.common.types import Verdict, VerdictStatus
-from services.reward.check import Check
-from services.reward.pool import Pool
+from services.common.streams.types import Verdict, VerdictStatus
+from services.reward.pool.messages import Check
+from services.reward.pool.pool import Pool
 from tests.chaos.faults import Options
 from tests.chaos.result import Result
 from tests.unit.reward import odd_package

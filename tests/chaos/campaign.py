@@ -13,8 +13,8 @@ from typing import Any
 
 import redis as sync_redis
 
-from services.common import keys
-from services.common.fates import Fate
+from services.common.jobs.fates import Fate
+from services.common.redis import keys
 from tests.chaos.job import job_spec
 from tests.chaos.oracle import Finding, examine
 from tests.chaos.result import Result

@@ -12,14 +12,14 @@ import numpy as np
 
 from services.common.errors import WeightSyncError
 from services.common.pb import weight_sync_pb2 as pb
-from services.common.snapshot import Snapshot, UInt8Array
-from services.learner import shelf as shelf_module
-from services.learner.shelf import Shelf
-from services.learner.weight_server import WeightService, start_server
-from services.rollout import download
-from services.rollout.receiver import WeightReceiver
-from services.rollout.stage import Stage
-from services.rollout.tensor_file import map_tensors
+from services.common.weights.snapshot import Snapshot, UInt8Array
+from services.common.weights.tensor_file import map_tensors
+from services.learner.weights import store as shelf_module
+from services.learner.weights.server import WeightService, start_server
+from services.learner.weights.store import Shelf
+from services.rollout.weights import fetch
+from services.rollout.weights.client import WeightReceiver
+from services.rollout.weights.staging import Stage
 from tests.chaos.campaign import campaign
 from tests.chaos.faults import Options
 from tests.chaos.result import Result
@@ -63,7 +63,7 @@ def fetched(options: Options) -> Result:
     """The learner's server, a rollout server's receiver, and what lies in its stage."""
     started = time.monotonic()
     result = Result("weight chunks flipped, dropped, reordered, repeated", 0, options.seed)
-    shelf_names, download_names = vars(shelf_module), vars(download)
+    shelf_names, download_names = vars(shelf_module), vars(fetch)
     before = shelf_names["CHUNK_BYTES"], download_names["_BACKOFF_S"]
     shelf_names["CHUNK_BYTES"], download_names["_BACKOFF_S"] = CHUNK_BYTES, 0.001
     shelf = Shelf(3)

@@ -36,37 +36,37 @@ class Site:
         return f"{self.service}.{self.name}:{BEFORE}", f"{self.service}.{self.name}:{AFTER}"
 
 
-_LEARNER, _CONSUMER = "services.learner", "services.common.consumer:Consumer"
-_STORE = "services.common.head_store:HeadStore"
+_LEARNER, _CONSUMER = "services.learner", "services.common.streams.consumer:Consumer"
+_STORE = "services.learner.storage.job_store:HeadStore"
 
 SITES = (
-    Site("rank", "streams.add", "services.common.streams:add"),
+    Site("rank", "streams.add", "services.common.streams.stream:add"),
     Site("rank", "consumer.read", f"{_CONSUMER}.read"),
     Site("rank", "consumer.ack", f"{_CONSUMER}.ack"),
-    Site("rank", "journal.append", f"{_LEARNER}.journal:Journal.append"),
-    Site("rank", "journal.fsync", f"{_LEARNER}.journal:os.fsync"),
-    Site("rank", "ranks.train", f"{_LEARNER}.ranks:Ranks.train"),
-    Site("rank", "ranks.weights", f"{_LEARNER}.ranks:Ranks.weights"),
-    Site("rank", "ranks.save", f"{_LEARNER}.ranks:Ranks.save"),
-    Site("rank", "ranks.saved", f"{_LEARNER}.ranks:Ranks.saved"),
-    Site("rank", "publisher.publish", f"{_LEARNER}.publisher:Publisher.publish"),
+    Site("rank", "journal.append", f"{_LEARNER}.storage.journal:Journal.append"),
+    Site("rank", "journal.fsync", f"{_LEARNER}.storage.journal:os.fsync"),
+    Site("rank", "ranks.train", f"{_LEARNER}.ranks.client:Ranks.train"),
+    Site("rank", "ranks.weights", f"{_LEARNER}.ranks.client:Ranks.weights"),
+    Site("rank", "ranks.save", f"{_LEARNER}.ranks.client:Ranks.save"),
+    Site("rank", "ranks.saved", f"{_LEARNER}.ranks.client:Ranks.saved"),
+    Site("rank", "publisher.publish", f"{_LEARNER}.weights.publisher:Publisher.publish"),
     Site("rank", "store.activate", f"{_STORE}.activate"),
     Site("rank", "store.update", f"{_STORE}.update"),
     Site("rank", "store.append_step", f"{_STORE}.append_step"),
     Site("rank", "store.event", f"{_STORE}.event"),
     Site("rank", "store.transition", f"{_STORE}.transition"),
     Site("rank", "store.retire", f"{_STORE}.retire"),
-    Site("rank", "checkpoint.begin", f"{_LEARNER}.checkpoint:CheckpointStore.begin"),
-    Site("rank", "checkpoint.commit", f"{_LEARNER}.checkpoint:CheckpointStore.commit"),
-    Site("rank", "checkpoint.fsync_directory", f"{_LEARNER}.checkpoint:fsync_directory"),
-    Site("rank", "checkpoint.write_durably", f"{_LEARNER}.checkpoint:write_durably"),
-    Site("rank", "checkpoint.prune", f"{_LEARNER}.checkpoint:CheckpointStore._prune"),
+    Site("rank", "checkpoint.begin", f"{_LEARNER}.storage.checkpoints:CheckpointStore.begin"),
+    Site("rank", "checkpoint.commit", f"{_LEARNER}.storage.checkpoints:CheckpointStore.commit"),
+    Site("rank", "checkpoint.fsync_directory", f"{_LEARNER}.storage.checkpoints:fsync_directory"),
+    Site("rank", "checkpoint.write_durably", f"{_LEARNER}.storage.checkpoints:write_durably"),
+    Site("rank", "checkpoint.prune", f"{_LEARNER}.storage.checkpoints:CheckpointStore._prune"),
     Site("rollout", "consumer.read", f"{_CONSUMER}.read"),
     Site("rollout", "consumer.hop", f"{_CONSUMER}.hop"),
-    Site("rollout", "weights.fetch", "services.rollout.receiver:WeightReceiver.fetch"),
-    Site("rollout", "weights.apply", "services.rollout.switch:WeightSwitch._apply"),
-    Site("rollout", "weights.label", "services.rollout.label:VersionLabel.change"),
-    Site("rollout", "weights.report", "services.rollout.receiver:WeightReceiver.report"),
+    Site("rollout", "weights.fetch", "services.rollout.weights.client:WeightReceiver.fetch"),
+    Site("rollout", "weights.apply", "services.rollout.engine.update:WeightSwitch._apply"),
+    Site("rollout", "weights.label", "services.rollout.engine.version:VersionLabel.change"),
+    Site("rollout", "weights.report", "services.rollout.weights.client:WeightReceiver.report"),
     Site("reward", "consumer.read", f"{_CONSUMER}.read"),
     Site("reward", "consumer.hop", f"{_CONSUMER}.hop"),
 )

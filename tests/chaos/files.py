@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from services.common.checkpoint_manifest import CHECKPOINTS_DIR, Checkpoint, read_manifest
+from services.common.checkpoints.manifest import CHECKPOINTS_DIR, Checkpoint, read_manifest
 from services.common.errors import MillraceError
-from services.learner.checkpoint import CheckpointStore
-from services.learner.folder import JOURNAL_DIR
-from services.learner.journal import Journal
+from services.learner.storage.checkpoints import CheckpointStore
+from services.learner.storage.folder import JOURNAL_DIR
+from services.learner.storage.journal import Journal
 from tests.chaos.faults import Options
 from tests.chaos.result import Result
 from tests.chaos.written import Writer

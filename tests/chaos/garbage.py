@@ -12,10 +12,10 @@ from typing import Any
 import psutil
 import redis as sync_redis
 
-from services.common import keys
-from services.common.codec import MAX_ENTRY_BYTES
-from services.common.consumer import DEAD_BUDGET_BYTES
-from services.common.keys import Stage
+from services.common.redis import keys
+from services.common.redis.keys import Stage
+from services.common.streams.codec import MAX_ENTRY_BYTES
+from services.common.streams.consumer import DEAD_BUDGET_BYTES
 from tests.chaos.campaign import Campaign, campaign
 from tests.chaos.faults import Options
 from tests.chaos.result import Result

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import psutil
 
-from services.cli.children import kill_tree
-from services.common.vitals import adopt_orphans, family
+from services.cli.stack.children import kill_tree
+from services.common.service.processes import adopt_orphans, family
 from tests.chaos.campaign import ENDLESS, Campaign, campaign
 from tests.chaos.faults import Options
 from tests.chaos.grammar import verifiers

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from services.common.types import Float32Array
+from services.common.streams.types import Float32Array
 from tests.chaos.scripted import script
 
 ROWS = 5_000

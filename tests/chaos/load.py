@@ -15,9 +15,9 @@ from typing import Any, Self
 import httpx
 import yaml
 
+from examples.demo.charlm_tokenizer import QUESTION
 from services.cli.client import ENDED, GatewayClient, GatewayError, find_token
-from services.cli.state import UpState
-from services.demo.charlm_tokenizer import QUESTION
+from services.cli.stack.state import UpState
 
 DEMO = Path(__file__).parents[2] / "deploy" / "config" / "jobs" / "demo.yaml"
 STREAMS = 8

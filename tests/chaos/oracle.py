@@ -12,19 +12,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.common.codec import decode
 from services.common.data.order import task_index
 from services.common.errors import MillraceError
-from services.common.job_folder import SPEC_FILE
+from services.common.jobs.folder import SPEC_FILE
 from services.common.spec import JobSpec, parse_spec
-from services.common.types import RolloutGroup, ScoredGroup
-from services.learner.assemble import assemble
-from services.learner.audit_files import audit_job
-from services.learner.audit_report import AuditReport
-from services.learner.checkpoint import sound_checkpoints
-from services.learner.folder import JOURNAL_DIR
-from services.learner.intake import Judged
-from services.learner.journal import BatchRecord, Journal
+from services.common.streams.codec import decode
+from services.common.streams.types import RolloutGroup, ScoredGroup
+from services.learner.audit.files import audit_job
+from services.learner.audit.report import AuditReport
+from services.learner.groups.batch import assemble
+from services.learner.groups.buffer import Judged
+from services.learner.storage.checkpoints import sound_checkpoints
+from services.learner.storage.folder import JOURNAL_DIR
+from services.learner.storage.journal import BatchRecord, Journal
 from tests.chaos.job import ROWS
 from tests.chaos.scripted import script
 from tests.chaos.scripted.trainer import rank_file

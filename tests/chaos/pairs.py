@@ -21,8 +21,8 @@ import psutil
 import redis as sync_redis
 
 from services.cli.client import GatewayError
-from services.common import keys
-from services.common.keys import Stage
+from services.common.redis import keys
+from services.common.redis.keys import Stage
 from tests.chaos import failpoints
 from tests.chaos.campaign import ENDLESS, Campaign, campaign
 from tests.chaos.clock_fault import HOUR_S, clocks_of, move_clock

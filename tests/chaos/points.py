@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import psutil
 import redis as sync_redis
 
-from services.common import keys
+from services.common.redis import keys
 from tests.chaos import failpoints
 from tests.chaos.campaign import ENDLESS, Campaign, campaign
 from tests.chaos.faults import Options, victim

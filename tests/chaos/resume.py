@@ -21,17 +21,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.cli.embedded_redis import EmbeddedRedis
-from services.common.checkpoint_manifest import CHECKPOINTS_DIR, verify_files
-from services.common.codec import decode
-from services.common.connection import connect
-from services.common.job_records import JobRecord, JobState
-from services.common.jobs import JobStore
+from services.cli.stack.redis import EmbeddedRedis
+from services.common.checkpoints.manifest import CHECKPOINTS_DIR, verify_files
+from services.common.jobs.record import JobRecord, JobState
+from services.common.jobs.store import JobStore
+from services.common.redis.connection import connect
 from services.common.spec import JobSpec
-from services.common.types import ScoredGroup
-from services.learner.checkpoint import CheckpointStore
-from services.learner.folder import JOURNAL_DIR
-from services.learner.journal import Journal
+from services.common.streams.codec import decode
+from services.common.streams.types import ScoredGroup
+from services.learner.storage.checkpoints import CheckpointStore
+from services.learner.storage.folder import JOURNAL_DIR
+from services.learner.storage.journal import Journal
 from tests.chaos.faults import Options
 from tests.chaos.result import Result, summary
 from tests.integration.learner.peers import ROOT, Learner, peers_of, until

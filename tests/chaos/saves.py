@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.common.checkpoint_manifest import CHECKPOINTS_DIR, newest_manifest
+from services.common.checkpoints.manifest import CHECKPOINTS_DIR, newest_manifest
 from tests.chaos import failpoints
 from tests.chaos.campaign import ENDLESS, PATIENCE_S, campaign
 from tests.chaos.faults import Options

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from services.cli.state import UpState, read_state
+from services.cli.stack.state import UpState, read_state
 from services.cli.up import detach, run_down
 from tests.chaos.gauges import Figures, look
 from tests.chaos.load import Load
@@ -110,7 +110,7 @@ def write(lines: list[str]) -> None:
 def _stack(home: Path) -> Iterator[tuple[UpState, Path]]:
     """The stack as people start it, with the demo's model; its temporary files lie in a directory of their own, beside the home."""
     MODELS.mkdir(parents=True, exist_ok=True)
-    maker = [sys.executable, "-m", "services.demo.models", "tiny", "--out", str(MODELS / "tiny")]
+    maker = [sys.executable, "-m", "examples.demo.models", "tiny", "--out", str(MODELS / "tiny")]
     subprocess.run(maker, check=True, timeout=600, stdout=subprocess.DEVNULL)
     temporary = home.with_name(f"{home.name}-tmp")
     temporary.mkdir()

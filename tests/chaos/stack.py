@@ -15,7 +15,7 @@ from typing import Any, Self
 import psutil
 
 from services.cli.client import ENDED, GatewayClient, GatewayError, find_token
-from services.cli.state import UpState, read_state
+from services.cli.stack.state import UpState, read_state
 from services.cli.up import run_down
 from tests.chaos.job import furnish
 
@@ -224,7 +224,7 @@ def _is_rank(process: psutil.Process, rank: int) -> bool:
         line = process.cmdline()
         return (
             line[-1:] == ["tests.chaos.entry.rank"]
-            and "services.learner.launch" not in line
+            and "services.learner.ranks.launch" not in line
             and (process.environ().get("RANK") == str(rank))
         )
     except psutil.Error:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from services.common.pb import weight_sync_pb2 as pb
-from services.learner import shelf
-from services.learner.weight_server import WeightService
+from services.learner.weights import store
+from services.learner.weights.server import WeightService
 
 SHARE = 0.15
 """Of the chunks."""
@@ -71,7 +71,7 @@ def install(folder: Path) -> None:
     if TAMPER not in os.environ:
         return
     tamperer, fetch, note = Tamperer(int(os.environ[TAMPER])), WeightService.Fetch, folder / f"tampered-{os.getpid()}"
-    vars(shelf)["CHUNK_BYTES"] = SMALL_CHUNK_BYTES
+    vars(store)["CHUNK_BYTES"] = SMALL_CHUNK_BYTES
 
     def tampered(service: WeightService, request: pb.FetchRequest, context: Any) -> Replies:
         try:

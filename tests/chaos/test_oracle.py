@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from services.common.fates import Fate
-from services.common.types import ScoredGroup, VersionSpan
-from services.learner.ledger import Settled
+from services.common.jobs.fates import Fate
+from services.common.streams.types import ScoredGroup, VersionSpan
+from services.learner.groups.ledger import Settled
 from tests.chaos.oracle import examine
 from tests.chaos.written import GROUPS, Writer
 

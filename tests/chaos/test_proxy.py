@@ -13,8 +13,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from services.cli.embedded_redis import EmbeddedRedis
-from services.common.connection import connect
+from services.cli.stack.redis import EmbeddedRedis
+from services.common.redis.connection import connect
 from tests.chaos.proxy import CutProxy, ProxyThread, server_of
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from services.common.checkpoint_manifest import CHECKPOINTS_DIR, WrittenFile, digest_of_file
-from services.learner.checkpoint import CheckpointStore
+from services.common.checkpoints.manifest import CHECKPOINTS_DIR, WrittenFile, digest_of_file
+from services.learner.storage.checkpoints import CheckpointStore
 from tests.chaos.resume import STEPS, Course, differences
 
 STOPS = [3, 7]

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from services.common.checkpoint_manifest import CHECKPOINTS_DIR
-from services.common.codec import encode
-from services.common.fates import Fate
-from services.common.job_folder import SPEC_FILE
+from services.common.checkpoints.manifest import CHECKPOINTS_DIR
+from services.common.jobs.fates import Fate
+from services.common.jobs.folder import SPEC_FILE
 from services.common.spec import JobSpec, dump_spec
-from services.common.types import (
+from services.common.streams.codec import encode
+from services.common.streams.types import (
     FinishReason,
     Message,
     Purpose,
@@ -26,12 +26,12 @@ from services.common.types import (
     VerdictStatus,
     VersionSpan,
 )
-from services.learner.assemble import assemble
-from services.learner.checkpoint import CheckpointStore
-from services.learner.folder import JOURNAL_DIR
-from services.learner.intake import Judged
-from services.learner.journal import BatchRecord, Journal
-from services.learner.ledger import Settled
+from services.learner.groups.batch import assemble
+from services.learner.groups.buffer import Judged
+from services.learner.groups.ledger import Settled
+from services.learner.storage.checkpoints import CheckpointStore
+from services.learner.storage.folder import JOURNAL_DIR
+from services.learner.storage.journal import BatchRecord, Journal
 from tests.chaos.job import job_spec
 from tests.chaos.scripted import script
 from tests.chaos.scripted.trainer import rank_file, write_file

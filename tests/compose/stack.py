@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from services.cli.children import free_port
 from services.cli.client import GatewayClient
+from services.cli.stack.children import free_port
 
 ROOT = Path(__file__).parents[2]
 PROJECT = "millrace-test"

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from services.cli.client import GatewayClient, GatewayError, find_token
-from services.cli.state import UpState, read_state
+from services.cli.stack.state import UpState, read_state
 from services.cli.up import detach, run_down
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +72,7 @@ class Stack:
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """The stack, with the demo's tiny model registered."""
     MODELS.mkdir(parents=True, exist_ok=True)
-    maker = [sys.executable, "-m", "services.demo.models", "tiny", "--out", str(MODELS / "tiny")]
+    maker = [sys.executable, "-m", "examples.demo.models", "tiny", "--out", str(MODELS / "tiny")]
     subprocess.run(maker, check=True, timeout=600)
     home = tmp_path_factory.mktemp("stack")
     patch = pytest.MonkeyPatch()

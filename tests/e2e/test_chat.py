@@ -13,8 +13,8 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionUserMessageParam
 
+from examples.demo.charlm_tokenizer import QUESTION
 from services.cli.client import find_token
-from services.demo.charlm_tokenizer import QUESTION
 from tests.e2e.conftest import ROOT, Stack
 from tests.e2e.test_loop import check_accounting
 

@@ -11,9 +11,9 @@ from typing import Any
 import psutil
 import pytest
 
-from services.common.codec import decode
-from services.common.types import ScoredGroup
-from services.learner.journal import Journal
+from services.common.streams.codec import decode
+from services.common.streams.types import ScoredGroup
+from services.learner.storage.journal import Journal
 from tests.e2e.conftest import Stack
 
 pytestmark = pytest.mark.timeout(900)  # the first test also makes the model and starts the stack
@@ -141,6 +141,6 @@ def rank_pid(agent: int) -> int:
     (rank,) = [
         pid
         for pid, line in below.items()
-        if line[-1:] == ["services.learner.rank"] and "services.learner.launch" not in line
+        if line[-1:] == ["services.learner.rank"] and "services.learner.ranks.launch" not in line
     ]
     return rank

@@ -1,61 +1,145 @@
-"""Who may import whom: `common` is a leaf, services do not import one another, and nobody unpickles."""
+"""Who may import whom. Arrows fall from left to right: a new upward import, or a cycle, is a red test."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 SERVICES = ROOT / "services"
-SIBLINGS = {"gateway", "rollout", "reward", "learner"}
 HEAVY = {"torch", "vllm", "fastapi", "megatron", "mbridge", "transformers"}
-TRIAL = SERVICES / "common/model_trial.py"
+TRIAL = "services.common.models.trial"
 """Loads tokenizers, within its functions; transformers does that without torch."""
+UNPICKLERS = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
+
+LAYERS: Mapping[str, tuple[str, ...]] = {
+    "cli": ("main", "commands", "connect", "up", "doctor", "checks", "stack", "overrides", "views", "client", "logs"),
+    "common": (
+        "checkpoints", "data", "sandbox", "models", "streams", "jobs", "service", "config", "redis", "spec", "weights",
+        "durable", "differences", "errors",
+    ),
+    "gateway": (
+        "__main__", "app", "header_deadline", "routes", "dependencies", "roster", "admission", "events", "openai", "metrics",
+        "middleware", "errors", "system_metrics", "schemas",
+    ),
+    "learner": (
+        "__main__", "agent", "rank", "controller", "replay", "audit", "loops", "ranks", "megatron", "weights", "storage", "groups",
+        "algorithms",
+    ),
+    "reward": ("__main__", "service", "session", "judging", "samples", "pool", "verifiers", "metrics"),
+    "rollout": ("__main__", "service", "chat", "session", "sampling", "weights", "engine", "metrics"),
+}  # fmt: skip
+"""Service → its rooms (folders, and modules beside them), each of which may import those after it."""
 
 
-def imports(path: Path) -> set[str]:
-    """Dotted names of every module that a file imports, wherever the import stands."""
+def modules(service: str) -> dict[str, Path]:
+    """Dotted name → file."""
+    found = {}
+    for path in sorted((SERVICES / service).rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        if "pb" not in parts:
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = {service: modules(service) for service in LAYERS}
+ALL = {name for service in MODULES.values() for name in service}
+
+
+@cache
+def imports(path: Path) -> frozenset[str]:
+    """Dotted names of all that a file imports, wherever the import stands; of a name in a module, the module's."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
-    return names
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= (inner & ALL) or {node.module}
+    return frozenset(names)
 
 
-def sources(folder: str) -> list[Path]:
-    return [path for path in sorted((SERVICES / folder).rglob("*.py")) if "pb" not in path.parts]
+def room(module: str) -> str:
+    """`services.learner.groups.ledger` → `groups`."""
+    return module.split(".")[2]
 
 
-@pytest.mark.parametrize("path", sources("common"), ids=lambda path: str(path.relative_to(SERVICES)))
-def test_common_is_a_leaf(path: Path) -> None:
-    heavy = HEAVY - {"transformers"} if path == TRIAL else HEAVY
-    for name in imports(path):
-        parts = name.split(".")
-        assert parts[0] not in heavy, f"{path} imports {name}"
-        assert parts[0] != "services" or parts[1] == "common", f"{path} imports {name}"
+def upward(service: str, layers: tuple[str, ...], graph: Mapping[str, set[str]]) -> list[str]:
+    """Imports that do not fall from left to right."""
+    own = f"services.{service}."
+    found = []
+    for module, imported in graph.items():
+        for other in imported:
+            inside = module.startswith(own) and other.startswith(own)
+            if inside and layers.index(room(module)) > layers.index(room(other)):
+                found.append(f"{module} imports {other}")
+    return found
 
 
-@pytest.mark.parametrize("service", sorted(SIBLINGS))
+def graph_of(service: str) -> dict[str, set[str]]:
+    """Module → modules of the same service that it imports."""
+    known = MODULES[service]
+    return {
+        name: {other for other in imports(path) if other in known and other != name} for name, path in known.items()
+    }
+
+
+@pytest.mark.parametrize("service", sorted(LAYERS))
+def test_every_room_has_its_layer(service: str) -> None:
+    rooms = {room(name) for name in MODULES[service] if name.count(".") > 1}
+    assert rooms == set(LAYERS[service])
+
+
+@pytest.mark.parametrize("service", sorted(LAYERS))
+def test_arrows_fall_one_way(service: str) -> None:
+    assert not upward(service, LAYERS[service], graph_of(service))
+
+
+@pytest.mark.parametrize("service", sorted(LAYERS))
+def test_no_modules_import_each_other(service: str) -> None:
+    TopologicalSorter(graph_of(service)).prepare()
+
+
+def test_an_upward_import_and_a_cycle_are_seen() -> None:
+    graph = {
+        "services.reward.pool.pool": {"services.reward.service"},
+        "services.reward.service": {"services.reward.pool.pool"},
+    }
+    assert upward("reward", LAYERS["reward"], graph) == ["services.reward.pool.pool imports services.reward.service"]
+    with pytest.raises(CycleError):
+        TopologicalSorter(graph).prepare()
+
+
+@pytest.mark.parametrize("name", sorted(MODULES["common"]))
+def test_common_is_a_leaf(name: str) -> None:
+    heavy = HEAVY - {"transformers"} if name == TRIAL else HEAVY
+    for imported in imports(MODULES["common"][name]):
+        parts = imported.split(".")
+        assert parts[0] not in heavy, f"{name} imports {imported}"
+        assert parts[0] != "services" or parts[1] == "common", f"{name} imports {imported}"
+
+
+@pytest.mark.parametrize("service", ["gateway", "rollout", "reward", "learner"])
 def test_a_service_imports_no_other_service(service: str) -> None:
-    for path in sources(service):
-        for name in imports(path):
-            parts = name.split(".")
-            foreign = parts[0] == "services" and parts[1] not in {"common", service}
-            assert not foreign, f"{path} imports {name}"
+    for name, path in MODULES[service].items():
+        for imported in imports(path):
+            parts = imported.split(".")
+            assert parts[0] != "services" or parts[1] in {"common", service}, f"{name} imports {imported}"
 
 
-@pytest.mark.parametrize("folder", ["common", *sorted(SIBLINGS), "cli", "demo"])
+@pytest.mark.parametrize("folder", ["services", "examples"])
 def test_nobody_unpickles(folder: str) -> None:
-    for path in sources(folder):
-        assert not imports(path) & {"pickle", "cloudpickle", "dill", "shelve", "marshal"}, f"{path} imports a pickle"
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        assert not UNPICKLERS & imports(path), f"{path} imports a pickle"
 
 
 @pytest.mark.parametrize("service", ["gateway", "reward", "cli"])
 def test_a_light_service_imports_no_engine(service: str) -> None:
-    for path in sources(service):
-        for name in imports(path):
-            assert name.split(".")[0] not in {"torch", "vllm", "megatron"}, f"{path} imports {name}"
+    for name, path in MODULES[service].items():
+        engines = {"torch", "vllm", "megatron"} & {imported.split(".")[0] for imported in imports(path)}
+        assert not engines, f"{name} imports {engines}"

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from services.cli.checks.finding import Finding, Subject, ok, problem, warning
-from services.cli.cores import available_cores
+from services.cli.stack.cores import available_cores
 
 GIB = 1024**3
 LEAST_MEMORY, FAIR_MEMORY = 2 * GIB, 6 * GIB

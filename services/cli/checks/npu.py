@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 from services.cli.checks.finding import Check, Finding, Subject, ok, problem, warning
-from services.common.settings import Platform
+from services.common.config.settings import Platform
 
 TIMEOUT_S = 20.0
 _VERSION = re.compile(r"^(?:toolkit_\w*version|version)\s*=\s*\[?(?:.*:)?([\w.]+)", re.IGNORECASE | re.MULTILINE)

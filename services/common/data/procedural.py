@@ -10,13 +10,13 @@ import math
 from functools import lru_cache
 from typing import Any, NoReturn
 
+from services.common.config.paths import near
 from services.common.data.bounds import DataBounds
 from services.common.data.jsonable import jsonable
 from services.common.data.record import TaskRecord, prepare
 from services.common.errors import DataError
-from services.common.paths import near
 from services.common.spec import DataSourceSpec
-from services.common.types import Message
+from services.common.streams.types import Message
 
 DEFAULT_SIZE = 10_000
 CACHED_TASKS = 4096

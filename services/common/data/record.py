@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from services.common.errors import DataError
 from services.common.spec import DataSourceSpec
-from services.common.types import Message
+from services.common.streams.types import Message
 
 
 @dataclass(frozen=True, slots=True)

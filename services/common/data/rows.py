@@ -10,7 +10,7 @@ from typing import Any, NoReturn, cast
 from services.common.data.jsonable import jsonable
 from services.common.data.record import TaskRecord
 from services.common.errors import DataError
-from services.common.types import Message
+from services.common.streams.types import Message
 
 GSM8K = "openai/gsm8k"
 COLUMNS = ("prompt", "data_source", "reward_model", "ground_truth", "extra_info", "question", "answer")

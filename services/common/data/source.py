@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from services.common.config.paths import locate
+from services.common.config.settings import Settings
 from services.common.data.bounds import DataBounds
 from services.common.data.files import FileSource
 from services.common.data.procedural import ProceduralSource
 from services.common.errors import DataError
-from services.common.paths import locate
-from services.common.settings import Settings
 from services.common.spec import DataSourceSpec
 
 

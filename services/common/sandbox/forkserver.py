@@ -26,9 +26,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from services.common.logs import configure_logging
 from services.common.sandbox.output import mute
-from services.common.vitals import adopt_orphans, child_pids, die_with_parent
+from services.common.service.logs import configure_logging
+from services.common.service.processes import adopt_orphans, child_pids, die_with_parent
 
 REQUEST = struct.Struct("<ci")
 REPLY = struct.Struct("<ii")

@@ -18,7 +18,7 @@ import psutil
 
 from services.common.errors import SandboxError
 from services.common.sandbox.forkserver import FORK, KILL, NOT_ENDED, REPLY, REQUEST, kill_group
-from services.common.vitals import Vitals, process_of
+from services.common.service.processes import Vitals, process_of
 
 log = logging.getLogger(__name__)
 

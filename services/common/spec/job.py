@@ -7,11 +7,11 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
-from services.common.document import dump_document, parse_document, parse_recorded
 from services.common.errors import ConfigError
 from services.common.spec.algorithm import RECORDED, AlgorithmSpec
 from services.common.spec.base import Section
 from services.common.spec.data import DataSpec
+from services.common.spec.document import dump_document, parse_document, parse_recorded
 from services.common.spec.learner import CheckpointSpec, EvalSpec, LearnerSpec, OffPolicySpec
 from services.common.spec.rollout import ModelSpec, RewardSpec, RolloutSpec
 

@@ -14,7 +14,7 @@ import torch
 
 from services.common.spec import AlgorithmSpec, ImportanceCorrection, KlEstimator, LossName
 from services.common.spec.algorithm import FIRST_REVISION
-from services.learner.megatron.loss import LossFunction, LossInputs
+from services.learner.algorithms.inputs import LossFunction, LossInputs
 
 Metrics = dict[str, torch.Tensor]
 

@@ -1,0 +1,1 @@
+"""Megatron-core: model, batches, parallel layout, optimizer and state of one rank."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
 
-from services.common.checkpoint_manifest import WrittenFile
+from services.common.checkpoints.manifest import WrittenFile
 
 
 def files_of(reports: Iterable[dict[str, Any]]) -> list[WrittenFile]:

@@ -10,7 +10,7 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from transformers import AutoConfig
 
 from services.common.errors import ModelError
-from services.common.model_config import check_trainable, rope_parameters
+from services.common.models.config import check_trainable, rope_parameters
 from services.learner.megatron.attention import PackedCoreAttention
 from services.learner.megatron.mbridge_models import LLaMABridge, Qwen2Bridge, Qwen3Bridge
 from services.learner.megatron.parallel import Layout

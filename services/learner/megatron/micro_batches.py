@@ -5,7 +5,8 @@ Every rank computes the whole plan from the same input, so nothing about it trav
 
 from __future__ import annotations
 
-from services.learner.megatron.batch import Row, Sequence
+from services.learner.groups.sequence import Sequence
+from services.learner.megatron.batch import Row
 
 MicroBatchPlan = list[Row]
 """The rows of one micro-batch; none at all is an empty micro-batch."""

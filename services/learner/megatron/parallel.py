@@ -12,8 +12,8 @@ from torch._C._distributed_c10d import HashStore
 
 from services.common.errors import ConfigError
 from services.learner.megatron.platform import backend_name
+from services.learner.megatron.rendezvous import meet
 from services.learner.megatron.settings import TrainerSettings
-from services.learner.rendezvous import meet
 
 
 @dataclass(frozen=True, slots=True)

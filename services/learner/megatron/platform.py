@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from services.common.settings import Platform
+from services.common.config.settings import Platform
 
 _BACKENDS = {Platform.CPU: "gloo", Platform.CUDA: "nccl", Platform.NPU: "hccl"}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from services.common.config.settings import Platform
 from services.common.errors import ConfigError
-from services.common.settings import Platform
 
 DtypeName = Literal["float32", "bfloat16"]
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from services.common.checkpoint_manifest import WrittenFile
+from services.common.checkpoints.manifest import WrittenFile
 from services.common.errors import ConfigError
 from services.learner.megatron.optimizer import Optimizer
 from services.learner.megatron.parallel import Layout

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import xxhash
 
-from services.common.checkpoint_manifest import WrittenFile
+from services.common.checkpoints.manifest import WrittenFile
 
 PIECE_BYTES = 8 << 20
 _ALIGN = 8

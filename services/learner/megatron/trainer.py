@@ -20,14 +20,15 @@ import torch.distributed as dist
 from megatron.core.parallel_state import get_tensor_model_parallel_group
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
-from services.common.checkpoint_manifest import EXPORT, WrittenFile
-from services.common.types import Float32Array
+from services.common.checkpoints.manifest import EXPORT, WrittenFile
+from services.common.streams.types import Float32Array
+from services.learner.algorithms.inputs import LossFunction, LossInputs
 from services.learner.algorithms.mismatch import mismatch_metrics
+from services.learner.groups.sequence import Sequence
 from services.learner.megatron.background import BackgroundWriter
-from services.learner.megatron.batch import MicroBatch, Sequence, collate, response_offsets
+from services.learner.megatron.batch import MicroBatch, collate, response_offsets
 from services.learner.megatron.collectives import any_rank, gather_json
 from services.learner.megatron.logprobs import token_logprobs
-from services.learner.megatron.loss import LossFunction, LossInputs
 from services.learner.megatron.micro_batches import MicroBatchPlan, plan_micro_batches
 from services.learner.megatron.model import DTYPES, build_policy, load_weights
 from services.learner.megatron.optimizer import Optimizer, learning_rate

@@ -13,7 +13,7 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from megatron.core import parallel_state
 from safetensors import safe_open
 
-from services.common.checkpoint_manifest import WrittenFile
+from services.common.checkpoints.manifest import WrittenFile
 from services.common.durable import write_durably
 from services.learner.megatron.collectives import gather_json
 from services.learner.megatron.model import Policy

@@ -9,16 +9,16 @@ from typing import Any, Self
 
 from pydantic import ValidationError
 
+from services.common.config.settings import Settings
 from services.common.differences import differences
 from services.common.errors import ConfigError
-from services.common.job_folder import SPEC_FILE
-from services.common.models import resolve_model
-from services.common.settings import Settings
+from services.common.jobs.folder import SPEC_FILE
+from services.common.models.directory import resolve_model
 from services.common.spec import JobSpec, parse_recorded_spec
 from services.common.spec.job import describe_errors
-from services.learner.checkpoint import sound_checkpoints
-from services.learner.folder import JOURNAL_DIR
-from services.learner.journal import Journal, JournalError
+from services.learner.storage.checkpoints import sound_checkpoints
+from services.learner.storage.folder import JOURNAL_DIR
+from services.learner.storage.journal import Journal, JournalError
 
 RESULTS = "results.jsonl"
 """What rank 0 finds, an object a line, in a pass's directory."""

@@ -16,16 +16,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from services.common.codec import decode
+from services.common.config.settings import load_settings
 from services.common.errors import ConfigError
-from services.common.logs import configure_logging
-from services.common.settings import load_settings
+from services.common.service.logs import configure_logging
+from services.common.service.processes import die_with_parent
 from services.common.spec import JobSpec
-from services.common.types import ScoredGroup
-from services.common.vitals import die_with_parent
-from services.learner.folder import ERROR_FILE, JOURNAL_DIR
-from services.learner.journal import Journal
+from services.common.streams.codec import decode
+from services.common.streams.types import ScoredGroup
 from services.learner.replay.plan import RESULTS, Pass
+from services.learner.storage.folder import ERROR_FILE, JOURNAL_DIR
+from services.learner.storage.journal import Journal
 
 if TYPE_CHECKING:
     import torch
@@ -56,9 +56,9 @@ class Replayer:
 
     def run(self) -> None:
         """Every step of the pass."""
-        from services.learner.assemble import assemble
-        from services.learner.build import proximal_policy
-        from services.learner.intake import Judged
+        from services.learner.groups.batch import assemble
+        from services.learner.groups.buffer import Judged
+        from services.learner.ranks.build import proximal_policy
 
         before = self._version(self._task.start, None)
         self._keep_state(self._task.start)
@@ -78,7 +78,7 @@ class Replayer:
 
     def _version(self, step: int, stats: StepStats | None) -> dict[str, torch.Tensor] | None:
         """Tells the digest of the weights as they are published; gives them, on rank 0."""
-        from services.learner.snapshots import make_snapshot
+        from services.learner.ranks.snapshot import make_snapshot
 
         weights = self._trainer.export()
         if weights is not None:
@@ -149,7 +149,7 @@ def main() -> None:
         prepare(settings.platform)
         import torch.distributed as dist
 
-        from services.learner.build import build_trainer
+        from services.learner.ranks.build import build_trainer
 
         Replayer(task, build_trainer(spec, Path(task.model_dir), settings.platform), spec).run()
         dist.destroy_process_group()

@@ -13,13 +13,13 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+from services.common.config.settings import Settings
 from services.common.errors import MillraceError
-from services.common.settings import Settings
 from services.common.spec import JobSpec
-from services.learner.folder import ERROR_FILE
-from services.learner.launch import Nodes, launch_command, rank_environment
+from services.learner.ranks.launch import Nodes, launch_command, rank_environment
 from services.learner.replay.plan import RESULTS, Pass, Plan
 from services.learner.replay.report import ReplayReport
+from services.learner.storage.folder import ERROR_FILE
 
 RANK_MODULE = "services.learner.replay.rank"
 LOOK_AGAIN_S = 0.1

@@ -7,8 +7,8 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 
+from services.common.config.verifiers import ENTRY_POINT_GROUP, BuiltIn
 from services.common.errors import VerifierError
-from services.common.verifier_names import ENTRY_POINT_GROUP, BuiltIn
 from services.reward.verifiers.base import Verifier
 
 _MODULES = {

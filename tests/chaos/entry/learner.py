@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from services.learner import launch
 from services.learner.__main__ import main
+from services.learner.ranks import launch
 from tests.chaos.entry import tamper
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ import os
 import sys
 from pathlib import Path
 
-from services.learner import folder_lock, rank
+from services.learner import rank
 from services.learner.megatron import platform
+from services.learner.storage import lock
 from tests.chaos import tamper as wire
 from tests.chaos.entry import tamper
 from tests.chaos.scripted import trainer
@@ -19,9 +20,7 @@ if __name__ == "__main__":
         platform.prepare = lambda *_, **__: None  # it adapts Megatron, which is not there
     if BLIND in os.environ:
         vars(rank)["die_with_parent"] = lambda *_: None
-        vars(folder_lock)["_locked"] = lambda _handle: (
-            True
-        )  # as where the lock of a machine that was cut off has lapsed
+        vars(lock)["_locked"] = lambda _handle: True  # as where the lock of a machine that was cut off has lapsed
     tamper("rank")
     wire.install(Path(os.environ["MILLRACE_HOME"]) / "chaos")
     rank.main()

@@ -10,9 +10,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from services.common.job_records import ActiveJob
-from services.rollout import attachment, engine, service
+from services.common.jobs.record import ActiveJob
+from services.rollout import service, session
 from services.rollout.__main__ import main
+from services.rollout.engine import engine
 from tests.chaos.entry import tamper
 from tests.chaos.scripted.engine import SECONDS, ScriptedEngine, ScriptedPrompts
 from tests.chaos.stack import BESIDE, GOOD, REAL, SECOND
@@ -45,6 +46,6 @@ if __name__ == "__main__":
     if REAL not in os.environ or of_good:
         vars(service)["Engine"] = ScriptedEngine
     if SECOND in os.environ:
-        vars(attachment)["default_stage_directory"] = lambda worker, home, *_: home / "second" / worker
+        vars(session)["default_stage_directory"] = lambda worker, home, *_: home / "second" / worker
     tamper("rollout")
     main()

@@ -18,12 +18,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from services.cli import children, supervisor, up
-from services.cli.pulse import Pulse, health_probe, ready_probe
-from services.cli.stack import Stack, plan_stack
-from services.cli.supervisor import GaveUp, ProcessSpec
+from services.cli import up
+from services.cli.stack import children, supervisor
+from services.cli.stack.health import Pulse, health_probe, ready_probe
+from services.cli.stack.plan import Stack, plan_stack
+from services.cli.stack.supervisor import GaveUp, ProcessSpec
 from services.common.errors import ConfigError
-from services.common.vitals import die_with_parent
+from services.common.service.processes import die_with_parent
 from tests.chaos.stack import BESIDE, BLIND, CLOCK, CLOCKS, PRELOAD, PROXIED_URL
 
 QUICK_S = 1.0

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from services.common.spec import JobSpec
-from services.common.types import Message
-from services.rollout.engine import Engine
-from services.rollout.engine_output import EngineOutput
-from services.rollout.extension import WeightExtension
-from services.rollout.pieces import Piece
-from services.rollout.switch import EngineError
+from services.common.streams.types import Message
+from services.rollout.engine.engine import Engine
+from services.rollout.engine.output import EngineOutput
+from services.rollout.engine.types import Piece
+from services.rollout.engine.update import EngineError
+from services.rollout.engine.worker_extension import WeightExtension
 from tests.chaos.scripted import lifelike, script
 
 SECONDS = "MILLRACE_CHAOS_TOKEN_S"

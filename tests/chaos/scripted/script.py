@@ -15,8 +15,8 @@ from functools import lru_cache
 import numpy as np
 import xxhash
 
-from services.common.types import Float32Array, Message
-from services.learner.megatron.batch import Sequence as Sample
+from services.common.streams.types import Float32Array, Message
+from services.learner.groups.sequence import Sequence as Sample
 
 DATA_SOURCE = "openai/gsm8k"
 GROUP_SIZE = 4

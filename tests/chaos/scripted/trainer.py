@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 import xxhash
 
-from services.common.checkpoint_manifest import WrittenFile
+from services.common.checkpoints.manifest import WrittenFile
+from services.learner.groups.sequence import Sequence
 from services.learner.megatron.background import BackgroundWriter
-from services.learner.megatron.batch import Sequence
 from services.learner.megatron.collectives import gather_json
+from services.learner.megatron.rendezvous import meet
 from services.learner.megatron.stats import StepStats
-from services.learner.rendezvous import meet
 from tests.chaos.scripted import lifelike, script
 
 __all__ = ["MegatronTrainer", "OldLogprobs", "StepStats"]

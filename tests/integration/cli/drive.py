@@ -11,13 +11,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from services.cli import supervisor
-from services.cli.children import created_at, free_port
-from services.cli.pulse import health_probe, ready_probe
-from services.cli.state import ProcessState, UpState, only_one, write_state
-from services.cli.supervisor import ProcessSpec, Supervisor
-from services.common import vitals
+from services.cli.stack import supervisor
+from services.cli.stack.children import created_at, free_port
+from services.cli.stack.health import health_probe, ready_probe
+from services.cli.stack.state import ProcessState, UpState, only_one, write_state
+from services.cli.stack.supervisor import ProcessSpec, Supervisor
 from services.common.errors import MillraceError
+from services.common.service import processes as vitals
 
 STAND_IN = Path(__file__).parent / "stand_in.py"
 MUTE_S = 20.0

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from services.common.health import HealthServer
+from services.common.service.health import HealthServer
 
 
 def main() -> None:

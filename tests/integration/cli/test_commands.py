@@ -18,14 +18,14 @@ import pytest
 import yaml
 from redis.asyncio import Redis
 
-from services.cli.children import created_at
-from services.cli.state import UpState, write_state
-from services.common.consumer import Consumer
-from services.common.fates import FATES_FILE, FateLine, collect
-from services.common.job_records import LIVE, PAUSED_CAUSE, JobState
-from services.common.jobs import JobStore
-from services.common.keys import Stage
-from services.common.streams import add
+from services.cli.stack.children import created_at
+from services.cli.stack.state import UpState, write_state
+from services.common.jobs.fates import FATES_FILE, FateLine, collect
+from services.common.jobs.record import LIVE, PAUSED_CAUSE, JobState
+from services.common.jobs.store import JobStore
+from services.common.redis.keys import Stage
+from services.common.streams.consumer import Consumer
+from services.common.streams.stream import add
 from tests.integration.gateway.conftest import Process, running
 from tests.tiny_model import write_tiny_model
 from tests.unit.learner.journalled_job import JournalledJob

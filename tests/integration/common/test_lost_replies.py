@@ -15,17 +15,18 @@ from redis.exceptions import AuthenticationError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from services.cli.embedded_redis import EmbeddedRedis
-from services.common import connection, dead_letters, keys, streams
-from services.common.connection import Patience, connect, redis_is_away
-from services.common.consumer import Consumer
-from services.common.head_store import HeadStore
-from services.common.job_records import LIVE, ActiveJob, JobState
-from services.common.jobs import JobStore
-from services.common.keys import Stage
+from services.cli.stack.redis import EmbeddedRedis
+from services.common.jobs.record import LIVE, ActiveJob, JobState
+from services.common.jobs.store import JobStore
+from services.common.redis import connection, keys
+from services.common.redis.connection import Patience, connect, redis_is_away
+from services.common.redis.keys import Stage
+from services.common.service.heartbeat import WorkerKind, WorkerStatus, alive, beat, leave
 from services.common.spec import parse_spec
-from services.common.streams import add
-from services.common.workers import WorkerKind, WorkerStatus, alive, beat, leave
+from services.common.streams import dead_letters, stream
+from services.common.streams.consumer import Consumer
+from services.common.streams.stream import add
+from services.learner.storage.job_store import HeadStore
 from services.reward.samples import keep_sample
 from tests.chaos.proxy import CutProxy, server_of
 from tests.unit.learner.scored_groups import scored_group
@@ -113,7 +114,7 @@ async def test_every_entry_goes_its_way_once_through_lost_replies(
     total = 30
     for number in range(total):
         await add(lossy, JOB, Stage.ROLLOUTS, f"train:{number}:1", b"payload")
-    assert (await streams.depths(redis, JOB))[Stage.ROLLOUTS] == total
+    assert (await stream.depths(redis, JOB))[Stage.ROLLOUTS] == total
     reader = Consumer(lossy, lossy_blocking, JOB, Stage.ROLLOUTS, group="g", name="a", lease_s=60.0)
     handled: list[str] = []
     deadline = time.monotonic() + 60
@@ -143,7 +144,7 @@ async def test_letters_are_put_back_and_samples_kept_once_through_lost_replies(r
         await reader.dead_letter(entry, "spoiled")
     for letter in await dead_letters.read(lossy, job_id, Stage.TASKS):
         await dead_letters.requeue(lossy, job_id, Stage.TASKS, letter.id)
-    assert (await streams.depths(redis, job_id))[Stage.TASKS] == 12
+    assert (await stream.depths(redis, job_id))[Stage.TASKS] == 12
     assert await redis.hget(keys.dead_bytes(job_id), Stage.TASKS) == b"0"
     for number in range(12):
         await keep_sample(lossy, scored_group(number, [1.0, 0.0]))
@@ -172,7 +173,7 @@ async def test_a_half_open_connection_is_given_up_at_its_deadline_and_the_comman
     proxy.break_all()
     proxy.faults.frozen = False
     await asyncio.wait_for(adding, 5)
-    assert (await streams.depths(redis, JOB))[Stage.TASKS] == 1
+    assert (await stream.depths(redis, JOB))[Stage.TASKS] == 1
     await client.aclose()
 
 
@@ -237,7 +238,7 @@ async def test_writers_and_readers_of_a_full_redis_wait_with_its_words_and_go_on
         assert "Redis refuses for now, and is waited for: OOM" in caplog.text
         await client.config_set("maxmemory", "0")
         await asyncio.wait_for(asyncio.gather(adding, beating), 10)
-        assert (await streams.depths(client, JOB))[Stage.TASKS] == 2
+        assert (await stream.depths(client, JOB))[Stage.TASKS] == 2
     finally:
         await client.aclose()
         await blocking.aclose()

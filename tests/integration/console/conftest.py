@@ -13,7 +13,7 @@ import pytest
 import redis.asyncio
 from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_playwright, expect
 
-from services.common.jobs import JobStore
+from services.common.jobs.store import JobStore
 from tests.integration.gateway.conftest import running
 from tests.tiny_model import write_tiny_model
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from services.common import keys
-from services.common.job_records import JobState
-from services.common.jobs import JobStore
+from services.common.jobs.record import JobState
+from services.common.jobs.store import JobStore
+from services.common.redis import keys
+from services.common.service.heartbeat import WorkerKind, WorkerStatus, beat
 from services.common.spec import JobSpec
-from services.common.workers import WorkerKind, WorkerStatus, beat
 
 HOSTILE = (
     '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script> [a](javascript:pwned) \u202e\x00 ' + "w" * 400

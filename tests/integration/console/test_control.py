@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from playwright.async_api import Page, expect
 
-from services.common.job_records import JobState
-from services.common.jobs import JobStore
+from services.common.jobs.record import JobState
+from services.common.jobs.store import JobStore
 from services.common.spec import JobSpec
 from tests.integration.console.conftest import Console
 from tests.integration.console.scene import make_step, started

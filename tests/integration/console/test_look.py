@@ -9,7 +9,7 @@ import pytest
 import redis.asyncio
 from playwright.async_api import expect
 
-from services.common.jobs import JobStore
+from services.common.jobs.store import JobStore
 from tests.integration.console.conftest import Console
 from tests.integration.console.scene import crowded
 

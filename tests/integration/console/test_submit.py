@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.async_api import APIResponse, Route, expect
 
-from services.common.jobs import JobStore
+from services.common.jobs.store import JobStore
 from services.common.spec import JobSpec, parse_spec
 from tests.integration.console.conftest import Console
 

@@ -7,8 +7,8 @@ import pytest
 import redis.asyncio
 from playwright.async_api import expect
 
-from services.common.job_records import JobState
-from services.common.jobs import JobStore
+from services.common.jobs.record import JobState
+from services.common.jobs.store import JobStore
 from tests.integration.console.conftest import Console
 from tests.integration.console.scene import (
     HOSTILE,

@@ -10,8 +10,8 @@ import pytest
 from pydantic import SecretStr
 from redis.asyncio import Redis
 
-from services.cli.children import free_port
-from services.common.connection import connect
+from services.cli.stack.children import free_port
+from services.common.redis.connection import connect
 from tests.conftest import server_binaries
 
 DEPLOY = Path(__file__).parents[3] / "deploy"

@@ -16,10 +16,10 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from services.cli.children import free_port
-from services.common import keys
-from services.common.keys import Stage
-from services.common.streams import add
+from services.cli.stack.children import free_port
+from services.common.redis import keys
+from services.common.redis.keys import Stage
+from services.common.streams.stream import add
 from tests.integration.deploy.conftest import USERS, Connect, password
 
 TOKEN = "canary-token-of-the-gateway-0123456789"  # noqa: S105  what is looked for

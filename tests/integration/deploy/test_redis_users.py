@@ -11,22 +11,24 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
-from services.common import dead_letters, job_deaths, keys
-from services.common.consumer import Consumer
-from services.common.fencing import Fence
-from services.common.head_store import HeadStore
-from services.common.job_folder import JobFolder
-from services.common.job_records import ActiveJob, JobState
-from services.common.jobs import JobStore
-from services.common.keys import Stage
-from services.common.restore import Restorer
-from services.common.retention import Policy, Retention
-from services.common.settings import Settings
+from services.common.config.settings import Settings
+from services.common.jobs import deaths
+from services.common.jobs.folder import JobFolder
+from services.common.jobs.record import ActiveJob, JobState
+from services.common.jobs.restore import Restorer
+from services.common.jobs.retention import Policy, Retention
+from services.common.jobs.store import JobStore
+from services.common.redis import keys
+from services.common.redis.fencing import Fence
+from services.common.redis.keys import Stage
+from services.common.service.heartbeat import WorkerKind, WorkerStatus, alive, beat, begin, leave
 from services.common.spec import JobSpec, parse_spec
-from services.common.streams import add, depths, forget
-from services.common.types import ScoredGroup
-from services.common.workers import WorkerKind, WorkerStatus, alive, beat, begin, leave
+from services.common.streams import dead_letters
+from services.common.streams.consumer import Consumer
+from services.common.streams.stream import add, depths, forget
+from services.common.streams.types import ScoredGroup
 from services.gateway.metrics import GatewayMetrics
+from services.learner.storage.job_store import HeadStore
 from services.reward.samples import keep_sample
 from tests.integration.deploy.conftest import DEPLOY, USERS, Connect, render
 from tests.unit.learner.scored_groups import scored_group
@@ -208,14 +210,14 @@ async def test_a_worker_tells_that_it_lives_and_leaves(connect_as: Connect, user
 @pytest.mark.parametrize("user", ["rollout", "learner"])
 async def test_a_worker_tells_what_it_died_of_and_people_and_learners_read_it(connect_as: Connect, user: str) -> None:
     redis, name = connect_as(user), f"{user}-0"
-    death = job_deaths.Death(name, "the engine does not start", 1.0, loading=True)
-    await job_deaths.serving(redis, "demo-1", name, loading=True)
-    await job_deaths.report(redis, "demo-1", death)
-    await job_deaths.serving(redis, "demo-1", name, loading=False)
-    await job_deaths.adopt(redis, name)
-    await job_deaths.served(redis, "demo-1", name)
+    death = deaths.Death(name, "the engine does not start", 1.0, loading=True)
+    await deaths.serving(redis, "demo-1", name, loading=True)
+    await deaths.report(redis, "demo-1", death)
+    await deaths.serving(redis, "demo-1", name, loading=False)
+    await deaths.adopt(redis, name)
+    await deaths.served(redis, "demo-1", name)
     for reader in ("gateway", "learner"):
-        assert (await job_deaths.deaths(connect_as(reader), "demo-1"))[0] == death
+        assert (await deaths.deaths(connect_as(reader), "demo-1"))[0] == death
 
 
 @pytest.mark.parametrize("user", ["rollout", "reward", "learner"])

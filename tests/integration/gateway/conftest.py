@@ -21,14 +21,14 @@ import pytest
 import redis.asyncio
 from fastapi import FastAPI
 
-from services.common.jobs import JobStore
+from services.common.config.settings import Settings
+from services.common.jobs.store import JobStore
 from services.common.sandbox.pool import Sandbox
-from services.common.settings import Settings
 from services.common.spec import JobSpec
-from services.gateway.admission import PREPARE, ChildAdmission
+from services.gateway.admission.admission import PREPARE, ChildAdmission
+from services.gateway.admission.spec_body import parse_body
 from services.gateway.app import create_app
-from services.gateway.context import EventTimes
-from services.gateway.spec_body import parse_body
+from services.gateway.dependencies import EventTimes
 from tests.tiny_model import write_tiny_model
 
 TOKEN = "the-token-of-these-tests-0123456789abcdef"  # noqa: S105

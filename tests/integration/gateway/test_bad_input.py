@@ -11,8 +11,8 @@ import httpx
 import pytest
 import redis.asyncio
 
-from services.common.settings import Settings
-from services.gateway.admission import ChildAdmission
+from services.common.config.settings import Settings
+from services.gateway.admission.admission import ChildAdmission
 from services.gateway.app import create_app
 
 GOOD_ROW = {"question": "2 + 3?", "answer": "2 + 3 = 5\n#### 5"}

@@ -9,11 +9,11 @@ import pytest
 import redis.asyncio
 from fastapi import FastAPI
 
-from services.common.settings import Settings
+from services.common.config.settings import Settings
 from services.common.spec import JobSpec
-from services.gateway.admission import Admission
+from services.gateway.admission.admission import Admission
 from services.gateway.app import create_app
-from services.gateway.console_routes import ASSETS, FOLDER, HEADERS, HOME, PATHS
+from services.gateway.routes.console import ASSETS, FOLDER, HEADERS, HOME, PATHS
 
 FILES = sorted(path for path in FOLDER.iterdir() if path.is_file())
 STRAY = [

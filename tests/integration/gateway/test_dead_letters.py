@@ -11,14 +11,14 @@ import msgpack
 import pytest
 import redis.asyncio
 
-from services.common import consumer as consumer_module
-from services.common import keys
-from services.common.consumer import DEAD_PAYLOAD_BYTES, Consumer, Entry
-from services.common.job_records import JobState
-from services.common.jobs import JobStore
-from services.common.keys import Stage
+from services.common.jobs.record import JobState
+from services.common.jobs.store import JobStore
+from services.common.redis import keys
+from services.common.redis.keys import Stage
 from services.common.spec import JobSpec
-from services.common.streams import add
+from services.common.streams import consumer as consumer_module
+from services.common.streams.consumer import DEAD_PAYLOAD_BYTES, Consumer, Entry
+from services.common.streams.stream import add
 
 Redis = redis.asyncio.Redis
 

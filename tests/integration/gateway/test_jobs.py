@@ -8,9 +8,9 @@ import pytest
 import redis.asyncio
 import yaml
 
-from services.common import keys
-from services.common.job_records import JobState
-from services.common.jobs import JobStore
+from services.common.jobs.record import JobState
+from services.common.jobs.store import JobStore
+from services.common.redis import keys
 from services.common.spec import JobSpec
 
 JobJson = dict[str, Any]

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from services.common.fates import FATES_FILE, Fate, FateLine
-from services.common.jobs import JobStore
+from services.common.jobs.fates import FATES_FILE, Fate, FateLine
+from services.common.jobs.store import JobStore
 from services.common.spec import JobSpec
 
 LINES = [

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from services.common.jobs import JobStore
+from services.common.jobs.store import JobStore
 from services.common.spec import JobSpec
 
 STREAMS = 150
@@ -86,7 +86,7 @@ async def test_an_exhausted_pool_is_the_gateways_doing_and_not_redis(
 ) -> None:
     pool = app.state.context.redis.connection_pool
     monkeypatch.setattr(pool, "_wait_s", 0.05)
-    monkeypatch.setattr("services.gateway.service_routes.READY_TIMEOUT_S", 0.02)
+    monkeypatch.setattr("services.gateway.routes.service.READY_TIMEOUT_S", 0.02)
     held = [await pool.get_connection() for _ in range(100)]
     for path in (f"/jobs/{job_id}", "/jobs", "/workers", "/readyz"):
         answer = await client.get(path)

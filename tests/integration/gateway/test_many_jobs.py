@@ -10,10 +10,10 @@ import pytest
 from fastapi import FastAPI
 from redis.asyncio import Redis
 
-from services.common import keys
-from services.common.job_records import JobRow, JobState
-from services.common.jobs import JobStore
-from services.common.restore import Restorer
+from services.common.jobs.record import JobRow, JobState
+from services.common.jobs.restore import Restorer
+from services.common.jobs.store import JobStore
+from services.common.redis import keys
 from services.common.spec import JobSpec
 from services.gateway.schemas import JobSummary
 

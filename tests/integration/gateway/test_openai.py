@@ -17,13 +17,13 @@ import uvicorn
 from fastapi import FastAPI
 from openai.types.chat import ChatCompletionUserMessageParam
 
-from services.common.inference_channel import PARAM_HEADER, PROBLEM_HEADER, Problem
-from services.common.job_records import JobRecord, JobState
-from services.common.jobs import JobStore
+from services.common.config.inference import PARAM_HEADER, PROBLEM_HEADER, Problem
+from services.common.jobs.record import JobRecord, JobState
+from services.common.jobs.store import JobStore
 from services.common.pb import inference_pb2 as pb
 from services.common.pb import inference_pb2_grpc as pb_grpc
+from services.common.service.heartbeat import WorkerKind, WorkerStatus, beat
 from services.common.spec import JobSpec
-from services.common.workers import WorkerKind, WorkerStatus, beat
 
 Script = Callable[[pb.GenerateRequest, Any], AsyncIterator[pb.GenerateReply]]
 HELLO: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "hello"}]

@@ -12,11 +12,11 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from services.common import keys
-from services.common.fates import FATES_FILE, Fate, FateLine
-from services.common.job_records import JobState
-from services.common.jobs import JobStore
-from services.common.keys import Stage
+from services.common.jobs.fates import FATES_FILE, Fate, FateLine
+from services.common.jobs.record import JobState
+from services.common.jobs.store import JobStore
+from services.common.redis import keys
+from services.common.redis.keys import Stage
 from services.common.spec import JobSpec
 from services.gateway.schemas import EXAMPLE_JOB_ID
 

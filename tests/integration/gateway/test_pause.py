@@ -8,9 +8,9 @@ import httpx
 import pytest
 import redis.asyncio
 
-from services.common import keys
-from services.common.job_records import LIVE, PAUSED_CAUSE, JobState
-from services.common.jobs import JobStore
+from services.common.jobs.record import LIVE, PAUSED_CAUSE, JobState
+from services.common.jobs.store import JobStore
+from services.common.redis import keys
 
 JobJson = dict[str, Any]
 

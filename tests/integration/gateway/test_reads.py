@@ -8,10 +8,11 @@ import httpx
 import pytest
 import redis.asyncio
 
-from services.common import keys
-from services.common.jobs import JobStore
+from services.common.jobs.store import JobStore
+from services.common.redis import keys
+from services.common.service.heartbeat import WorkerKind, WorkerStatus, beat, leave
 from services.common.spec import JobSpec
-from services.common.types import (
+from services.common.streams.types import (
     FinishReason,
     Message,
     Purpose,
@@ -23,7 +24,6 @@ from services.common.types import (
     VerdictStatus,
     VersionSpan,
 )
-from services.common.workers import WorkerKind, WorkerStatus, beat, leave
 from services.reward.samples import keep_sample
 
 Redis = redis.asyncio.Redis

@@ -13,10 +13,10 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from services.cli.embedded_redis import EmbeddedRedis
-from services.common.connection import connect
-from services.common.settings import Settings
-from services.gateway.admission import ChildAdmission
+from services.cli.stack.redis import EmbeddedRedis
+from services.common.config.settings import Settings
+from services.common.redis.connection import connect
+from services.gateway.admission.admission import ChildAdmission
 from services.gateway.app import create_app
 
 PATIENCE_S = 30.0

@@ -13,13 +13,13 @@ import pytest
 import redis.asyncio
 from fastapi import FastAPI
 
-from services.common import keys
-from services.common.deleted_jobs import is_deleted
-from services.common.job_folder import JobFolder
-from services.common.job_records import JobState
-from services.common.jobs import JobStore
-from services.common.restore import Restorer
-from services.common.retention import Retention
+from services.common.jobs.deleted import is_deleted
+from services.common.jobs.folder import JobFolder
+from services.common.jobs.record import JobState
+from services.common.jobs.restore import Restorer
+from services.common.jobs.retention import Retention
+from services.common.jobs.store import JobStore
+from services.common.redis import keys
 from services.common.spec import JobSpec
 
 HOUR_S = 3600.0

@@ -8,11 +8,11 @@ import pytest
 import redis.asyncio
 from fastapi import FastAPI
 
-from services.common.job_records import JobState
-from services.common.jobs import JobStore
-from services.common.settings import Settings
+from services.common.config.settings import Settings
+from services.common.jobs.record import JobState
+from services.common.jobs.store import JobStore
 from services.common.spec import JobSpec
-from services.gateway.admission import Admission
+from services.gateway.admission.admission import Admission
 from services.gateway.app import create_app
 
 GUARDED = [

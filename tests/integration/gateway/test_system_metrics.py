@@ -8,13 +8,14 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from redis.asyncio import Redis
 
-from services.common import keys, streams
-from services.common.consumer import Consumer
-from services.common.job_records import ActiveJob, JobState
-from services.common.jobs import JobStore
-from services.common.keys import Stage
+from services.common.jobs.record import ActiveJob, JobState
+from services.common.jobs.store import JobStore
+from services.common.redis import keys
+from services.common.redis.keys import Stage
+from services.common.service.heartbeat import WorkerKind, WorkerStatus, beat, leave
 from services.common.spec import JobSpec
-from services.common.workers import WorkerKind, WorkerStatus, beat, leave
+from services.common.streams import stream
+from services.common.streams.consumer import Consumer
 from services.gateway.system_metrics import JobCensus
 
 
@@ -75,7 +76,7 @@ async def test_stream_depths_and_dead_letters_are_summed_over_active_jobs(
 ) -> None:
     for job_id, entries in (("a", 2), ("b", 3), ("retired", 7)):
         for number in range(entries):
-            await streams.add(redis, job_id, Stage.TASKS, f"train:{number}:1", b"x")
+            await stream.add(redis, job_id, Stage.TASKS, f"train:{number}:1", b"x")
     for job_id in ("a", "b"):
         await activate(store, job_id, 0)
     consumer = Consumer(redis, redis, "a", Stage.TASKS, group="g", name="n")

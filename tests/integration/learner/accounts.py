@@ -8,11 +8,11 @@ from pathlib import Path
 
 from redis.asyncio import Redis
 
-from services.common import keys
-from services.common.codec import decode
-from services.common.job_records import JobRecord, JobState
-from services.common.types import ScoredGroup
-from services.learner.journal import Journal
+from services.common.jobs.record import JobRecord, JobState
+from services.common.redis import keys
+from services.common.streams.codec import decode
+from services.common.streams.types import ScoredGroup
+from services.learner.storage.journal import Journal
 
 
 def trained(home: Path, job_id: str) -> list[list[int]]:

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 
-from services.common.settings import Settings
+from services.common.config.settings import Settings
 from services.learner import rank
 
 HOW = os.environ["MILLRACE_TEST_DEATH"]

@@ -5,22 +5,22 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from services.common.codec import decode
-from services.common.job_folder import SPEC_FILE
-from services.common.settings import Platform
+from services.common.config.settings import Platform
+from services.common.jobs.folder import SPEC_FILE
 from services.common.spec import parse_spec
-from services.common.types import ScoredGroup
-from services.learner.folder import JOURNAL_DIR
+from services.common.streams.codec import decode
+from services.common.streams.types import ScoredGroup
 from services.learner.megatron.platform import prepare
+from services.learner.storage.folder import JOURNAL_DIR
 
 prepare(Platform.CPU, threads=1)
 
 import torch.distributed as dist  # noqa: E402  Megatron comes after prepare
 
-from services.learner.assemble import assemble  # noqa: E402
-from services.learner.build import build_trainer, proximal_policy  # noqa: E402
-from services.learner.intake import Judged  # noqa: E402
-from services.learner.journal import Journal  # noqa: E402
+from services.learner.groups.batch import assemble  # noqa: E402
+from services.learner.groups.buffer import Judged  # noqa: E402
+from services.learner.ranks.build import build_trainer, proximal_policy  # noqa: E402
+from services.learner.storage.journal import Journal  # noqa: E402
 
 
 def main(folder: Path, model_dir: Path, out: Path, steps: set[int]) -> None:

@@ -17,7 +17,7 @@ import xxhash
 from safetensors.torch import save_file
 
 from services.common.errors import ConfigError
-from services.common.types import Int32Array
+from services.common.streams.types import Int32Array
 from services.learner.megatron.platform import prepare
 from tests.integration.learner.megatron_cases import (
     ADAM,
@@ -34,9 +34,9 @@ prepare("cpu", threads=1)
 
 from megatron.core import parallel_state  # noqa: E402  Megatron comes after prepare
 
-from services.learner.megatron.batch import Sequence  # noqa: E402
+from services.learner.algorithms.inputs import LossFunction, LossInputs  # noqa: E402
+from services.learner.groups.sequence import Sequence  # noqa: E402
 from services.learner.megatron.collectives import gather_json  # noqa: E402
-from services.learner.megatron.loss import LossFunction, LossInputs  # noqa: E402
 from services.learner.megatron.settings import TrainerSettings  # noqa: E402
 from services.learner.megatron.trainer import MegatronTrainer  # noqa: E402
 

@@ -11,8 +11,8 @@ import redis
 import torch
 import torch.distributed as dist
 
-from services.common import keys
-from services.common.job_records import JobState
+from services.common.jobs.record import JobState
+from services.common.redis import keys
 
 
 def main() -> None:

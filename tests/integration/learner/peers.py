@@ -16,13 +16,13 @@ import numpy as np
 import psutil
 from redis.asyncio import Redis
 
-from services.common.codec import decode, encode
-from services.common.connection import connect
-from services.common.consumer import Consumer
-from services.common.job_records import JobRecord
-from services.common.jobs import JobStore
-from services.common.keys import Stage
-from services.common.types import (
+from services.common.jobs.record import JobRecord
+from services.common.jobs.store import JobStore
+from services.common.redis.connection import connect
+from services.common.redis.keys import Stage
+from services.common.streams.codec import decode, encode
+from services.common.streams.consumer import Consumer
+from services.common.streams.types import (
     FinishReason,
     Rollout,
     RolloutGroup,
@@ -32,7 +32,7 @@ from services.common.types import (
     VerdictStatus,
     VersionSpan,
 )
-from services.learner.launch import RANK_MODULE
+from services.learner.ranks.launch import RANK_MODULE
 
 VOCABULARY = 128
 ROOT = Path(__file__).parents[3]
@@ -64,7 +64,7 @@ class Learner:
         assert self._process is not None
         for child in psutil.Process(self._process.pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):
-                if child.cmdline()[-1:] == [RANK_MODULE] and "services.learner.launch" not in child.cmdline():
+                if child.cmdline()[-1:] == [RANK_MODULE] and "services.learner.ranks.launch" not in child.cmdline():
                     child.kill()
 
     def kill(self) -> None:

@@ -8,8 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from services.learner.folder import ERROR_FILE
 from services.learner.replay.plan import RESULTS, Pass
+from services.learner.storage.folder import ERROR_FILE
 
 
 def main() -> None:

@@ -14,17 +14,17 @@ import torch
 import xxhash
 from redis.asyncio import Redis
 
-from services.common import keys
-from services.common.checkpoint_manifest import WrittenFile, digest_of_file
-from services.common.job_folder import SPEC_FILE
-from services.common.job_records import JobRecord, JobState
-from services.common.jobs import JobStore
-from services.common.settings import Settings
+from services.common.checkpoints.manifest import WrittenFile, digest_of_file
+from services.common.config.settings import Settings
+from services.common.jobs.folder import SPEC_FILE
+from services.common.jobs.record import JobRecord, JobState
+from services.common.jobs.store import JobStore
+from services.common.redis import keys
 from services.common.spec import JobSpec, dump_spec
-from services.learner.head import Head
-from services.learner.megatron.batch import Sequence
+from services.learner.controller import Head
+from services.learner.groups.sequence import Sequence
 from services.learner.megatron.stats import StepStats
-from services.learner.ranks import Ranks
+from services.learner.ranks.client import Ranks
 
 FILE = "rank-00000.bin"
 ROWS = {"source": "rows.jsonl"}

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from services.common import keys
-from services.common.job_records import JobRecord, JobState
-from services.common.jobs import JobStore
+from services.common.jobs.record import JobRecord, JobState
+from services.common.jobs.store import JobStore
+from services.common.redis import keys
 from services.common.spec import JobSpec
 from tests.integration.learner.accounts import check_accounts
 from tests.integration.learner.peers import Learner, peers_of, until

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from services.common.checkpoint_manifest import verify_files
-from services.common.codec import decode
-from services.common.job_records import JobRecord, JobState
-from services.common.jobs import JobStore
+from services.common.checkpoints.manifest import verify_files
+from services.common.jobs.record import JobRecord, JobState
+from services.common.jobs.store import JobStore
 from services.common.spec import JobSpec
-from services.common.types import ScoredGroup
-from services.learner.checkpoint import CheckpointStore
-from services.learner.journal import Journal
+from services.common.streams.codec import decode
+from services.common.streams.types import ScoredGroup
+from services.learner.storage.checkpoints import CheckpointStore
+from services.learner.storage.journal import Journal
 from tests.integration.learner.peers import ROOT, Learner, peers_of, until
 from tests.integration.learner.rank_files import same
 

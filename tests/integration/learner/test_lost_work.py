@@ -11,18 +11,18 @@ import pytest
 import torch
 from redis.asyncio import Redis
 
-from services.common.checkpoint_manifest import WrittenFile, digest_of_file
+from services.common.checkpoints.manifest import WrittenFile, digest_of_file
+from services.common.config.settings import Settings
 from services.common.errors import Fenced
-from services.common.job_records import JobRecord, JobState
-from services.common.jobs import JobStore
-from services.common.restore import Restorer
-from services.common.settings import Settings
+from services.common.jobs.record import JobRecord, JobState
+from services.common.jobs.restore import Restorer
+from services.common.jobs.store import JobStore
 from services.common.spec import JobSpec
-from services.learner.head import Head
-from services.learner.megatron.batch import Sequence
+from services.learner.controller import Head
+from services.learner.groups.sequence import Sequence
 from services.learner.megatron.stats import StepStats
-from services.learner.ranks import Ranks
-from services.learner.snapshots import Weights
+from services.learner.ranks.client import Ranks
+from services.learner.ranks.snapshot import Weights
 from tests.integration.learner.accounts import check_accounts
 from tests.integration.learner.peers import peers_of
 from tests.integration.rollout.conftest import write_model

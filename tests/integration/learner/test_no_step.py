@@ -13,13 +13,13 @@ import pytest
 from prometheus_client import REGISTRY
 from redis.asyncio import Redis
 
-from services.common import job_deaths
-from services.common.fates import FATES_FILE, Fate, read_fates
-from services.common.job_deaths import Death
-from services.common.job_records import JobRecord, JobState
+from services.common.jobs import deaths
+from services.common.jobs.deaths import Death
+from services.common.jobs.fates import FATES_FILE, Fate, read_fates
+from services.common.jobs.record import JobRecord, JobState
 from services.common.spec import JobSpec
-from services.common.types import RolloutGroup, ScoredGroup, Task, Verdict, VerdictStatus
-from services.learner import failures, intake, job_data
+from services.common.streams.types import RolloutGroup, ScoredGroup, Task, Verdict, VerdictStatus
+from services.learner.groups import buffer, data, failures
 from tests.integration.learner.peers import answer, peers_of
 from tests.integration.learner.scripted_ranks import ROWS, ScriptedLearner
 from tests.integration.rollout.conftest import write_model
@@ -139,7 +139,7 @@ async def test_a_job_whose_every_group_is_degenerate_ends_within_the_bound_of_it
         ended = await learner.ended(job_id, JobState.FAILED)
     assert ended.cause.startswith("no step is possible: ")
     assert "none was informative" in ended.cause
-    assert intake.HOPELESS_GROUPS <= ended.groups["degenerate"] < 4 * intake.HOPELESS_GROUPS
+    assert buffer.HOPELESS_GROUPS <= ended.groups["degenerate"] < 4 * buffer.HOPELESS_GROUPS
 
 
 @pytest.mark.usefixtures("quick")
@@ -170,7 +170,7 @@ async def test_servers_that_cannot_start_the_engine_fail_the_job_with_their_own_
     await asyncio.sleep(1)  # a look has been
     for number in range(2):
         cause = f"ValueError: head size 16 is not supported ({number})"
-        await job_deaths.report(redis, job_id, Death("rollout-0", cause, time.time(), loading=True))
+        await deaths.report(redis, job_id, Death("rollout-0", cause, time.time(), loading=True))
     ended = await learner.ended(job_id, JobState.FAILED)
     assert ended.cause == (
         "the engine does not start with this model: ValueError: head size 16 is not supported (1) (2 times in a row)"
@@ -186,7 +186,7 @@ async def test_servers_that_die_again_and_again_never_fail_a_job_that_trains(
         number = 0
         while not (record := await learner.store.get(job_id)).state.ended:
             number += 1
-            await job_deaths.report(redis, job_id, Death("rollout-1", f"killed {number}", time.time(), loading=True))
+            await deaths.report(redis, job_id, Death("rollout-1", f"killed {number}", time.time(), loading=True))
             await asyncio.sleep(0.05)
         assert record.state is JobState.SUCCEEDED, record.cause
     assert number > 20
@@ -207,8 +207,8 @@ async def test_weights_that_are_not_finite_are_refused_before_anything_is_sample
 async def test_a_task_that_raises_fails_its_group_and_one_that_never_comes_the_job(
     learner: ScriptedLearner, redis: Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_data, "SOURCES", "tests.unit.learner.odd_sources:OddSources")
-    monkeypatch.setattr(job_data, "TASK_S", 1.0)
+    monkeypatch.setattr(data, "SOURCES", "tests.unit.learner.odd_sources:OddSources")
+    monkeypatch.setattr(data, "TASK_S", 1.0)
     source = {"train": {"source": "reasoning_gym:chain_sum"}, "shuffle": False}
     job_id = await learner.submit(job_spec(data=source, learner={"steps": 1000}))
     async with peers_of(redis, redis_url, job_id, delay_s=0.001):
@@ -231,7 +231,7 @@ async def test_deaths_are_not_counted_while_the_job_is_paused(
         await learner.store.pause(job_id)
         await learner.until(job_id, lambda job: job.state is JobState.PAUSED, timeout_s=20)
         for number in range(5):
-            await job_deaths.report(redis, job_id, Death("rollout-0", f"killed {number}", time.time(), loading=True))
+            await deaths.report(redis, job_id, Death("rollout-0", f"killed {number}", time.time(), loading=True))
         await asyncio.sleep(1.5)
         await learner.store.resume(job_id)
         await learner.until(job_id, lambda job: job.state is JobState.RUNNING, timeout_s=20)

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from services.cli.children import free_port
-from services.common.job_records import JobState
-from services.common.jobs import JobStore
-from services.common.lifecycle import Drain
-from services.common.settings import Settings
+from services.cli.stack.children import free_port
+from services.common.config.settings import Settings
+from services.common.jobs.record import JobState
+from services.common.jobs.store import JobStore
+from services.common.service.lifecycle import Drain
 from services.common.spec import JobSpec
-from services.learner import launch
-from services.learner.agent import Agent
-from services.learner.launch import Nodes
-from tests.unit.common.test_models import make_model
+from services.learner.agent.agent import Agent
+from services.learner.ranks import launch
+from services.learner.ranks.launch import Nodes
+from tests.unit.common.models.test_directory import make_model
 
 pytestmark = pytest.mark.parametrize("redis_url", ["embedded"], indirect=True)
 

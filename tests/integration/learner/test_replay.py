@@ -17,11 +17,11 @@ from typing import Any
 import msgpack
 import pytest
 
-from services.common.connection import connect
-from services.common.job_records import JobState
-from services.common.jobs import JobStore
+from services.common.jobs.record import JobState
+from services.common.jobs.store import JobStore
+from services.common.redis.connection import connect
 from services.common.spec import JobSpec
-from services.learner.journal import Journal
+from services.learner.storage.journal import Journal
 from tests.integration.learner.peers import Learner, Peers, until
 from tests.integration.rollout.conftest import write_model
 

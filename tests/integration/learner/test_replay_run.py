@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from services.common.settings import Settings
+from services.common.config.settings import Settings
 from services.common.spec import JobSpec
 from services.learner.replay import run
 from services.learner.replay.plan import Plan, make_plan
 from services.learner.replay.run import ReplayError, replay
-from tests.unit.common.test_models import make_model
+from tests.unit.common.models.test_directory import make_model
 from tests.unit.learner.journalled_job import STEPS, JournalledJob
 
 

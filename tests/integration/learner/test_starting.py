@@ -14,16 +14,19 @@ import pytest
 from redis.asyncio import Redis
 from safetensors.torch import load_file, save_file
 
-from services.common import job_deaths, keys
-from services.common.job_records import JobRecord, JobState
-from services.common.jobs import JobStore
-from services.common.lifecycle import Drain
-from services.common.retention import Retention
-from services.common.settings import Settings
+from services.common.config.settings import Settings
+from services.common.jobs import deaths as job_deaths
+from services.common.jobs.record import JobRecord, JobState
+from services.common.jobs.retention import Retention
+from services.common.jobs.store import JobStore
+from services.common.redis import keys
+from services.common.service.lifecycle import Drain
 from services.common.spec import JobSpec
-from services.learner import job_data, launch, named_wait
-from services.learner.agent import MOST_LOADING, RESTARTS, Agent
-from services.learner.starts import MOST, STARTS_FILE
+from services.learner.agent import waits as named_wait
+from services.learner.agent.agent import MOST_LOADING, RESTARTS, Agent
+from services.learner.agent.starts import MOST, STARTS_FILE
+from services.learner.groups import data
+from services.learner.ranks import launch
 from tests.integration.rollout.conftest import write_model
 
 pytestmark = pytest.mark.parametrize("redis_url", ["embedded"], indirect=True, scope="session")
@@ -111,7 +114,7 @@ async def test_a_source_that_never_opens_is_a_named_wait_that_can_be_cancelled_b
 async def test_a_source_that_never_opens_fails_the_job_in_the_end(
     store: JobStore, redis: Redis, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_data, "OPEN_S", 8.0)
+    monkeypatch.setattr(data, "OPEN_S", 8.0)
     job_id = (await store.create(job_spec(data={"train": HANGS}))).id
     async with agent(redis, redis_url, tmp_path):
         record = await until(store, job_id, ended)

@@ -18,16 +18,17 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from services.common import keys
-from services.common.codec import decode, encode
-from services.common.connection import connect
-from services.common.consumer import MAX_DELIVERIES
-from services.common.job_records import ActiveJob
-from services.common.jobs import JobStore
-from services.common.keys import Stage
-from services.common.lifecycle import Drain
-from services.common.streams import MAX_STREAM_LENGTH, add, depths
-from services.common.types import (
+from services.common.jobs.record import ActiveJob
+from services.common.jobs.store import JobStore
+from services.common.redis import keys
+from services.common.redis.connection import connect
+from services.common.redis.keys import Stage
+from services.common.service.heartbeat import alive
+from services.common.service.lifecycle import Drain
+from services.common.streams.codec import decode, encode
+from services.common.streams.consumer import MAX_DELIVERIES
+from services.common.streams.stream import MAX_STREAM_LENGTH, add, depths
+from services.common.streams.types import (
     FinishReason,
     Message,
     Purpose,
@@ -38,10 +39,9 @@ from services.common.types import (
     VerdictStatus,
     VersionSpan,
 )
-from services.common.workers import alive
-from services.reward.attachment import CONSUMER_GROUP
-from services.reward.pool import Pool
+from services.reward.pool.pool import Pool
 from services.reward.service import RewardService
+from services.reward.session import CONSUMER_GROUP
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

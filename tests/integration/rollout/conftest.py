@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from services.common.snapshot import Snapshot
 from services.common.spec import JobSpec
-from services.rollout.stage import Stage, StagedWeights
+from services.common.weights.snapshot import Snapshot
+from services.rollout.engine.types import StagedWeights
+from services.rollout.weights.staging import Stage
 
 UNKNOWN = "<unk>"
 SPECIAL = ["<pad>", "<eos>", UNKNOWN, "<user>", "<assistant>"]

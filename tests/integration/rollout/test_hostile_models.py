@@ -14,8 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from services.common import job_deaths, keys
-from services.common.jobs import JobStore
+from services.common.jobs import deaths
+from services.common.jobs.store import JobStore
+from services.common.redis import keys
 from tests.integration.rollout.conftest import VOCAB, snapshot, write_model
 from tests.integration.rollout.test_service import Service, World, a_task, gone, start, wait_until, world
 
@@ -62,7 +63,7 @@ async def test_a_model_that_the_engine_cannot_run_is_a_failed_start_with_the_eng
                 descendants = service.descendants() or descendants
             await asyncio.sleep(0.2)
     assert service.process.returncode == 1, service.log()
-    (death,) = await job_deaths.deaths(world.redis, job.job_id)
+    (death,) = await deaths.deaths(world.redis, job.job_id)
     assert death.loading, "no token has ever come"
     assert "head_dim=16" in death.cause
     assert "\n" not in death.cause

@@ -17,19 +17,20 @@ import psutil
 import pytest
 from redis.asyncio import Redis
 
-from services.cli.children import free_port
-from services.common import codec, keys, streams
-from services.common.connection import connect
-from services.common.consumer import Consumer
-from services.common.job_records import ActiveJob
-from services.common.jobs import JobStore
-from services.common.keys import Stage
+from services.cli.stack.children import free_port
+from services.common.jobs.record import ActiveJob
+from services.common.jobs.store import JobStore
+from services.common.redis import keys
+from services.common.redis.connection import connect
+from services.common.redis.keys import Stage
+from services.common.service.heartbeat import WorkerStatus, alive
+from services.common.service.processes import PERIOD_S
 from services.common.spec import JobSpec
-from services.common.types import Message, Purpose, RolloutGroup, Task
-from services.common.vitals import PERIOD_S
-from services.common.workers import WorkerStatus, alive
-from services.learner.publisher import Publisher
-from services.rollout.stage import default_stage_directory
+from services.common.streams import codec, stream
+from services.common.streams.consumer import Consumer
+from services.common.streams.types import Message, Purpose, RolloutGroup, Task
+from services.learner.weights.publisher import Publisher
+from services.rollout.weights.staging import default_stage_directory
 from tests.integration.rollout.conftest import Tensors, snapshot, that_say
 
 pytestmark = [
@@ -118,7 +119,7 @@ class World:
 
     async def ask(self, *tasks: Task) -> None:
         for task in tasks:
-            await streams.add(self.redis, self.job.job_id, Stage.TASKS, task.member, codec.encode(task))
+            await stream.add(self.redis, self.job.job_id, Stage.TASKS, task.member, codec.encode(task))
 
     async def groups(self, count: int, timeout_s: float = 120.0) -> list[RolloutGroup]:
         found: list[RolloutGroup] = []
@@ -194,7 +195,7 @@ async def test_a_job_from_attach_to_retire(world: World, start: Callable[[], Ser
     assert report.pause_s > 0
 
     # What cannot be used is put aside at once, and a task of an older lineage is dropped.
-    await streams.add(world.redis, world.job.job_id, Stage.TASKS, "train:31:1", b"\xc1 not MessagePack")
+    await stream.add(world.redis, world.job.job_id, Stage.TASKS, "train:31:1", b"\xc1 not MessagePack")
     await world.ask(a_task(world.job.job_id, 32, lineage=0), a_task(world.job.job_id, 33))
     assert [group.task.group_id for group in await world.groups(1)] == [33]
     assert await world.redis.xlen(keys.dead(world.job.job_id, Stage.TASKS)) == 1

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from services.common.pb import weight_sync_pb2 as pb
-from services.common.snapshot import Snapshot, UInt8Array
-from services.learner.publisher import Publisher
-from services.learner.shelf import Shelf
-from services.learner.weight_server import ServerReport, WeightService, start_server
-from services.rollout import download
-from services.rollout.receiver import WeightReceiver
-from services.rollout.stage import Stage
+from services.common.weights.snapshot import Snapshot, UInt8Array
+from services.learner.weights.publisher import Publisher
+from services.learner.weights.server import ServerReport, WeightService, start_server
+from services.learner.weights.store import Shelf
+from services.rollout.weights import fetch
+from services.rollout.weights.client import WeightReceiver
+from services.rollout.weights.staging import Stage
 
 Tamper = Callable[[pb.FetchRequest, Iterator[pb.FetchReply]], Iterator[pb.FetchReply]]
 Receive = Callable[..., WeightReceiver]
@@ -76,7 +76,7 @@ def receive(tmp_path: Path) -> Iterator[Receive]:
 
 @pytest.fixture
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "_BACKOFF_S", 0.005)
+    monkeypatch.setattr(fetch, "_BACKOFF_S", 0.005)
 
 
 class TamperingService(WeightService):

@@ -10,15 +10,15 @@ import grpc
 import numpy as np
 import pytest
 
-from services.common import delta
 from services.common.errors import WeightSyncError
 from services.common.pb import weight_sync_pb2 as pb
 from services.common.pb import weight_sync_pb2_grpc as pb_grpc
-from services.common.snapshot import Snapshot, UInt8Array
-from services.learner.publisher import Publisher
-from services.rollout.receiver import WeightReceiver
-from services.rollout.stage import StagedWeights
-from services.rollout.tensor_file import map_tensors
+from services.common.weights import delta
+from services.common.weights.snapshot import Snapshot, UInt8Array
+from services.common.weights.tensor_file import map_tensors
+from services.learner.weights.publisher import Publisher
+from services.rollout.engine.types import StagedWeights
+from services.rollout.weights.client import WeightReceiver
 
 Receive = Callable[..., WeightReceiver]
 MakeSnapshot = Callable[..., Snapshot]

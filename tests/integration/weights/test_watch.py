@@ -20,11 +20,11 @@ import pytest
 from services.common.errors import ConfigError, WeightSyncError
 from services.common.pb import weight_sync_pb2 as pb
 from services.common.pb import weight_sync_pb2_grpc as pb_grpc
-from services.common.snapshot import Snapshot
-from services.learner import publisher as publisher_module
-from services.learner.publisher import Publisher
-from services.learner.weight_server import ServerReport
-from services.rollout.receiver import WeightReceiver
+from services.common.weights.snapshot import Snapshot
+from services.learner.weights import publisher as publisher_module
+from services.learner.weights.publisher import Publisher
+from services.learner.weights.server import ServerReport
+from services.rollout.weights.client import WeightReceiver
 
 Receive = Callable[..., WeightReceiver]
 MakeSnapshot = Callable[..., Snapshot]
@@ -247,7 +247,7 @@ def test_a_receiver_takes_a_few_chunks_and_one_tensor_of_memory_not_the_model(
         publisher.publish(Snapshot.build(1, n, tensors))
     code = (
         "import resource, sys; from pathlib import Path\n"
-        "from services.rollout.receiver import WeightReceiver; from services.rollout.stage import Stage\n"
+        "from services.rollout.weights.client import WeightReceiver; from services.rollout.weights.staging import Stage\n"
         "receiver = WeightReceiver(sys.argv[1], 'job-1', 'r0', Stage(Path(sys.argv[2])))\n"
         "receiver.report(1, 0); before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "for n in range(int(sys.argv[3])): receiver.fetch(1, n)\n"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from services.common.fates import Fate
-from services.learner.journal_key import JournalKey
-from services.learner.ledger import Settled
+from services.common.jobs.fates import Fate
+from services.learner.groups.ledger import Settled
+from services.learner.storage.journal_key import JournalKey
 from tests.unit.cli.test_main import millrace
 from tests.unit.learner.journalled_job import JournalledJob
 

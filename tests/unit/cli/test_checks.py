@@ -27,8 +27,8 @@ from services.cli.checks.ports import check_port
 from services.cli.checks.python import check_python
 from services.cli.checks.redis_server import check_redis, shown
 from services.cli.checks.secrets import check_secrets
+from services.common.config.settings import Platform, Settings
 from services.common.errors import ConfigError
-from services.common.settings import Platform, Settings
 
 Shell = Callable[[list[str]], tuple[int, str, str]]
 
@@ -230,7 +230,7 @@ def test_packages_are_judged_by_the_platform(
 ) -> None:
     known = dict.fromkeys((*packages.LEARNER[1:], *packages.EXTRAS), "1.0") | there
     monkeypatch.setattr(packages, "installed", known.get)
-    monkeypatch.setattr("services.common.preflight._version", known.get)
+    monkeypatch.setattr("services.common.service.preflight._version", known.get)
     findings = check_packages(subject(tmp_path, platform=platform))
     assert {finding.name for finding in findings if finding.level is Level.PROBLEM} == problems
 

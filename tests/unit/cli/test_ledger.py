@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from services.cli.proof_show import print_ledger
+from services.cli.views.proof import print_ledger
 
 SUMS = {"issued": 12, "active": 4, "trained": 4, "degenerate": 0, "stale": 1, "failed": 3, "cancelled": 0}
 LEDGER = {

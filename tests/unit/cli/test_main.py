@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.children import created_at
 from services.cli.client import find_token
-from services.cli.state import ProcessState, UpState, only_one, read_state, write_state
-from services.cli.up import require_state, run_down
+from services.cli.stack.children import created_at
+from services.cli.stack.state import ProcessState, UpState, only_one, read_state, require_state, write_state
+from services.cli.up import run_down
 from services.common.errors import ConfigError
 
 

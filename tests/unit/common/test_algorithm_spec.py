@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from services.common.errors import ConfigError
-from services.common.job_records import JobRecord, JobState, from_hash, to_hash
+from services.common.jobs.record import JobRecord, JobState, from_hash, to_hash
 from services.common.spec import (
     AlgorithmSpec,
     ImportanceCorrection,

@@ -17,15 +17,15 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from services.common.codec import decode, encode
+from services.common.config.settings import Settings
 from services.common.data import TaskRecord, TaskSource, open_source
 from services.common.data.bounds import DataBounds
 from services.common.data.source import data_roots, open_within
 from services.common.data.trial import try_source
 from services.common.errors import DataError
-from services.common.settings import Settings
 from services.common.spec import DataSourceSpec
-from services.common.types import Message, Purpose, Task
+from services.common.streams.codec import decode, encode
+from services.common.streams.types import Message, Purpose, Task
 
 ROW: dict[str, Any] = {
     "data_source": "math_dapo",

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import reasoning_gym
 
+from services.common.config.settings import Settings
 from services.common.data import TaskSource, open_source
 from services.common.data.jsonable import jsonable
 from services.common.data.trial import TRIED_TASKS, try_source
 from services.common.errors import DataError
-from services.common.settings import Settings
 from services.common.spec import DataSourceSpec
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from services.common.settings import Platform, Settings
+from services.common.config.settings import Platform, Settings
 from services.learner.megatron.settings import TrainerSettings
 
 ROOT = Path(__file__).parents[3]

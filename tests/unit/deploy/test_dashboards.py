@@ -90,7 +90,7 @@ def test_every_metric_has_a_help_text_a_prefix_and_a_base_unit() -> None:
 
 
 def test_no_metric_carries_a_job_but_the_one_that_names_the_learners_job() -> None:
-    from services.learner.metrics import JOB_INFO
+    from services.learner.loops.metrics import JOB_INFO
 
     labels = {
         label

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from services.cli.children import free_port
-from services.common.health import HealthServer
+from services.cli.stack.children import free_port
+from services.common.service.health import HealthServer
 
 SCRIPT = Path(__file__).parents[3] / "deploy/docker/healthy.py"
 

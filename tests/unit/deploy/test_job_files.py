@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from services.common.models import ModelInfo, check_parallel_sizes
-from services.common.settings import Settings
+from services.common.config.settings import Settings
+from services.common.models.directory import ModelInfo, check_parallel_sizes
 from services.common.spec import parse_spec
-from services.learner.launch import Nodes
+from services.learner.ranks.launch import Nodes
 
 JOBS = sorted((Path(__file__).parents[3] / "deploy/config/jobs").glob("*.yaml"))
 QWEN_2_5_32B = ModelInfo(

@@ -11,9 +11,9 @@ import yaml
 
 from deploy.dashboards.local import local_config
 from deploy.dashboards.survey import DEPLOY, RULES, rules
-from services.cli.state import ProcessState, UpState
-from services.common.keys import Stage
-from services.common.workers import WorkerKind
+from services.cli.stack.state import ProcessState, UpState
+from services.common.redis.keys import Stage
+from services.common.service.heartbeat import WorkerKind
 
 HERE = Path(__file__).parent
 CONFIG = DEPLOY / "prometheus" / "prometheus.yml"
@@ -82,7 +82,7 @@ def test_every_rule_has_a_severity_and_says_what_to_do() -> None:
 
 
 def test_the_dead_letters_alert_names_a_stream_that_exists() -> None:
-    from services.common import keys
+    from services.common.redis import keys
 
     text = "".join(path.read_text() for path in RULES.glob("*.yml"))
     pattern = keys.dead("JOB", Stage.TASKS).replace("JOB", "<job>").replace("tasks", "{{ $labels.stage }}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.gateway.jobs_routes import refused
+from services.gateway.routes.jobs import refused
 
 
 def test_redis_refuses_once_a_write_to_its_file_has_failed_and_not_where_it_has_none() -> None:

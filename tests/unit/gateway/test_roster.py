@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.common.lost_processes import LostProcess, lost_processes
-from services.common.workers import WorkerKind, WorkerStatus
+from services.common.service.heartbeat import WorkerKind, WorkerStatus
+from services.common.service.lost_processes import LostProcess, lost_processes
 from services.gateway.roster import LOST, roster
 
 CAUSE = "ended with code 1: RuntimeError: no memory"

@@ -9,9 +9,9 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from services.common.checkpoint_manifest import CheckpointRefused
+from services.common.checkpoints.manifest import CheckpointRefused
 from services.common.errors import ConfigError, DataError, ModelError
-from services.common.models import ModelInfo
+from services.common.models.directory import ModelInfo
 
 
 def facts(*names: str, all_checked: bool = True) -> dict[str, Any]:

@@ -7,17 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from services.common.checkpoint_manifest import WrittenFile, digest_of_file, manifest_digest
-from services.common.codec import encode
-from services.common.fates import Fate
-from services.common.history_mark import HistoryReader
-from services.common.job_folder import HISTORY_FILE, SPEC_FILE, JobFolder
+from services.common.checkpoints.manifest import WrittenFile, digest_of_file, manifest_digest
+from services.common.jobs.fates import Fate
+from services.common.jobs.folder import HISTORY_FILE, SPEC_FILE, JobFolder
+from services.common.jobs.history_mark import HistoryReader
 from services.common.spec import dump_spec
-from services.common.types import ScoredGroup
-from services.learner.checkpoint import CheckpointStore
-from services.learner.journal import BatchRecord, Journal
-from services.learner.journal_key import JournalKey
-from services.learner.ledger import Ledger
+from services.common.streams.codec import encode
+from services.common.streams.types import ScoredGroup
+from services.learner.groups.ledger import Ledger
+from services.learner.storage.checkpoints import CheckpointStore
+from services.learner.storage.journal import BatchRecord, Journal
+from services.learner.storage.journal_key import JournalKey
 from tests.unit.learner.scored_groups import make_spec, scored_group
 
 STEPS, BATCH, BOUND = 5, 2, 1

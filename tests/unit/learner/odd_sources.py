@@ -8,8 +8,8 @@ import time
 from typing import Any
 
 from services.common.data import TaskRecord
-from services.common.types import Message
-from services.learner.sources import Sources
+from services.common.streams.types import Message
+from services.learner.groups.sources import Sources
 
 RAISES, HANGS, CRASHES = 5, 17, 30
 

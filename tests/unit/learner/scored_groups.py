@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from services.common.consumer import Entry
 from services.common.spec import JobSpec
-from services.common.types import (
+from services.common.streams.consumer import Entry
+from services.common.streams.types import (
     FinishReason,
     Message,
     Purpose,
@@ -22,8 +22,8 @@ from services.common.types import (
     VerdictStatus,
     VersionSpan,
 )
-from services.learner.fitness import Limits
-from services.learner.intake import Judged
+from services.learner.groups.buffer import Judged
+from services.learner.groups.validate import Limits
 
 PROMPT = np.array([7, 8, 9], "<i4")
 LIMITS = Limits(vocab_size=4096, positions=1024)

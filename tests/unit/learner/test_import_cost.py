@@ -6,14 +6,14 @@ import subprocess
 import sys
 
 LIGHT = (
-    "services.learner.intake",
-    "services.learner.gate",
-    "services.learner.ledger",
-    "services.learner.evaluation",
+    "services.learner.groups.buffer",
+    "services.learner.groups.off_policy",
+    "services.learner.groups.ledger",
+    "services.learner.groups.evaluation",
     "services.learner.algorithms.advantages",
     "services.learner.algorithms.advantages",
     "services.learner.algorithms.advantages",
-    "services.learner.audit_files",
+    "services.learner.audit.files",
     "services.learner.replay.run",
     "services.learner.replay.plan",
 )

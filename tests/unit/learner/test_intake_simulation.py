@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from services.common.fates import Fate
-from services.learner.intake import Intake, Judged
-from services.learner.ledger import Ledger, Settled
+from services.common.jobs.fates import Fate
+from services.learner.groups.buffer import Intake, Judged
+from services.learner.groups.ledger import Ledger, Settled
 from tests.unit.learner.scored_groups import DEGENERATE, INFORMATIVE, LIMITS, judged_group, make_spec
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from services.common.config.settings import Settings
 from services.common.errors import ConfigError
-from services.common.settings import Settings
-from services.learner.launch import Nodes, rank_command
+from services.learner.ranks.launch import Nodes, rank_command
 
 WORLD = {"worker": "learner-a", "learner_nodes": 4, "learner_rendezvous": "10.0.0.1:29400"}
 

@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from services.common import workers
-from services.common.lifecycle import Drain
-from services.learner import warden
-from services.learner.context import JobContext
-from services.learner.evaluation import EvalRound
-from services.learner.intake import Intake
-from services.learner.ledger import Ledger
+from services.common.service import heartbeat
+from services.common.service.lifecycle import Drain
+from services.learner.groups.buffer import Intake
+from services.learner.groups.evaluation import EvalRound
+from services.learner.groups.ledger import Ledger
+from services.learner.loops import monitor
+from services.learner.loops.state import JobContext
 from tests.unit.learner.scored_groups import LIMITS, job_spec
 
 TIMEOUT_S = 10.0
@@ -169,12 +169,12 @@ async def test_a_pause_is_no_stall(
     async def nobody(_: object) -> list[object]:
         return []
 
-    monkeypatch.setattr(warden, "_name_the_wait", name_the_wait)
-    monkeypatch.setattr(workers, "alive", nobody)
+    monkeypatch.setattr(monitor, "_name_the_wait", name_the_wait)
+    monkeypatch.setattr(heartbeat, "alive", nobody)
     monkeypatch.setattr(drain, "wait", wait)
     job.store, job.waiting_for = cast("Any", store), "scored groups"
-    clock.now = job.progress_at + 10 * warden.STALLED_AFTER_S
+    clock.now = job.progress_at + 10 * monitor.STALLED_AFTER_S
     if requested:
         job.pause()  # moved() at the request would hide what this asks: how the loop treats a job that is paused already
-    await warden.watch_loop(job, drain)
+    await monitor.watch_loop(job, drain)
     assert [state for state, _ in store.said] == states

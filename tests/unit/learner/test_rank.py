@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from services.learner.folder import ERROR_FILE
+from services.learner.storage.folder import ERROR_FILE
 
 END_S = 10.0
 """A process that starts and fails, on a busy machine; a thread of its own holds it for a minute if it is let."""

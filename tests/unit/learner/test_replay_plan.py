@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from services.common.config.settings import Settings
 from services.common.errors import ConfigError
-from services.common.settings import Settings
 from services.learner.replay.compare import differing, distances
 from services.learner.replay.plan import Pass, Plan, changed_spec, make_plan
 from services.learner.replay.report import ReplayReport
-from tests.unit.common.test_models import make_model
+from tests.unit.common.models.test_directory import make_model
 from tests.unit.learner.journalled_job import CHECKPOINT, STEPS, JournalledJob, digest
 from tests.unit.learner.scored_groups import make_spec
 

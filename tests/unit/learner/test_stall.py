@@ -7,14 +7,14 @@ from typing import Any, cast
 
 import pytest
 
-from services.common import workers as heartbeats
-from services.common.job_records import JobState
-from services.common.lifecycle import Drain
-from services.common.workers import WorkerKind, WorkerStatus
-from services.learner import warden
-from services.learner.context import JobContext
-from services.learner.intake import Intake
-from services.learner.ledger import Ledger
+from services.common.jobs.record import JobState
+from services.common.service import heartbeat as heartbeats
+from services.common.service.heartbeat import WorkerKind, WorkerStatus
+from services.common.service.lifecycle import Drain
+from services.learner.groups.buffer import Intake
+from services.learner.groups.ledger import Ledger
+from services.learner.loops import monitor
+from services.learner.loops.state import JobContext
 from tests.unit.learner.scored_groups import LIMITS, job_spec
 
 
@@ -89,7 +89,7 @@ class Watched:
         self._monkeypatch.setattr(drain, "wait", wait)
         self.job.progress_at = time.monotonic() - still_s
         said = len(self._store.said)
-        await warden.watch_loop(self.job, drain)
+        await monitor.watch_loop(self.job, drain)
         return self._store.said[said:]
 
 
@@ -98,7 +98,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     return Watched(monkeypatch)
 
 
-LONG = 10 * warden.STALLED_AFTER_S
+LONG = 10 * monitor.STALLED_AFTER_S
 
 
 @pytest.mark.parametrize("kind", [WorkerKind.ROLLOUT, WorkerKind.REWARD])
@@ -136,7 +136,7 @@ async def test_groups_that_fail_in_a_row_are_a_stall_though_they_arrive_and_then
     ((state, cause),) = await watched.look(still_s=0)
     assert (state, cause) == (JobState.STALLED, "1000 groups failed in a row; the newest: ValueError: boom")
     assert watched.job.hopeless == "", "the run is too young"
-    monkeypatch.setattr("services.learner.failures.LEAST_S", 0.0)
+    monkeypatch.setattr("services.learner.groups.failures.LEAST_S", 0.0)
     await watched.look(still_s=0)
     assert watched.job.hopeless == f"no step is possible: {cause}"
 
@@ -164,4 +164,4 @@ async def test_failures_while_no_step_is_left_to_do_say_nothing(watched: Watched
 
 
 async def test_a_short_wait_is_no_stall(watched: Watched) -> None:
-    assert await watched.look(still_s=warden.STALLED_AFTER_S - 1) == []
+    assert await watched.look(still_s=monitor.STALLED_AFTER_S - 1) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from services.learner.metrics import Stopwatch
+from services.learner.loops.metrics import Stopwatch
 
 
 class Clock:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from services.common.verifier_names import installed
-from services.reward.check import Check
-from services.reward.pool import Pool
+from services.common.config.verifiers import installed
+from services.reward.pool.messages import Check
+from services.reward.pool.pool import Pool
 from tests.unit.reward import odd_package
 
 PoolMaker = Callable[..., AbstractAsyncContextManager[Pool]]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from services.common.spec import RewardSpec
-from services.common.types import (
+from services.common.streams.types import (
     FinishReason,
     Message,
     Purpose,
@@ -21,7 +21,7 @@ from services.common.types import (
     VersionSpan,
 )
 from services.reward.judging import judge_group, without_text
-from services.reward.pool import Pool
+from services.reward.pool.pool import Pool
 from services.reward.samples import GROUP_CHARS, sample, shorten
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import REGISTRY
 
-from services.common.types import VerdictStatus
+from services.common.streams.types import VerdictStatus
 from services.reward import metrics
 
 

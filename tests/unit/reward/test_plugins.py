@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from services.common.verifier_names import BuiltIn, available, choose
+from services.common.config.verifiers import BuiltIn, available, choose
 
 PRINT_LOADED = (
-    "import sys; from services.common.verifier_names import available; available();"
+    "import sys; from services.common.config.verifiers import available; available();"
     "print([name for name in ('odd_verifiers', 'math_verify', 'sympy', 'reasoning_gym') if name in sys.modules])"
 )
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import reasoning_gym
 
+from services.common.config.verifiers import BuiltIn
 from services.common.errors import VerifierError
-from services.common.verifier_names import BuiltIn
 from services.reward.verifiers import dapo_math, gsm8k, mathematics, procedural
 from services.reward.verifiers.base import Score
 from services.reward.verifiers.boxed import last_boxed

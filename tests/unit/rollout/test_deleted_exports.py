@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from services.common.errors import WeightSyncError
-from services.rollout.exports import stage_export
-from services.rollout.label import Version
-from services.rollout.stage import Stage
+from services.rollout.chat.exports import stage_export
+from services.rollout.engine.version import Version
+from services.rollout.weights.staging import Stage
 
 
 @pytest.mark.parametrize("left", ["nothing", "an empty folder", "half a file"])

@@ -12,14 +12,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from services.common.config.settings import Platform
 from services.common.errors import ModelError
-from services.common.settings import Platform
 from services.common.spec import JobSpec
-from services.rollout import engine as engine_module
-from services.rollout import watch
-from services.rollout.engine import Engine
-from services.rollout.model_tensors import Shapes
-from tests.unit.rollout.test_prompts import TEMPLATE, save
+from services.rollout.engine import engine as engine_module
+from services.rollout.engine import health
+from services.rollout.engine.engine import Engine
+from services.rollout.engine.model_tensors import Shapes
+from tests.unit.rollout.engine.test_prompts import TEMPLATE, save
 
 SPEC = JobSpec.model_validate({"model": {"path": "tiny"}, "data": {"train": {"source": "reasoning_gym:chain_sum"}}})
 SLEEPS = "import time; time.sleep(600)"
@@ -62,7 +62,7 @@ async def test_a_start_that_hangs_is_killed_and_the_next_one_may_begin(
     engine: Engine, starts: Starts, started: list[subprocess.Popen[bytes]], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(watch, "START_STILL_S", 2.0)
+    monkeypatch.setattr(health, "START_STILL_S", 2.0)
     starts(SLEEPS)
     model = save(tmp_path, TEMPLATE)
     for _ in range(2):

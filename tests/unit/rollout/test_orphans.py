@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 
 WORKER = """
 import time
-from services.rollout.vllm_process import watch_service
+from services.rollout.engine.process import watch_service
 watch_service()
 print("up", flush=True)
 time.sleep(60)

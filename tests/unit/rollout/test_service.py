@@ -12,19 +12,20 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from services.common import job_deaths, keys
+from services.common.config.settings import Platform, Settings
 from services.common.errors import ConfigError, MillraceError, ModelError
-from services.common.job_records import ActiveJob
-from services.common.jobs import JobStore
-from services.common.lifecycle import Drain
-from services.common.settings import Platform, Settings
+from services.common.jobs import deaths
+from services.common.jobs.record import ActiveJob
+from services.common.jobs.store import JobStore
+from services.common.redis import keys
+from services.common.service.heartbeat import alive
+from services.common.service.lifecycle import Drain
 from services.common.spec import JobSpec
-from services.common.workers import alive
-from services.rollout.attachment import Wiring
-from services.rollout.engine import Engine
+from services.rollout.engine.engine import Engine
+from services.rollout.engine.update import EngineError
 from services.rollout.service import BLOCKED_S, RolloutService, run
-from services.rollout.switch import EngineError
-from tests.unit.rollout.test_prompts import TEMPLATE, save
+from services.rollout.session import Wiring
+from tests.unit.rollout.engine.test_prompts import TEMPLATE, save
 
 SPEC = JobSpec.model_validate({"model": {"path": "tiny"}, "data": {"train": {"source": "reasoning_gym:chain_sum"}}})
 
@@ -107,7 +108,7 @@ async def test_what_a_job_brought_and_cannot_be_loaded_is_a_death_of_the_job_and
     running = asyncio.create_task(run(settings, drain=drain))
     await JobStore(redis).activate(ActiveJob("job-1", 1, "127.0.0.1:1", 0, str(model), SPEC.model_dump(mode="json")))
     async with asyncio.timeout(60):
-        while not (found := await job_deaths.deaths(redis, "job-1")) and not running.done():
+        while not (found := await deaths.deaths(redis, "job-1")) and not running.done():
             await asyncio.sleep(0.05)
     assert [(death.worker, death.loading) for death in found] == [("r0", True)]
     assert str(model) in found[0].cause
@@ -149,7 +150,7 @@ async def test_an_engine_that_dies_is_counted_once_with_its_own_last_words_whoev
     monkeypatch.setattr(engine, "check", lambda: (_ for _ in ()).throw(EngineError("the engine's processes died")))
     ended = await asyncio.gather(rollout.attach(), rollout.watchdog(), return_exceptions=True)
     assert [type(error) for error in ended] == [EngineError, EngineError]
-    (death,) = await job_deaths.deaths(redis, "job-1")
+    (death,) = await deaths.deaths(redis, "job-1")
     assert death.cause.endswith("died: ValueError: Head size 16 is not supported")
     assert death.loading is not sampled
     assert await redis.hgetall(keys.serving("r0")) == {}
@@ -171,7 +172,7 @@ async def test_any_other_end_is_the_jobs_unless_it_is_redis_or_the_machines(
     await attached_to(rollout, redis, tmp_path)
     with pytest.raises(type(error)):
         await rollout.attach()
-    found = await job_deaths.deaths(redis, "job-1")
+    found = await deaths.deaths(redis, "job-1")
     assert [death.cause.partition(": ValueError")[0] for death in found] == ([cause] if cause else [])
 
 
@@ -185,7 +186,7 @@ async def test_a_setting_that_is_wrong_here_is_no_death_and_no_end(
     async with asyncio.timeout(10):
         while not rollout._trouble:
             await asyncio.sleep(0.05)
-    assert await job_deaths.deaths(redis, "job-1") == []
+    assert await deaths.deaths(redis, "job-1") == []
     drain.request()
     await asyncio.wait_for(attaching, 10)
     assert await redis.hgetall(keys.serving("r0")) == {}
@@ -200,21 +201,21 @@ async def test_a_job_that_is_tried_again_here_is_counted_each_time(
     await attached_to(rollout, redis, tmp_path)
     attaching = asyncio.create_task(rollout.attach())
     async with asyncio.timeout(20):
-        while len(await job_deaths.deaths(redis, "job-1")) < 2:
+        while len(await deaths.deaths(redis, "job-1")) < 2:
             await asyncio.sleep(0.05)
     drain.request()
     await asyncio.wait_for(attaching, 10)
 
 
 async def test_a_killed_servers_next_process_counts_its_death(redis: Redis, redis_url: str, tmp_path: Path) -> None:
-    await job_deaths.serving(redis, "job-1", "r0", loading=False)
+    await deaths.serving(redis, "job-1", "r0", loading=False)
     drain = Drain()
     settings = Settings.model_validate({"home": tmp_path, "REDIS_URL": redis_url, "worker": "r0"})
     running = asyncio.create_task(run(settings, drain=drain))
     async with asyncio.timeout(20):
-        while not (found := await job_deaths.deaths(redis, "job-1")):
+        while not (found := await deaths.deaths(redis, "job-1")):
             await asyncio.sleep(0.05)
-    assert [(death.worker, death.cause) for death in found] == [("r0", job_deaths.KILLED)]
+    assert [(death.worker, death.cause) for death in found] == [("r0", deaths.KILLED)]
     drain.request()
     await asyncio.wait_for(running, 20)
 
@@ -235,7 +236,7 @@ async def test_a_model_that_loads_keeps_nobody_waiting(
     assert (rollout.ready(), worker.state) == (None, "loading")
     await rollout._detach()
     assert await redis.hgetall(keys.serving("r0")) == {}
-    assert await job_deaths.deaths(redis, "job-1") == []
+    assert await deaths.deaths(redis, "job-1") == []
 
 
 async def test_a_loop_that_dies_ends_the_process(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from services.common.spec import JobSpec
-from services.rollout.vllm_process import _arguments, engine_key
+from services.rollout.engine.process import _arguments, engine_key
 
 
 def spec(**model: object) -> JobSpec:

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from services.common import delta
 from services.common.errors import WeightSyncError
-from services.common.snapshot import UInt8Array, digest_of
+from services.common.weights import delta
+from services.common.weights.snapshot import UInt8Array, digest_of
 
 same_size_pairs = st.integers(0, 3000).flatmap(
     lambda size: st.tuples(hnp.arrays(np.uint8, size), hnp.arrays(np.uint8, size))

@@ -8,7 +8,7 @@ import torch
 import xxhash
 
 from services.common.errors import WeightSyncError
-from services.common.snapshot import Snapshot, TensorSpec, UInt8Array, manifest_digest
+from services.common.weights.snapshot import Snapshot, TensorSpec, UInt8Array, manifest_digest
 
 
 def as_bytes(tensor: torch.Tensor) -> UInt8Array:

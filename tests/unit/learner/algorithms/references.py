@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from services.common.spec import AlgorithmSpec, ImportanceCorrection, KlEstimator, LossName
-from services.learner.megatron.loss import LossInputs
+from services.learner.algorithms.inputs import LossInputs
 
 
 @dataclass(frozen=True, slots=True)

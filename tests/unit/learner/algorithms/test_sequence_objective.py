@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from services.common.spec import AlgorithmSpec, LossName
+from services.learner.algorithms.inputs import LossInputs
 from services.learner.algorithms.losses import make_loss
-from services.learner.megatron.loss import LossInputs
 
 LENGTHS = (5, 1, 8, 3)
 ADVANTAGES = (1.5, -0.5, 1.0, -1.0)

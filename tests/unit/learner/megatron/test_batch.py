@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from services.learner.megatron.batch import MicroBatch, Row, Sequence, collate, response_offsets
+from services.learner.groups.sequence import Sequence
+from services.learner.megatron.batch import MicroBatch, Row, collate, response_offsets
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.learner.megatron.batch import Sequence
+from services.learner.groups.sequence import Sequence
 from services.learner.megatron.micro_batches import plan_micro_batches, split_over_ranks
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from services.common.checkpoint_manifest import WrittenFile, digest_of_file
+from services.common.checkpoints.manifest import WrittenFile, digest_of_file
 from services.learner.megatron import tensor_file
 from services.learner.megatron.background import BackgroundWriter
 from services.learner.megatron.tensor_file import write_tensors

@@ -1,0 +1,1 @@
+"""The demo: models that train within minutes, and the driver of `make demo`."""

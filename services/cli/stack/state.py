@@ -1,0 +1,112 @@
+"""`<home>/up.json`: what `millrace up` runs, for the other commands; and the lock that keeps a second one off."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from services.cli.stack.children import is_same
+from services.common.errors import ConfigError
+from services.common.service.lost_processes import UP_FILE
+
+LOCK = "up.lock"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    """One process of the stack."""
+
+    pid: int
+    created: float
+    """Unix seconds: tells the process from a later one with the same id."""
+    port: int | None
+    """Of its HTTP: /healthz, /readyz, /metrics."""
+    ready: bool
+    restarts: int
+
+
+@dataclass(frozen=True, slots=True)
+class UpState:
+    """A running stack."""
+
+    pid: int
+    """The supervisor's."""
+    created: float
+    url: str
+    """The gateway's."""
+    redis_url: str
+    token_file: str | None
+    """None when the token was given as MILLRACE_TOKEN."""
+    ready: bool
+    """Whether every process has become ready."""
+    processes: dict[str, ProcessState] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
+    """Processes that the stack goes on without, and why; each is tried again every minute."""
+
+    def is_alive(self) -> bool:
+        """Whether its supervisor is still there."""
+        return is_same(self.pid, self.created)
+
+
+_STATE = TypeAdapter(UpState)
+
+
+def read_state(home: Path) -> UpState | None:
+    """What was last written, or None; the stack may have died since (see `UpState.is_alive`)."""
+    try:
+        return _STATE.validate_json((home / UP_FILE).read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None
+
+
+def write_state(home: Path, state: UpState) -> None:
+    """Replaces the file as a whole, readable by its owner only."""
+    temporary = home / f".{UP_FILE}.{os.getpid()}"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(asdict(state), file, indent=2)
+    temporary.replace(home / UP_FILE)
+
+
+def remove_state(home: Path) -> None:
+    """Forgets the stack."""
+    (home / UP_FILE).unlink(missing_ok=True)
+
+
+@contextmanager
+def only_one(home: Path) -> Iterator[None]:
+    """Holds the home's lock; the system lets go of it however the process ends.
+
+    Raises:
+        ConfigError: another `millrace up` holds it.
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            state = read_state(home)
+            who = f" (process {state.pid}, {state.url})" if state else ""
+            raise ConfigError(
+                f"millrace is already up in {home}{who}: end it with `millrace down`, or choose another --home"
+            ) from None
+        yield
+
+
+def require_state(home: Path) -> UpState:
+    """What runs in a home.
+
+    Raises:
+        ConfigError: nothing does.
+    """
+    state = read_state(home)
+    if state is None or not state.is_alive():
+        raise ConfigError(f"nothing is up in {home}: start it with `millrace up`, or name a gateway with --url")
+    return state

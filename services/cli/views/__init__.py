@@ -1,0 +1,1 @@
+"""Views: answers of the gateway and of the proofs as text for a terminal."""

@@ -1,0 +1,49 @@
+"""Follows a job to its end: a line per step, the evaluations among them, and the end as an exit code."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from services.cli.client import GatewayClient, JsonObject
+from services.cli.views.progress import Board, eval_line
+
+EXIT_CODES = {"succeeded": 0, "failed": 1, "cancelled": 3}
+"""2 is wrong usage, 130 an interrupt."""
+INTERRUPTED = 130
+
+
+def follow_job(client: GatewayClient, job: JsonObject, console: Console) -> tuple[int, JsonObject]:
+    """Shows the job until it has ended; its exit code and last record. Ctrl-C ends the following, not the job.
+
+    Raises:
+        GatewayError: the gateway stayed away for a minute.
+    """
+    try:
+        show_steps(client, job, console)
+    except KeyboardInterrupt:
+        name = job["id"]
+        console.print(
+            f"no longer following; {name} goes on (`millrace show {name}`, `millrace cancel {name}`)", markup=False
+        )
+        return INTERRUPTED, job
+    ended = client.job(job["id"])
+    console.print(f"{job['id']} {ended['state']}{': ' + ended['cause'] if ended['cause'] else ''}", markup=False)
+    return EXIT_CODES.get(ended["state"], 1), ended
+
+
+def show_steps(client: GatewayClient, job: JsonObject, console: Console) -> None:
+    """The job's steps and evaluations on a board, as they come, until it has ended."""
+    shown = 0
+    with Board(console, job["steps"]) as board:
+        for step in client.follow(job["id"], seen=board.record):
+            shown += _show_evals(client, job["id"], shown, board)
+            board.step(step)
+        _show_evals(client, job["id"], shown, board)
+
+
+def _show_evals(client: GatewayClient, job_id: str, shown: int, board: Board) -> int:
+    """The evaluations that are new; how many."""
+    new = client.evals(job_id)[shown:]
+    for result in new:
+        board.say(eval_line(result))
+    return len(new)

@@ -1,0 +1,84 @@
+"""What a checkpoint belongs to: one that was made of something else is refused, with what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from services.common.differences import MISSING, differences
+from services.common.models.directory import inspect_model
+from services.common.spec import JobSpec
+
+SAMPLES = 64
+SAMPLE_BYTES = 64 * 1024
+_WEIGHTS = ".safetensors"
+_TEXTS = {".json", ".jinja", ".txt", ".model"}
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Of one job: what its steps were computed from. As JSON values it is part of every manifest's state."""
+
+    job_id: str
+    spec: dict[str, Any]
+    """The resolved spec, as JSON values."""
+    dataset: str
+    """Fingerprint of the training source."""
+    tokenizer: str
+    """Digest of the model's config and tokenizer files."""
+    weights: str
+    """Digest of the model's weights: their sizes, and samples spread over each file."""
+    shape: dict[str, Any]
+    """What config.json says of the model's sizes."""
+
+    def state(self) -> dict[str, Any]:
+        """JSON values."""
+        return asdict(self)
+
+    def differences(self, state: Mapping[str, Any]) -> list[str]:
+        """How the identity in a manifest's state differs from this one, a line each; a setting that is newer than it does not count."""
+        lines = [
+            f"{name}: {state.get(name)} there, {getattr(self, name)} here"
+            for name in ("job_id", "dataset", "tokenizer", "weights")
+            if state.get(name) != getattr(self, name)
+        ]
+        for path, there, here in differences(state.get("spec", {}), self.spec):
+            if there is not MISSING:
+                lines.append(f"{path}: {there} there, " + ("unknown here" if here is MISSING else f"{here} here"))
+        return lines
+
+
+def identity_of(job_id: str, spec: JobSpec, model_dir: Path, dataset: str) -> Identity:
+    """The job's identity; reads the model's small files and samples of the large ones.
+
+    Raises:
+        ModelError: the directory is no whole model.
+    """
+    files = sorted(path for path in model_dir.iterdir() if path.is_file())
+    return Identity(
+        job_id=job_id,
+        spec=spec.model_dump(mode="json"),
+        dataset=dataset,
+        tokenizer=_digest(path for path in files if path.suffix in _TEXTS),
+        weights=_digest(path for path in files if path.suffix == _WEIGHTS),
+        shape=asdict(inspect_model(model_dir)),
+    )
+
+
+def _digest(files: Iterator[Path]) -> str:
+    digest = xxhash.xxh3_128()
+    for path in files:
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}\n".encode())
+        with path.open("rb") as file:
+            if size <= SAMPLES * SAMPLE_BYTES:
+                digest.update(file.read())
+                continue
+            for number in range(SAMPLES):
+                file.seek((size - SAMPLE_BYTES) * number // (SAMPLES - 1))
+                digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()

@@ -1,0 +1,204 @@
+"""Where a new job's weights come from when `checkpoint.load` names a place: another job's checkpoint, or a Hugging Face directory.
+
+    load                        weights   optimizer   random states   step, data position
+    checkpoint                     ✓          ✓             ✓            the checkpoint's
+      + no_load_optim              ✓          as new        ✓            the checkpoint's
+      + no_load_rng                ✓          ✓             as new       the checkpoint's
+      + finetune                   ✓          as new        as new       0
+    Hugging Face directory         ✓          as new        as new       0
+
+The names mean what they mean to Megatron-LM and MindSpeed-RL. A job that has a checkpoint of its own resumes from that one, whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypedDict
+
+from services.common.checkpoints.fingerprint import Identity, identity_of
+from services.common.checkpoints.manifest import (
+    CHECKPOINTS_DIR,
+    EXPORT,
+    MANIFEST,
+    Checkpoint,
+    CheckpointError,
+    CheckpointRefused,
+    check_size,
+    newest_manifest,
+    read_manifest,
+    verify_files,
+)
+from services.common.config.paths import locate
+from services.common.config.settings import Settings
+from services.common.errors import ConfigError, ModelError
+from services.common.jobs.folder import SPEC_FILE
+from services.common.models.directory import inspect_model, read_json
+from services.common.models.weight_files import check_weights
+from services.common.spec import JobSpec
+
+FIELD = "checkpoint.load"
+_LAYOUT = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "use_distributed_optimizer")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What `checkpoint.load` names."""
+
+    path: Path
+    """A checkpoint's directory, or a Hugging Face one."""
+    checkpoint: Checkpoint | None
+    """None for a Hugging Face directory."""
+
+
+class OriginFacts(TypedDict):
+    """What the trial has found, as MessagePack values."""
+
+    path: str
+    """Where weights are taken from."""
+    step: int | None
+    """The checkpoint's; None for a Hugging Face directory."""
+
+
+def find_origin(spec: JobSpec, settings: Settings) -> Origin | None:
+    """What `checkpoint.load` names, or None without one. Of a job's folder it is the newest checkpoint whose manifest verifies.
+
+    Raises:
+        ConfigError: it is outside the allowed directories, is not there, or is neither of the two; names the field and the path.
+    """
+    name = spec.checkpoint.load
+    if name is None:
+        return None
+    roots = [settings.job_dir(""), settings.models_dir, *settings.model_roots]
+    path = locate(name, roots, field=FIELD, error=ConfigError)
+    if not path.is_dir():
+        raise ConfigError(f"{FIELD}: {path} is not there: it must be a job's id, a checkpoint's or a model's directory")
+    if (path / CHECKPOINTS_DIR).is_dir() or (path / SPEC_FILE).is_file():
+        path /= CHECKPOINTS_DIR
+    try:
+        checkpoint = read_manifest(path) if (path / MANIFEST).is_file() else newest_manifest(path)
+    except (CheckpointError, CheckpointRefused) as error:
+        raise ConfigError(f"{FIELD}: {error}") from error
+    if checkpoint is None and path.name == CHECKPOINTS_DIR:
+        raise ConfigError(f"{FIELD}: {path} has no whole checkpoint yet")
+    if checkpoint is None and not (path / "config.json").is_file():
+        raise ConfigError(f"{FIELD}: {path} is neither a checkpoint of a job nor a Hugging Face model directory")
+    return Origin(checkpoint.path if checkpoint is not None else path, checkpoint)
+
+
+def check_origin(origin: Origin, spec: JobSpec, identity: Identity) -> None:
+    """Makes sure that the job can begin there, but for the files' content.
+
+    Raises:
+        ConfigError: names the field and what does not fit.
+    """
+    if origin.checkpoint is None:
+        try:
+            shape = asdict(inspect_model(origin.path))
+        except ModelError as error:
+            raise ConfigError(str(error).replace("model.path", FIELD)) from error
+        _check_shape(origin, shape, identity)
+        return
+    known = _known_identity(origin, origin.checkpoint)
+    _check_shape(origin, known["shape"], identity)
+    if spec.checkpoint.finetune:
+        weights_of(origin, spec)
+        return
+    compared = [name for name in ("dataset", "tokenizer") if getattr(identity, name)]
+    problems = [f"{name} differs" for name in compared if known.get(name) != getattr(identity, name)]
+    problems += _layout_differences(known["spec"], spec)
+    if origin.checkpoint.step >= spec.learner.steps:
+        problems.append(f"it is at step {origin.checkpoint.step}, and learner.steps is {spec.learner.steps}")
+    if problems:
+        _wrong(origin, f"{'; '.join(problems)} (checkpoint.finetune takes its weights only)")
+
+
+def verify_origin(checkpoint: Checkpoint) -> None:
+    """Reads all of it.
+
+    Raises:
+        ConfigError: a file is damaged; names it.
+    """
+    try:
+        verify_files(checkpoint)
+    except CheckpointError as error:
+        raise ConfigError(f"{FIELD}: {error}") from error
+
+
+def weights_of(origin: Origin, spec: JobSpec) -> tuple[Path, bool]:
+    """Where weights are taken from, and whether that is a Hugging Face directory: a checkpoint's export where its ranks were others.
+
+    Raises:
+        ConfigError: its ranks were others, and it has no export.
+    """
+    if origin.checkpoint is None:
+        return origin.path, True
+    differences = _layout_differences(_known_identity(origin, origin.checkpoint)["spec"], spec)
+    if not differences:
+        return origin.path, False
+    if not (origin.path / EXPORT / "config.json").is_file():
+        _wrong(origin, f"{'; '.join(differences)}, and it has no export in Hugging Face format")
+    return origin.path / EXPORT, True
+
+
+def try_origin(spec: JobSpec, settings: Settings, model_dir: Path, dataset: str, until: float) -> OriginFacts | None:
+    """Finds what `checkpoint.load` names and checks that the job can begin there, as the learner will, but for the files' digests.
+
+    Args:
+        spec: the job's.
+        settings: where jobs and models lie.
+        model_dir: of the job's model, which has been tried.
+        dataset: fingerprint of the training source; empty where it is not known, and then not compared.
+        until: when to stop looking at weights of a Hugging Face directory, monotonic seconds.
+
+    Raises:
+        ConfigError: `checkpoint.load: <path>: what does not fit`.
+    """
+    origin = find_origin(spec, settings)
+    if origin is None:
+        return None
+    identity = identity_of("", spec, model_dir, dataset)
+    check_origin(origin, spec, identity)
+    folder, hugging_face = origin.path, False
+    if origin.checkpoint is None or spec.checkpoint.finetune:
+        folder, hugging_face = weights_of(origin, spec)
+    try:
+        for file in origin.checkpoint.files if origin.checkpoint is not None else ():
+            check_size(origin.path / file.name, file.bytes)
+        if hugging_face:
+            check_weights(folder, inspect_model(folder), read_json(folder / "config.json"), until)
+    except CheckpointError as error:
+        raise ConfigError(f"{FIELD}: {error}") from error
+    except ModelError as error:
+        raise ConfigError(str(error).replace("model.path", FIELD)) from error
+    return OriginFacts(path=str(folder), step=origin.checkpoint.step if origin.checkpoint is not None else None)
+
+
+def _known_identity(origin: Origin, checkpoint: Checkpoint) -> dict[str, Any]:
+    """What the checkpoint says it was made of."""
+    known = checkpoint.state.get("identity")
+    spec = known.get("spec") if isinstance(known, dict) else None
+    sections = [spec.get(name) for name in ("learner", "model")] if isinstance(spec, dict) else [None]
+    if not isinstance(known, dict) or not all(isinstance(part, dict) for part in (known.get("shape"), *sections)):
+        _wrong(origin, "its manifest does not say what it was made of")
+    return known
+
+
+def _layout_differences(known: dict[str, dict[str, object]], spec: JobSpec) -> list[str]:
+    here = spec.model_dump(mode="json")
+    fields = [("learner", name) for name in _LAYOUT] + [("model", "dtype")]
+    return [
+        f"{section}.{name} is {known[section].get(name)} there and {here[section][name]} here"
+        for section, name in fields
+        if known[section].get(name) != here[section][name]
+    ]
+
+
+def _check_shape(origin: Origin, shape: dict[str, object], identity: Identity) -> None:
+    different = [name for name, value in identity.shape.items() if shape.get(name) != value]
+    if different:
+        _wrong(origin, f"{', '.join(different)} differ from the model's")
+
+
+def _wrong(origin: Origin, what: str) -> NoReturn:
+    raise ConfigError(f"{FIELD}: {origin.path}: {what}")

@@ -1,0 +1,120 @@
+"""Processes that died while they served a job: what a job is judged by when those who serve it cannot stay alive.
+
+serving ──► a mark: this worker serves the job ──┬─ served ──► the mark is gone: it let the job go in good order
+                                                 ├─ report ──► a death with its cause, and the mark is gone
+                                                 └─ killed ──► the worker's next process finds the mark (adopt) ──► a death
+
+A stack that ended as a whole (its machine, its supervisor) says nothing about a job: marks from before that are removed and not counted.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+from redis.asyncio import Redis
+
+from services.common.redis import keys
+from services.common.redis.connection import text
+from services.common.service.heartbeat import REMEMBERED_S
+from services.common.service.logs import log_context
+
+log = logging.getLogger(__name__)
+
+MOST_DEATHS = 50
+KEPT_S = 24 * 3600
+"""A job's deaths are remembered for so long after the newest."""
+CAUSE_CHARS = 500
+KILLED = "its process was killed, or its machine failed"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """One end of a process while it served a job.
+
+    Example: Death("rollout-0", "the engine does not start: ValueError: Head size 16 is not supported", 1795348800.0, loading=True)
+    """
+
+    worker: str
+    cause: str
+    """One line for people: the engine's own last line, a signal, an exception."""
+    at: float
+    """Unix seconds."""
+    loading: bool
+    """It never got as far as working for this job: its engine did not start, its tokenizer cannot be loaded."""
+
+
+_DEATH = TypeAdapter(Death)
+
+_REPORT = """#!lua
+-- KEYS: deaths, serving   ARGV: death, job, how many are kept, seconds to keep them
+if not redis.call('LPOS', KEYS[1], ARGV[1]) then redis.call('RPUSH', KEYS[1], ARGV[1]) end
+redis.call('LTRIM', KEYS[1], -tonumber(ARGV[3]), -1)
+redis.call('EXPIRE', KEYS[1], ARGV[4])
+redis.call('HDEL', KEYS[2], ARGV[2])
+"""
+
+
+async def serving(redis: Redis, job_id: str, worker: str, *, loading: bool) -> None:
+    """Marks that this process serves the job from now on, loading first, then working."""
+    key = keys.serving(worker)
+    await redis.hset(key, job_id, json.dumps({"loading": loading, "origin": _origin()}))
+    await redis.expire(key, REMEMBERED_S)
+
+
+async def served(redis: Redis, job_id: str, worker: str) -> None:
+    """The worker let the job go in good order: the mark is removed."""
+    await redis.hdel(keys.serving(worker), job_id)
+
+
+async def report(redis: Redis, job_id: str, death: Death) -> None:
+    """Adds a death, and removes the worker's mark. The cause is cut to one line of `CAUSE_CHARS`."""
+    told = json.dumps(asdict(death) | {"cause": " ".join(death.cause.split())[:CAUSE_CHARS]}, ensure_ascii=False)
+    names = [keys.deaths(job_id), keys.serving(death.worker)]
+    await redis.register_script(_REPORT)(keys=names, args=[told, job_id, MOST_DEATHS, KEPT_S])
+
+
+async def adopt(redis: Redis, worker: str) -> None:
+    """At a worker's start: each mark that an earlier process of its name left becomes a death, unless the whole stack ended with it."""
+    for raw_job, raw_mark in (await redis.hgetall(keys.serving(worker))).items():
+        job_id = text(raw_job)
+        loading, origin = _read_mark(raw_mark)
+        with log_context(job_id=job_id):
+            if origin != _origin():
+                log.info("%s served job %s when its whole stack ended", worker, job_id)
+                await served(redis, job_id, worker)
+                continue
+            log.warning("%s died while it %s job %s: %s", worker, "loaded" if loading else "served", job_id, KILLED)
+        await report(redis, job_id, Death(worker, KILLED, time.time(), loading))
+
+
+async def deaths(redis: Redis, job_id: str) -> list[Death]:
+    """The newest deaths, oldest first; what cannot be read is left out."""
+    found = []
+    for raw in await redis.lrange(keys.deaths(job_id), 0, -1):
+        try:
+            found.append(_DEATH.validate_json(raw))
+        except ValidationError as error:
+            log.warning("a death of job %s cannot be read: %s", job_id, error.errors(include_url=False)[0]["msg"])
+    return found
+
+
+def _origin() -> str:
+    """What a process shares with the next one of its name, unless the machine or the whole stack ended between them."""
+    boot = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
+    return f"{boot}:{os.getppid()}"
+
+
+def _read_mark(raw: bytes | str) -> tuple[bool, str]:
+    """Whether it was loading, and its origin; a mark that cannot be read is of nobody."""
+    try:
+        mark = json.loads(raw)
+        return bool(mark["loading"]), str(mark["origin"])
+    except (ValueError, KeyError, TypeError):
+        return False, ""

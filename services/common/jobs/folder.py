@@ -1,0 +1,174 @@
+"""A job's own folder, `<home>/jobs/<job>/`: the source from which its record is rebuilt when Redis has lost it.
+
+spec.yaml       the resolved spec, every default written out
+job.json        the job's record: replaced whole, durably, on every move of its state
+history.jsonl   step and evaluation records, and checkpoints, one JSON object a line:
+                {"kind": "step" | "eval" | "checkpoint" | "rewind", "step": …, "data": …}
+journal/, checkpoints/, error.txt               the learner's
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from services.common.durable import write_durably
+from services.common.jobs.deleted import is_deleted
+
+log = logging.getLogger(__name__)
+
+SPEC_FILE = "spec.yaml"
+JOB_FILE = "job.json"
+HISTORY_FILE = "history.jsonl"
+FORMAT = 1
+
+
+@dataclass(slots=True)
+class History:
+    """Step and evaluation records as the surviving course of the job has them, oldest first."""
+
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    evals: list[dict[str, Any]] = field(default_factory=list)
+    manifests: dict[int, set[str]] = field(default_factory=dict)
+    """Step → digests of the checkpoints that were begun there."""
+    unreadable: list[int] = field(default_factory=list)
+    """Lines, from 1, that are no records: what a crash left unfinished, or damage."""
+
+    def take(self, kind: str, step: int, data: dict[str, Any]) -> None:
+        """Applies one line. A step or an evaluation takes the place of an older record of the same step; a rewind drops what came after."""
+        if kind == "step":
+            self._drop_steps(step)
+            self.steps.append(data)
+        elif kind == "eval":
+            self.evals = [record for record in self.evals if record["step"] != step]
+            self.evals.append(data)
+        elif kind == "checkpoint":
+            self.manifests.setdefault(step, set()).add(str(data["manifest"]))
+        elif kind == "rewind":
+            self._drop_steps(step + 1)
+            self.manifests = {saved: digests for saved, digests in self.manifests.items() if saved <= step}
+            self.evals = [record for record in self.evals if record["step"] <= step]
+
+    def _drop_steps(self, first: int) -> None:
+        while self.steps and self.steps[-1]["step"] >= first:
+            self.steps.pop()
+
+
+class JobFolder:
+    """Reads and writes those files; synchronous, so call it from a thread where a loop must not wait for a disk."""
+
+    def __init__(self, path: Path) -> None:
+        """Nothing is made before the first write."""
+        self.path = path
+
+    def save(self, record: dict[str, Any], spec: Callable[[], str]) -> None:
+        """Makes the record durable, and the spec, whose text is asked for then, if it is not there yet.
+
+        The incarnation in the folder only rises: a record that was put back into Redis has none until its head finds it, and the next head
+        must not be given a number that an older one, which may wake up, has had. The folder of a deleted job is not made again.
+        """
+        if is_deleted(self.path):
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        record = record | {"incarnation": max(record["incarnation"], self.incarnation())}
+        if not (self.path / SPEC_FILE).exists():
+            write_durably(self.path / SPEC_FILE, spec().encode())
+        document = {"format": FORMAT, **record}
+        write_durably(self.path / JOB_FILE, json.dumps(document | {"xxh3": _digest_of(document)}, indent=1).encode())
+
+    def load(self) -> tuple[dict[str, Any], str] | None:
+        """The record and the spec's text, or None when this is no job's folder or cannot be read (the log says why)."""
+        document = self._document()
+        try:
+            return None if document is None else (document, (self.path / SPEC_FILE).read_text())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            log.warning("%s cannot be read: %s", self.path / SPEC_FILE, error)
+            return None
+
+    def fault(self) -> str | None:
+        """Why `job.json` is not what was written, or None; a file of an earlier release has no checksum to tell by.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        try:
+            document = json.loads((self.path / JOB_FILE).read_bytes())
+            state, digest = document["state"], document.pop("xxh3", None)
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            return f"cannot be read: {type(error).__name__}: {error}"
+        if document.get("format") != FORMAT:
+            return f"is of format {document.get('format')}, and format {FORMAT} is known here"
+        if digest is not None and digest != _digest_of(document):
+            return "is not what was written: its checksum differs"
+        return None if isinstance(state, str) else f"names the state {state!r}"
+
+    def incarnation(self) -> int:
+        """The highest that the folder knows of; 0 when it does not say."""
+        known = (self._document() or {}).get("incarnation")
+        return known if isinstance(known, int) else 0
+
+    def _document(self) -> dict[str, Any] | None:
+        try:
+            document = json.loads((self.path / JOB_FILE).read_text())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            log.warning("%s cannot be read: %s", self.path / JOB_FILE, error)
+            return None
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
+            log.warning("%s: not a record of format %d", self.path / JOB_FILE, FORMAT)
+            return None
+        return document
+
+    def append(self, kind: str, step: int, data: dict[str, Any]) -> None:
+        """Adds a line to the history, durably. A line that a crash left unfinished is closed first.
+
+        Raises:
+            OSError: it could not be written, for want of space perhaps; nothing of it is left.
+        """
+        path = self.path / HISTORY_FILE
+        line = json.dumps({"kind": kind, "step": step, "data": data})
+        with path.open("a+b", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            if size:
+                file.seek(size - 1)
+                line = line if file.read(1) == b"\n" else f"\n{line}"
+            try:
+                rest = memoryview(f"{line}\n".encode())
+                while rest:  # on a disk that fills up, a part goes in first
+                    rest = rest[file.write(rest) :]
+                os.fsync(file.fileno())
+            except OSError:
+                os.ftruncate(file.fileno(), size)
+                raise
+
+    def history(self) -> History:
+        """The history; a line that cannot be read is left out, and told in the log."""
+        found = History()
+        try:
+            lines = (self.path / HISTORY_FILE).read_text(errors="replace").splitlines()
+        except FileNotFoundError:
+            return found
+        for number, line in enumerate(lines, 1):
+            try:
+                item = json.loads(line)
+                found.take(item["kind"], int(item["step"]), dict(item["data"]))
+            except (ValueError, KeyError, TypeError):
+                found.unreadable.append(number)
+                log.warning("%s: line %d cannot be read", self.path / HISTORY_FILE, number)
+        return found
+
+
+def _digest_of(document: dict[str, Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(document, sort_keys=True).encode())

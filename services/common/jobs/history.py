@@ -1,0 +1,71 @@
+"""What a job has done: its step and evaluation records, and the events, in Redis. The job's own folder has the records, too."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from redis.asyncio import Redis
+
+from services.common.jobs import lua
+from services.common.jobs.folder import JobFolder
+from services.common.jobs.lua import new_token
+from services.common.redis import keys
+from services.common.redis.fencing import Fence, run
+
+REFILL_RECORDS = 200
+"""Records of a history that one script puts back."""
+
+
+class JobHistory:
+    """The histories of all jobs."""
+
+    fence: Fence | None = None
+    """What a head writes with (`HeadStore`); None for anybody else."""
+
+    def __init__(self, redis: Redis, jobs_dir: Path | None = None) -> None:
+        """Reads and writes through this client; `jobs_dir` holds the jobs' own folders."""
+        self._redis = redis
+        self._jobs_dir = jobs_dir
+
+    async def event(self, job_id: str, kind: str, data: dict[str, Any]) -> None:
+        """Adds to what `GET /jobs/{id}/events` tells."""
+        names = [keys.events(job_id), keys.once(job_id, new_token())]
+        await self._run(lua.TELL, names, [kind, time.time(), json.dumps(data)])
+
+    async def append_step(self, job_id: str, number: int, data: dict[str, Any]) -> None:
+        """Adds a step's record to the history, once, and tells so in the events; `number` counts the job's own steps from 1."""
+        await self._append_step(job_id, number, data, complete=False)
+
+    async def _append_step(self, job_id: str, number: int, data: dict[str, Any], *, complete: bool) -> bool:
+        """False, and nothing is changed, when `complete` asks for every step before and Redis lacks one."""
+        args = [number, json.dumps(data), time.time(), int(complete)]
+        done = await self._run(lua.APPEND_STEP, [keys.steps(job_id), keys.events(job_id)], args)
+        return int(done) != -1
+
+    async def evaluated_steps(self, job_id: str) -> set[int]:
+        """Steps whose evaluation is in the history."""
+        return {int(json.loads(raw)["step"]) for raw in await self._redis.lrange(keys.evals(job_id), 0, -1)}
+
+    async def append_eval(self, job_id: str, data: dict[str, Any]) -> None:
+        """Adds an evaluation to the history and tells so in the events."""
+        names = [keys.evals(job_id), keys.events(job_id), keys.once(job_id, new_token())]
+        await self._run(lua.APPEND_EVAL, names, [json.dumps(data), time.time()])
+
+    async def refill(self, job_id: str) -> None:
+        """Brings the history in Redis up to what the job's folder has."""
+        if self._jobs_dir is None:
+            return
+        history = await asyncio.to_thread(JobFolder(self._jobs_dir / job_id).history)
+        for name, records in ((keys.steps(job_id), history.steps), (keys.evals(job_id), history.evals)):
+            have = int(await self._redis.llen(name))
+            while have < len(records):
+                chunk = [json.dumps(record) for record in records[have : have + REFILL_RECORDS]]
+                have = int(await self._run(lua.REFILL, [name], [have, *chunk]))
+
+    async def _run(self, script: str, names: Sequence[str], args: Sequence[Any]) -> Any:  # noqa: ANN401  each script's own answer
+        return await run(self._redis, script, names, args, fence=self.fence)

@@ -1,0 +1,273 @@
+"""Model directories: where they may lie, what may be in them, and whether a job's sizes fit. Reads JSON only, loads no weights."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from services.common.config.paths import is_below, locate, near, resolve
+from services.common.config.settings import Settings
+from services.common.errors import ModelError
+from services.common.spec import JobSpec
+
+FIELD = "model.path"
+ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+MAX_JSON_BYTES = 32 * 1024 * 1024
+MAX_SIZE = 2**31
+"""No size in a config.json is larger."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib"})
+_CODE = frozenset({".py", ".pyc", ".so"})
+_SIZES = (
+    "num_hidden_layers",
+    "num_attention_heads",
+    "hidden_size",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a model's config.json says of its shape.
+
+    Example: ModelInfo("LlamaForCausalLM", num_layers=30, num_attention_heads=9, num_key_value_heads=3, hidden_size=576,
+    intermediate_size=1536, vocab_size=49152, max_position_embeddings=8192, tie_word_embeddings=True)
+    """
+
+    architecture: str
+    num_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    hidden_size: int
+    intermediate_size: int
+    """Width of the feed-forward layers."""
+    vocab_size: int
+    max_position_embeddings: int
+    """Longest prompt + response the model knows positions for, tokens."""
+    tie_word_embeddings: bool
+
+
+def resolve_model(name_or_path: str, settings: Settings) -> Path:
+    """The directory of a registered model (below `settings.models_dir`), or of a path under that or `settings.model_roots`.
+
+    Raises:
+        ModelError: it does not exist, or it or a file in it leads outside the allowed directories.
+    """
+    roots = [settings.models_dir, *settings.model_roots]
+    path = locate(name_or_path, roots, field=FIELD, error=ModelError)
+    if not path.is_dir():
+        if _NAME.fullmatch(name_or_path):
+            known = _registered(settings.models_dir)
+            listed = ", ".join(known) or "none"
+            raise ModelError(
+                f"{FIELD}: there is no model {name_or_path!r} in {settings.models_dir} (registered: {listed})"
+                f"{near(name_or_path, known)}"
+            )
+        raise ModelError(f"{FIELD}: {path} is not a directory")
+    real_roots = [root.resolve() for root in roots]
+    for file in _files(path):
+        if file.is_symlink() and not is_below(resolve(file, field=FIELD, error=ModelError), real_roots):
+            raise ModelError(f"{FIELD}: {file} is a link that leads outside the allowed directories")
+    return path
+
+
+def inspect_model(path: Path) -> ModelInfo:
+    """Checks that a directory is a whole, safe model of a known architecture, and tells its shape.
+
+    Raises:
+        ModelError: names `model.path`, the file, and what is wrong: code or pickles, no safetensors, a missing shard, an unsupported
+            architecture, no tokenizer, no chat template, a size that is missing.
+    """
+    if not path.is_dir():
+        raise ModelError(f"{FIELD}: {path} is not a directory")
+    config_path = path / "config.json"
+    if not config_path.is_file():
+        raise ModelError(f"{FIELD}: {config_path} is missing: not a Hugging Face model directory")
+    _refuse_code(path)
+    _check_weights(path)
+    config = read_json(config_path)
+    info = _read_shape(config_path, config)
+    _check_tokenizer(path)
+    return info
+
+
+def check_parallel_sizes(info: ModelInfo, spec: JobSpec) -> None:
+    """Checks that the model can be split as the spec asks, and that its lengths suffice.
+
+    Raises:
+        ModelError: one line per setting that does not fit, each with the setting's name and both numbers.
+    """
+    problems = [*_tensor_problems(info, spec), *_length_problems(info, spec)]
+    pp = spec.learner.pipeline_parallel_size
+    if info.num_layers % pp:
+        problems.append(f"learner.pipeline_parallel_size: {pp} does not divide the model's {info.num_layers} layers")
+    if problems:
+        raise ModelError("\n".join(problems))
+
+
+def _tensor_problems(info: ModelInfo, spec: JobSpec) -> Iterator[str]:
+    tp = spec.learner.tensor_parallel_size
+    parts = {
+        "attention heads": info.num_attention_heads,
+        "key-value heads": info.num_key_value_heads,
+        "feed-forward columns": info.intermediate_size,
+        "vocabulary entries": info.vocab_size,
+    }
+    for what, size in parts.items():
+        if size % tp:
+            yield f"learner.tensor_parallel_size: {tp} does not divide the model's {size} {what}"
+    engine = spec.rollout.tensor_parallel_size
+    heads, kv_heads = info.num_attention_heads, info.num_key_value_heads
+    if heads % engine:
+        yield f"rollout.tensor_parallel_size: {engine} does not divide the model's {heads} attention heads"
+    elif (
+        kv_heads % engine and engine % kv_heads
+    ):  # the engine replicates key-value heads when there are fewer than devices
+        yield f"rollout.tensor_parallel_size: {engine} neither divides nor is a multiple of the model's {kv_heads} key-value heads"
+
+
+def _length_problems(info: ModelInfo, spec: JobSpec) -> Iterator[str]:
+    positions, response, asked = info.max_position_embeddings, spec.rollout.rollout_max_tokens, spec.model.max_model_len
+    if asked is not None and asked > positions:
+        yield f"model.max_model_len: {asked} is more than the model's {positions} positions"
+    length = min(asked or positions, positions)
+    if length <= response:
+        yield f"rollout.rollout_max_tokens: {response} leaves no room for a prompt within {length} tokens"
+
+
+def _registered(models_dir: Path) -> list[str]:
+    if not models_dir.is_dir():
+        return []
+    return sorted(entry.name for entry in models_dir.iterdir() if (entry / "config.json").is_file())
+
+
+def _files(path: Path) -> list[Path]:
+    try:
+        return sorted(path.iterdir())
+    except OSError as error:
+        raise ModelError(f"{FIELD}: cannot read {path}: {error.strerror}") from error
+
+
+def _refuse_code(path: Path) -> None:
+    for file in _files(path):
+        if not file.is_file() and not file.is_dir():
+            raise ModelError(f"{FIELD}: {file} is neither a file nor a directory")
+        suffix = file.suffix.lower()
+        if suffix in _PICKLES:
+            raise ModelError(f"{FIELD}: {file}: pickled files can run code; keep safetensors only")
+        if suffix in _CODE:
+            raise ModelError(f"{FIELD}: {file}: a model directory must not contain code")
+        if suffix == ".json" and "config" in file.name and _has_key(read_json(file), "auto_map"):
+            raise ModelError(f"{FIELD}: {file}: `auto_map` asks for remote code, which is never run")
+
+
+def _check_weights(path: Path) -> None:
+    index_path = path / "model.safetensors.index.json"
+    if index_path.is_file():
+        shards = read_json(index_path).get("weight_map")
+        if not isinstance(shards, dict) or not shards:
+            _wrong(index_path, "has no weight_map")
+        for shard in sorted({str(name) for name in shards.values()}):
+            if Path(shard).name != shard or not (path / shard).is_file():
+                _wrong(index_path, f"names {shard!r}, which is not a file of the directory")
+    elif not (path / "model.safetensors").is_file():
+        raise ModelError(f"{FIELD}: {path} has no model.safetensors (nor an index of shards)")
+
+
+def _read_shape(path: Path, config: dict[str, Any]) -> ModelInfo:
+    architectures = config.get("architectures")
+    names = architectures if isinstance(architectures, list) else []
+    if len(names) != 1 or names[0] not in ARCHITECTURES:
+        _wrong(
+            path, f"architectures {repr(architectures)[:200]} is not supported (supported: {', '.join(ARCHITECTURES)})"
+        )
+    if config.get("quantization_config") is not None:
+        _wrong(path, "quantized weights (`quantization_config`) cannot be trained")
+    for key in _SIZES:
+        _require_size(path, key, config.get(key))
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    kv_heads = config.get("num_key_value_heads") or heads
+    _require_size(path, "num_key_value_heads", kv_heads)
+    if heads % kv_heads:
+        _wrong(path, f"num_key_value_heads ({kv_heads}) does not divide num_attention_heads ({heads})")
+    if config.get("head_dim") is None and hidden % heads:
+        _wrong(path, f"num_attention_heads ({heads}) does not divide hidden_size ({hidden})")
+    return ModelInfo(
+        architecture=names[0],
+        num_layers=config["num_hidden_layers"],
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        hidden_size=hidden,
+        intermediate_size=config["intermediate_size"],
+        vocab_size=config["vocab_size"],
+        max_position_embeddings=config["max_position_embeddings"],
+        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+    )
+
+
+def _check_tokenizer(path: Path) -> None:
+    forms = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
+    if not any(all((path / name).is_file() for name in form) for form in forms):
+        raise ModelError(
+            f"{FIELD}: {path} has no tokenizer (tokenizer.json, tokenizer.model, or vocab.json with merges.txt)"
+        )
+    config_path = path / "tokenizer_config.json"
+    template = read_json(config_path).get("chat_template") if config_path.is_file() else None
+    if not template and not (path / "chat_template.jinja").is_file():
+        raise ModelError(
+            f"{FIELD}: {path} has no chat template (chat_template.jinja, or `chat_template` in tokenizer_config.json)"
+        )
+
+
+def _require_size(path: Path, key: str, value: object) -> None:
+    if type(value) is not int or value < 1:
+        _wrong(path, f"{key} must be a positive integer, not {repr(value)[:80]}")
+    if value > MAX_SIZE:
+        _wrong(path, f"{key} is larger than {MAX_SIZE}")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of a model directory.
+
+    Raises:
+        ModelError: it is no regular file, larger than MAX_JSON_BYTES, or not a JSON object.
+    """
+    try:
+        if not path.is_file():  # a pipe would never end
+            _wrong(path, "is not a regular file")
+        with path.open("rb") as file:
+            content = file.read(MAX_JSON_BYTES + 1)
+        if len(content) > MAX_JSON_BYTES:
+            _wrong(path, f"is larger than {MAX_JSON_BYTES} bytes")
+        document = json.loads(content)
+    except OSError as error:
+        _wrong(path, f"cannot be read: {error.strerror}")
+    except (ValueError, RecursionError) as error:
+        _wrong(path, f"is not JSON: {error}")
+    if not isinstance(document, dict):
+        _wrong(path, f"must be a JSON object, not {type(document).__name__}")
+    return document
+
+
+def _has_key(document: object, key: str) -> bool:
+    pending = [document]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict):
+            if key in value:
+                return True
+            pending.extend(value.values())
+        elif isinstance(value, list):
+            pending.extend(value)
+    return False
+
+
+def _wrong(path: Path, what: str) -> NoReturn:
+    raise ModelError(f"{FIELD}: {path}: {what}")

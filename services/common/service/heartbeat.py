@@ -1,0 +1,138 @@
+"""Who is there: every service writes a heartbeat that expires by itself, under a name that only its newest process may write under."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import time
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+
+from pydantic import TypeAdapter, ValidationError
+from redis.asyncio import Redis
+
+from services.common.errors import Fenced
+from services.common.redis import keys
+from services.common.redis.connection import text
+from services.common.redis.fencing import FENCE, Fence, run
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_S = 2.0
+EXPIRES_S = 15.0
+REMEMBERED_S = 7 * 24 * 3600
+"""For so long after its last heartbeat a name's incarnation is remembered; who wakes up later than that has lost its work anyway."""
+
+
+class WorkerKind(StrEnum):
+    """The service that a worker is."""
+
+    ROLLOUT = "rollout"
+    REWARD = "reward"
+    LEARNER = "learner"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """One worker's heartbeat."""
+
+    name: str
+    kind: WorkerKind
+    state: str
+    """A word for people: idle, loading, sampling, updating, training …"""
+    job_id: str | None = None
+    policy_version: int | None = None
+    metrics_port: int | None = None
+    inference_address: str | None = None
+    """host:port of a rollout server's gRPC for chats."""
+    progress_age_s: float | None = None
+    """Seconds since its work last moved (a token, a verdict, another state); None when it has none in hand."""
+    detail: dict[str, str | int | float] = field(default_factory=dict)
+    host: str = field(default_factory=socket.gethostname)
+    pid: int = field(default_factory=os.getpid)
+    at: float = field(default_factory=time.time)
+    """Unix seconds of this heartbeat."""
+
+
+_STATUS = TypeAdapter(WorkerStatus)
+
+
+_BEGIN = """#!lua
+-- KEYS: incarnation   ARGV: seconds to keep it
+local taken = redis.call('HINCRBY', KEYS[1], 'incarnation', 1)
+redis.call('EXPIRE', KEYS[1], ARGV[1])
+return taken
+"""
+
+_KEEP = """#!lua
+-- KEYS: incarnation   ARGV: one that was taken, seconds to keep it
+if tonumber(redis.call('HGET', KEYS[1], 'incarnation') or 0) < tonumber(ARGV[1]) then
+  redis.call('HSET', KEYS[1], 'incarnation', ARGV[1])
+end
+redis.call('EXPIRE', KEYS[1], ARGV[2])
+"""
+
+_BEAT = (
+    FENCE
+    + """
+-- KEYS: heartbeat, workers, incarnation   ARGV: …, name, heartbeat, milliseconds it is good for, seconds to keep the incarnation
+redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[5])
+redis.call('SADD', KEYS[2], ARGV[3])
+redis.call('EXPIRE', KEYS[3], ARGV[6])
+"""
+)
+
+_LEAVE = (
+    FENCE
+    + """
+-- KEYS: heartbeat, workers   ARGV: …, name
+redis.call('DEL', KEYS[1])
+redis.call('SREM', KEYS[2], ARGV[3])
+"""
+)
+
+
+async def begin(redis: Redis, name: str) -> Fence:
+    """Takes the name's next incarnation: from now on no older process of this name can write."""
+    key = keys.incarnation(name)
+    taken = int(await redis.register_script(_BEGIN)(keys=[key], args=[REMEMBERED_S]))
+
+    async def keep() -> None:
+        await redis.register_script(_KEEP)(keys=[key], args=[taken, REMEMBERED_S])
+
+    return Fence(f"worker {name}", key, taken, keep)
+
+
+async def beat(redis: Redis, status: WorkerStatus, fence: Fence | None = None) -> None:
+    """Writes a heartbeat, good for EXPIRES_S seconds.
+
+    Raises:
+        Fenced: a newer process of this name has begun.
+    """
+    names = [keys.worker(status.name), keys.WORKERS, keys.incarnation(status.name)]
+    told = [status.name, json.dumps(asdict(status)), int(EXPIRES_S * 1000), REMEMBERED_S]
+    await run(redis, _BEAT, names, told, fence=fence)
+
+
+async def leave(redis: Redis, name: str, fence: Fence | None = None) -> None:
+    """Takes a worker off the list at once, on drain; one that was replaced is not on it any more."""
+    with contextlib.suppress(Fenced):
+        await run(redis, _LEAVE, [keys.worker(name), keys.WORKERS], [name], fence=fence)
+
+
+async def alive(redis: Redis) -> list[WorkerStatus]:
+    """Workers whose heartbeat has not expired, by name; forgets the others. A heartbeat that cannot be read is told in the log."""
+    found = []
+    for raw in sorted(await redis.smembers(keys.WORKERS)):
+        value = await redis.get(keys.worker(text(raw)))
+        if value is None:
+            await redis.srem(keys.WORKERS, raw)
+            continue
+        try:
+            found.append(_STATUS.validate_json(value))
+        except ValidationError as error:
+            log.warning("the heartbeat of %s cannot be read: %s", text(raw), error.errors(include_url=False)[0]["msg"])
+    return found

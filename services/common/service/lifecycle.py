@@ -1,0 +1,117 @@
+"""How a service lives: its loops run side by side, SIGTERM drains, and a loop that dies ends the process, by name."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, NoReturn
+
+from services.common.service.watchdog import BLOCKED_S, LoopGuard
+
+log = logging.getLogger(__name__)
+
+
+class Drain:
+    """Set once when the service should stop taking work."""
+
+    def __init__(self) -> None:
+        """Not set."""
+        self._event = asyncio.Event()
+
+    @property
+    def requested(self) -> bool:
+        """Whether the service is draining."""
+        return self._event.is_set()
+
+    def request(self) -> None:
+        """Starts the drain."""
+        self._event.set()
+
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        """Waits for the drain, at most `timeout_s` seconds; whether it was requested."""
+        try:
+            await asyncio.wait_for(self._event.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    def on_signals(self) -> None:
+        """SIGTERM and SIGINT request the drain."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.request)
+
+
+async def run_service(
+    drain: Drain,
+    loops: Mapping[str, Callable[[], Coroutine[Any, Any, None]]],
+    *,
+    drain_timeout_s: float,
+    blocked_s: float = BLOCKED_S,
+) -> None:
+    """Runs the named loops until all have ended.
+
+    Each loop returns soon after `drain` is requested. One that raises, or returns without a drain, starts the drain and its error is raised
+    at the end; loops that outlast the drain's time are cancelled. Should the event loop not turn for `blocked_s` seconds, the process ends.
+    """
+    guard = LoopGuard(blocked_s)
+    guard.start()
+    tasks = {asyncio.create_task(loop(), name=name) for name, loop in loops.items()}
+    first: BaseException | None = None
+    pending = set(tasks)
+    draining = asyncio.create_task(drain.wait(), name="drain")
+    try:
+        while pending and not drain.requested:
+            await asyncio.wait({*pending, draining}, return_when=asyncio.FIRST_COMPLETED)
+            for task in [task for task in pending if task.done()]:
+                fault = _fault(task, drain)
+                first = first or fault
+                drain.request()
+                pending.discard(task)
+        if pending:
+            done, pending = await asyncio.wait(pending, timeout=drain_timeout_s)
+            for task in done:
+                fault = _fault(task, drain)  # each is logged, whichever is raised
+                first = first or fault
+    finally:
+        draining.cancel()
+        for task in pending:
+            log.warning("loop %s did not drain within %.0f s", task.get_name(), drain_timeout_s)
+            task.cancel()
+        await asyncio.gather(*pending, draining, return_exceptions=True)
+        guard.stop()
+    if first is not None:
+        raise first
+
+
+def _fault(task: asyncio.Task[None], drain: Drain) -> BaseException | None:
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        log.error("loop %s died", task.get_name(), exc_info=error)
+        return error
+    if not drain.requested:
+        return RuntimeError(f"loop {task.get_name()} ended without being asked to")
+    return None
+
+
+async def every(period_s: float, drain: Drain, action: Callable[[], Awaitable[None]]) -> None:
+    """Repeats an action until the drain."""
+    while True:
+        await action()
+        if await drain.wait(period_s):
+            return
+
+
+def keep_files_private() -> None:
+    """What this process and those below it make from now on is its user's alone: first of all that a service does."""
+    os.umask(0o077)
+
+
+def refuse_to_start(service: str, error: Exception) -> NoReturn:
+    """Ends the process before it began: one clear line, exit code 2."""
+    sys.stderr.write(f"{service}: {error}\n")
+    sys.exit(2)

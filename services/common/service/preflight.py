@@ -1,0 +1,119 @@
+"""What must be right before a service starts. Each check raises a ConfigError of one line that says what is wrong and where."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import psutil
+from pydantic import SecretStr
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
+
+from services.common.config.settings import Platform
+from services.common.errors import ConfigError
+from services.common.redis.connection import connect
+
+_GIB = 1 << 30
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+class RedisAway(ConfigError):  # noqa: N818  what is the matter
+    """No Redis answers at the address that the settings give."""
+
+
+async def require_redis(url: str, password: SecretStr | None = None, *, wait_s: float) -> None:
+    """Waits until Redis answers this user.
+
+    Args:
+        url: of the server; a password in it is not shown.
+        password: of the URL's user, where the URL itself has none.
+        wait_s: how long it may be away, seconds.
+
+    Raises:
+        RedisAway: it does not answer in time.
+        ConfigError: it refuses the user.
+    """
+    parts = urlsplit(url)
+    where = f"{parts.hostname}:{parts.port or 6379}" if parts.hostname else unquote(parts.path)
+    try:
+        async with connect(url, password=password, outage_s=wait_s) as redis:
+            await redis.ping()
+    except (AuthenticationError, NoPermissionError) as error:
+        raise ConfigError(
+            f"REDIS_URL: Redis at {where} refuses the user {parts.username or 'default'!r}: "
+            "wrong user or password (MILLRACE_REDIS_PASSWORD_FILE)"
+        ) from error
+    except (RedisError, OSError) as error:
+        raise RedisAway(f"REDIS_URL: no Redis answers at {where}: {error}") from error
+
+
+def require_room(folder: Path, min_free_gib: float) -> None:
+    """Makes sure that the folder can be written and its volume has room; makes the folder.
+
+    Raises:
+        ConfigError: it cannot be written, or has less than `min_free_gib` GiB free.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise ConfigError(f"MILLRACE_HOME: {folder} cannot be written: {error.strerror}") from error
+    if free < min_free_gib * _GIB:
+        raise ConfigError(
+            f"MILLRACE_HOME: the volume of {folder} has {free / _GIB:.2f} GiB free, and MILLRACE_MIN_FREE_GIB={min_free_gib:g} are needed"
+        )
+
+
+def require_memory(min_memory_gib: float, cgroup: Path = _CGROUP) -> None:
+    """Makes sure that this machine, and the container's limit where there is one, have memory available.
+
+    Raises:
+        ConfigError: they have less than `min_memory_gib` GiB.
+    """
+    free = psutil.virtual_memory().available
+    whose = "this machine"
+    limit = _bytes(cgroup / "memory.max")
+    if limit is not None and limit - (_bytes(cgroup / "memory.current") or 0) < free:
+        free = limit - (_bytes(cgroup / "memory.current") or 0)
+        whose = f"the container (limit {limit / _GIB:.2f} GiB)"
+    if free < min_memory_gib * _GIB:
+        raise ConfigError(
+            f"{whose} has {free / _GIB:.2f} GiB of memory left, and MILLRACE_MIN_MEMORY_GIB={min_memory_gib:g} are needed"
+        )
+
+
+def require_platform(platform: Platform) -> None:
+    """Makes sure that what is installed here computes on the platform; imports none of it.
+
+    Raises:
+        ConfigError: this image, or environment, is for another platform.
+    """
+    torch, npu = _version("torch"), _version("torch_npu")
+    if torch is None:
+        trouble = "torch is not installed here"
+    elif platform is Platform.NPU and npu is None:
+        trouble = "torch_npu is not installed here: take the image for Ascend (docs/ascend.md)"
+    elif platform is Platform.CUDA and torch.endswith("+cpu"):
+        trouble = f"torch {torch} computes on CPUs only: take an image with a CUDA build"
+    else:
+        return
+    raise ConfigError(f"MILLRACE_PLATFORM={platform}: {trouble}")
+
+
+def _bytes(file: Path) -> int | None:
+    """The number in a control group's file; None where there is no such file, or no limit ("max")."""
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

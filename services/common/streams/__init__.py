@@ -1,0 +1,5 @@
+"""Streams: groups on their way between services, at least once, in Redis Streams.
+
+types, codec   what travels, as MessagePack         stream, lua    adding, bounds, depths
+consumer       own pending entries, then those of the dead, then new ones; `dead_letters` for what cannot be used
+"""

@@ -1,0 +1,296 @@
+"""Who reads a work stream: at-least-once delivery, and an effect that happens once.
+
+    stream ── read ──► consumer ── hop ──► next stream
+    (own pending, claimed, new)  (bound, dedupe, add, ack + delete: one script)
+
+Entries that cannot be used go to a dead-letter stream with the reason. Written for Redis 7.0 and Lua.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from prometheus_client import Counter
+from redis.asyncio import Redis
+from redis.exceptions import RedisError, ResponseError
+
+from services.common.errors import EntryError, StreamFull
+from services.common.redis import keys
+from services.common.redis.connection import OUTAGE_S, is_outage, pause_s, refusal, text
+from services.common.redis.fencing import LEASE_S, Fence, run
+from services.common.redis.keys import Stage
+from services.common.service.lifecycle import Drain
+from services.common.streams import lua
+from services.common.streams.codec import MAX_ENTRY_BYTES
+from services.common.streams.stream import MAX_STREAM_LENGTH, add
+from services.common.streams.types import Task
+
+log = logging.getLogger(__name__)
+
+_START = "0-0"
+"""Where a walk over pending entries begins, and what Redis answers at its end."""
+
+_GROUP_GONE = ("NOGROUP", "UNBLOCKED")
+"""What Redis answers where there is no group, and in a blocking read (7.0) when its stream is deleted."""
+
+MAX_DELIVERIES = 5
+"""An entry delivered more often than this has brought servers down: it is put aside."""
+FULL_RETRY_S = 0.25
+"""Pause before a group is offered again to a stream that is full."""
+
+DEAD_LETTERS = 200_000
+"""Letters that a stage keeps, the newest."""
+DEAD_BUDGET_BYTES = 64 * 1024**2
+"""Payloads that a stage's dead letters keep whole, all together. A letter beyond it, or of an entry beyond the entry limit, is cut."""
+DEAD_PAYLOAD_BYTES = 1024
+"""What a cut letter keeps of its payload. It cannot be put back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One delivered entry, not yet acked."""
+
+    id: str
+    member: str
+    """What the dedupe sets know it by: `train:1:17:1`."""
+    payload: bytes
+    deliveries: int
+    """1 on first delivery."""
+
+
+class Consumer:
+    """One consumer of a job's work stream, under a stable name.
+
+    Reads its own pending entries first (their replies may have been lost), then what other consumers left longer than the lease,
+    then new ones. Whoever works longer than a third of the lease calls `renew`. An entry that another has claimed meanwhile is lost to
+    this consumer: hop, ack, renew and dead_letter then change nothing.
+    """
+
+    def __init__(
+        self,
+        commands: Redis,
+        blocking: Redis,
+        job_id: str,
+        stage: Stage,
+        *,
+        group: str,
+        name: str,
+        lease_s: float = LEASE_S,
+        fence: Fence | None = None,
+    ) -> None:
+        """Two clients of the same server: `blocking` only ever waits in XREADGROUP. `fence`: of the process that reads."""
+        self.job_id = job_id
+        self.stage = stage
+        self._commands = commands
+        self._blocking = blocking
+        self._stream = keys.stream(job_id, stage)
+        self._group = group
+        self._name = name
+        self._lease_ms = int(lease_s * 1000)
+        self._fence = fence
+        self._held: set[str] = set()
+        self._failures = 0
+        self._answered = time.monotonic()
+        self._recover_from: str | None = "0"
+        self._claim_from = _START
+        self._next_claim = 0.0
+
+    @property
+    def held(self) -> int:
+        """Entries delivered to this consumer and not yet let go."""
+        return len(self._held)
+
+    async def read(self, count: int, block_s: float) -> list[Entry]:
+        """Up to `count` entries, each held by this consumer until hop, ack or dead_letter; empty after `block_s` seconds.
+
+        Empty, too, while Redis is away; after OUTAGE_S of that its error is raised.
+        """
+        for _ in range(2):
+            try:
+                entries = await self._next_entries(count, block_s)
+            except RedisError as error:
+                if isinstance(error, ResponseError) and refusal(error) is None:
+                    await self._heal(error)
+                    continue
+                await self._outlast(error)
+                return []
+            self._failures, self._answered = 0, time.monotonic()
+            return entries
+        return []
+
+    async def _outlast(self, error: RedisError) -> None:
+        """A pause after a failed read. The reply may have been lost with entries in it: the next read looks for them."""
+        away = time.monotonic() - self._answered > OUTAGE_S
+        if refusal(error) is None and (away or not is_outage(error)):
+            raise error
+        if self._failures == 0:
+            log.warning("the %s of job %s cannot be read for now: %s", self.stage, self.job_id, error)
+        self._failures += 1
+        self._recover_from = "0"
+        await asyncio.sleep(pause_s(self._failures))
+
+    async def _next_entries(self, count: int, block_s: float) -> list[Entry]:
+        while self._recover_from is not None:
+            messages = await self._read_group(self._recover_from, count, None)
+            self._recover_from = text(messages[-1][0]) if messages else None
+            entries = await self._hold(messages, new=False)
+            if entries:
+                return entries
+        if time.monotonic() >= self._next_claim:
+            entries = await self._claim(count)
+            if entries:
+                return entries
+        return await self._hold(await self._read_group(">", count, block_s), new=True)
+
+    async def hop(self, entry: Entry, stage: Stage, payload: bytes, *, bound: int = MAX_STREAM_LENGTH) -> bool:
+        """Moves the entry on to the next stream, atomically; False when it is not this consumer's any more: moved before, or claimed.
+
+        Raises:
+            StreamFull: the next stream is full; the entry is still held and nothing was changed.
+        """
+        names = [self._stream, keys.stream(self.job_id, stage), keys.seen(self.job_id, stage)]
+        done = await self._run(lua.HOP, names, [entry.id, entry.member, payload, bound])
+        if done == -1:
+            raise StreamFull(f"stream {stage} of job {self.job_id} holds {bound} entries")
+        self._held.discard(entry.id)
+        return bool(done)
+
+    async def hop_with_room(
+        self, entry: Entry, stage: Stage, payload: bytes, *, bound: int, drain: Drain, blocked: Counter
+    ) -> bool | None:
+        """As `hop`, but waits while the next stream is full, and counts the seconds in `blocked`.
+
+        None when the drain came first: the entry stays pending, for others to claim.
+        """
+        while True:
+            try:
+                return await self.hop(entry, stage, payload, bound=bound)
+            except StreamFull:
+                blocked.inc(FULL_RETRY_S)
+                if await drain.wait(FULL_RETRY_S):
+                    return None
+
+    async def give_up(self, entry: Entry, stage: Stage, payload: bytes, reason: str, *, bound: int) -> NoReturn:
+        """Ends an entry that has brought servers down: who reads the next stream hears of it first, so that the group has its fate at once.
+
+        Raises:
+            EntryError: always, with the reason; the entry is for the dead letters.
+        """
+        with contextlib.suppress(StreamFull):  # the learner's deadline finds out then
+            await add(self._commands, self.job_id, stage, entry.member, payload, bound=bound, fence=self._fence)
+        raise EntryError(reason)
+
+    async def ack(self, *entries: Entry) -> int:
+        """Lets entries go for good, all at once; how many of them were still this consumer's."""
+        if not entries:
+            return 0
+        ids = [entry.id for entry in entries]
+        done = await self._run(lua.ACK, [self._stream], ids)
+        self._held.difference_update(ids)
+        return int(done)
+
+    async def dead_letter(self, entry: Entry, reason: str) -> bool:
+        """Moves the entry to the dead-letter stream, with the reason; False when it is not this consumer's any more."""
+        names = [self._stream, keys.dead(self.job_id, self.stage), keys.dead_bytes(self.job_id)]
+        size = len(entry.payload)
+        payload = entry.payload if size <= MAX_ENTRY_BYTES else entry.payload[:DEAD_PAYLOAD_BYTES]
+        done = await self._run(
+            lua.BURY,
+            names,
+            [entry.id, entry.member[:200], payload, size, reason[:2000], entry.deliveries, self.stage,
+             DEAD_BUDGET_BYTES, DEAD_PAYLOAD_BYTES, DEAD_LETTERS],
+        )  # fmt: skip
+        self._held.discard(entry.id)
+        return bool(done)
+
+    async def renew(self) -> set[str]:
+        """Renews the lease of every entry held; answers the ids of those that are lost: claimed by another, or gone."""
+        if not self._held:
+            return set()
+        lost = {text(entry_id) for entry_id in await self._run(lua.RENEW, [self._stream], sorted(self._held))}
+        self._held -= lost
+        return lost
+
+    async def keep_renewing(self) -> None:
+        """Renews in time, until it is cancelled."""
+        while True:
+            await asyncio.sleep(self._lease_ms / 3000)
+            await self.renew()
+
+    async def _run(self, script: str, names: list[str], args: list[Any]) -> Any:  # noqa: ANN401  each script's own answer
+        return await run(self._commands, script, names, [self._group, self._name, *args], fence=self._fence)
+
+    async def _read_group(self, start: str, count: int, block_s: float | None) -> list[Any]:
+        block = None if block_s is None else max(1, int(block_s * 1000))
+        return _messages(
+            await self._blocking.xreadgroup(self._group, self._name, {self._stream: start}, count=count, block=block)
+        )
+
+    async def _claim(self, count: int) -> list[Entry]:
+        """Entries left for longer than the lease. One call looks at a part of the pending list only; the next call goes on from there."""
+        reply = await self._commands.xautoclaim(
+            self._stream, self._group, self._name, self._lease_ms, self._claim_from, count=count
+        )
+        cursor, found = reply[:2]
+        self._claim_from = text(cursor)
+        if self._claim_from == _START:
+            self._next_claim = time.monotonic() + self._lease_ms / 4000
+        return await self._hold(found, new=False)
+
+    async def _hold(self, messages: list[Any], *, new: bool) -> list[Entry]:
+        messages = [message for message in messages if text(message[0]) not in self._held]
+        ids = [text(message[0]) for message in messages]
+        deliveries = dict.fromkeys(ids, 1) if new else await self._delivery_counts(ids)
+        entries = []
+        for entry_id, (_, fields) in zip(ids, messages, strict=True):
+            body = fields or {}
+            member = bytes(body.get(b"member", b"")).decode(errors="replace")
+            entries.append(Entry(entry_id, member, bytes(body.get(b"d", b"")), deliveries.get(entry_id, 1)))
+            self._held.add(entry_id)
+        return entries
+
+    async def _delivery_counts(self, ids: list[str]) -> dict[str, int]:
+        """Of entries that are this consumer's, in the stream's order; what it holds already may lie between them."""
+        if not ids:
+            return {}
+        pending = await self._commands.xpending_range(
+            self._stream, self._group, ids[0], ids[-1], len(ids) + len(self._held), consumername=self._name
+        )
+        return {text(item["message_id"]): int(item["times_delivered"]) for item in pending}
+
+    async def _heal(self, error: ResponseError) -> None:
+        """Creates the group where it is missing (a new stream, or a server that lost its data); any other error is raised again.
+
+        It begins at the stream's beginning: what is there already counts as unread (the dedupe sets absorb repeats).
+        """
+        if not any(sign in str(error) for sign in _GROUP_GONE):
+            raise error
+        try:
+            await self._commands.xgroup_create(self._stream, self._group, id="0", mkstream=True)
+        except ResponseError as busy:
+            if "BUSYGROUP" not in str(busy):
+                raise
+
+
+def require_place(entry: Entry, task: Task, job_id: str, path: str = "") -> None:
+    """Makes sure that what was decoded is of the stream's job, and is what the entry is named after. `path`: of the task in the payload.
+
+    Raises:
+        EntryError: it is not; names the field.
+    """
+    if task.job_id != job_id:
+        raise EntryError(f"{path}job_id: belongs to job {task.job_id!r}, found on the stream of {job_id!r}")
+    if task.member != entry.member:
+        raise EntryError(f"member: the entry says {entry.member!r}, its task {task.member!r}")
+
+
+def _messages(reply: Any) -> list[Any]:  # noqa: ANN401  the shape differs by protocol version
+    """The (id, fields) pairs of an XREADGROUP reply over one stream."""
+    if isinstance(reply, dict):
+        return [message for batch in reply.values() for message in batch[0]]
+    return [message for _, batch in reply or [] for message in batch]

@@ -1,0 +1,1 @@
+"""Admission of a new job: body, model, data and limits, checked in children that may be killed."""

@@ -1,0 +1,101 @@
+"""Checks of a body, and of a new job's model and data: run in a child that may be killed at any moment.
+
+Whatever a job names is opened here for the first time, by the parts that the learner uses itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from services.common.checkpoints.origin import OriginFacts, try_origin
+from services.common.config.settings import Settings
+from services.common.data.bounds import DataBounds
+from services.common.data.source import data_roots
+from services.common.data.trial import SourceFacts, try_source
+from services.common.errors import ConfigError
+from services.common.models.directory import ModelInfo, check_parallel_sizes, resolve_model
+from services.common.models.trial import ModelFacts, try_model
+from services.common.spec import DataSourceSpec, JobSpec
+from services.gateway.admission.spec_body import parse_body
+from services.gateway.errors import MAX_TEXT, SpecRefused
+
+MARGIN_S = 1.0
+"""What remains of the time when a reader of a large file stops looking at more."""
+
+
+def prepare() -> None:
+    """Imports what the checks need, for the forkserver; not torch, though it may be installed: it has threads, and takes much memory."""
+    os.environ |= {"TRANSFORMERS_NO_ADVISORY_WARNINGS": "1", "HF_HUB_OFFLINE": "1"}
+    sys.modules["torch"] = None  # type: ignore[assignment]  # as if it were not there
+    with contextlib.suppress(ImportError):
+        import reasoning_gym  # noqa: F401
+    with contextlib.suppress(ImportError):
+        from transformers import AutoTokenizer  # noqa: F401
+
+
+def read_body(body: bytes, media_type: str) -> dict[str, Any]:
+    """The spec in a request's body as JSON, under `spec`; or under `problems` each wrong field and what is wrong with it."""
+    try:
+        return {"spec": parse_body(body, media_type).model_dump_json(), "problems": []}
+    except SpecRefused as error:
+        return {"problems": [[p.field[:MAX_TEXT], p.message[:MAX_TEXT]] for p in error.problems]}
+
+
+class JobChecks:
+    """The checks of one spec. Each raises ConfigError with `field: message` lines."""
+
+    def __init__(self, spec: str, settings: dict[str, Any]) -> None:
+        """Opens nothing yet.
+
+        Args:
+            spec: as JSON.
+            settings: `Settings.public` of the gateway.
+        """
+        self._spec = JobSpec.model_validate_json(spec)
+        self._settings = Settings(**settings)
+        self._model_dir: Path | None = None
+        self._dataset = ""
+
+    def model(self, seconds: float) -> ModelFacts:
+        """The model is there, whole, safe, fits the parallel sizes, and has finite values as far as half of so many seconds reach."""
+        with _readable("model.path"):
+            path = resolve_model(self._spec.model.path, self._settings)
+            facts = try_model(str(path), time.monotonic() + seconds / 2)
+            check_parallel_sizes(ModelInfo(**facts["shape"]), self._spec)
+        self._model_dir = path
+        return facts
+
+    def data(self, section: str, seconds: float) -> SourceFacts:
+        """The source of `data.<section>` opens, and its tasks are well formed as far as so many seconds reach."""
+        source: DataSourceSpec = getattr(self._spec.data, section)
+        roots = [str(root) for root in data_roots(self._settings)]
+        bounds, until = asdict(DataBounds.of(self._settings)), time.monotonic() + seconds - MARGIN_S
+        with _readable(f"data.{section}.source"):
+            facts = try_source(source.model_dump(), roots, bounds, f"data.{section}", until)
+        if section == "train":
+            self._dataset = facts["fingerprint"]
+        return facts
+
+    def load(self, seconds: float) -> OriginFacts | None:
+        """What `checkpoint.load` names is there and belongs to such a job. None where `model` has not found the model good before."""
+        if self._model_dir is None:
+            return None
+        until = time.monotonic() + seconds - MARGIN_S
+        with _readable("checkpoint.load"):
+            return try_origin(self._spec, self._settings, self._model_dir, self._dataset, until)
+
+
+@contextlib.contextmanager
+def _readable(field: str) -> Iterator[None]:
+    """A file that cannot be read is the field's fault."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{field}: cannot be read: {error.strerror or error}") from error

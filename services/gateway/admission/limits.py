@@ -1,0 +1,176 @@
+"""Limits of an installation: how much of the machines one job may ask for, and which of it a spec asks too much of.
+
+The operator sets them as `MILLRACE_MAX_…`. What is not set follows, on the CPU platform, from the gateway's machine times
+MILLRACE_LEARNER_NODES, since learner and engine usually run there too; with accelerators that machine says nothing of the others, and the
+defaults are wide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self
+
+import psutil
+
+from services.common.config.settings import Platform, Settings
+from services.common.models.directory import ModelInfo
+from services.common.spec import DType, JobSpec
+
+GIB = 1 << 30
+_LOOSE = 1 << 62
+_DEVICES = 64
+"""No machine has more accelerators."""
+_TOKEN_BYTES = 64
+"""Of a token and its log-prob on their way through Redis and the learner, at the least."""
+_TRAINED_BYTES = {DType.FLOAT32: (8, 8), DType.BFLOAT16: (6, 12)}
+"""Of a parameter in a rank: (itself and its gradient, Adam's moments and the master copy); the latter can be sharded."""
+_RANK_SIZES = ("data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size")
+_STAGED = 2
+"""Copies of the weights on their way from learner to engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What defaults are derived from.
+
+    Example: Machine(cores=2, memory_bytes=25_000_000_000)
+    """
+
+    cores: int
+    memory_bytes: int
+
+    @classmethod
+    def here(cls) -> Self:
+        """This one: all of it, whatever part of it this process may use."""
+        return cls(psutil.cpu_count() or 1, psutil.virtual_memory().total)
+
+
+@dataclass(frozen=True, slots=True)
+class InstallationLimits:
+    """The largest that one job may ask for."""
+
+    ranks: int
+    """TP × PP × DP."""
+    threads: int
+    """Of all ranks together."""
+    engine_devices: int
+    """rollout.tensor_parallel_size: processes of one engine."""
+    kv_cache_gib: float
+    """Of one engine on the CPU platform."""
+    memory_gib: float
+    """Of the weights, gradients, optimizer and KV cache of ranks and one engine together."""
+    tokens_in_flight: int
+    """Response tokens that all slots may hold."""
+    rollouts_in_flight: int
+    """Slots × group_size."""
+    sequence_tokens: int
+    """Prompt + response."""
+    steps: int
+    eval_rollouts: int
+    """Of one evaluation: tasks × samples."""
+    verifier_memory_mib: int
+    """Of one check."""
+
+    @classmethod
+    def of(cls, settings: Settings, machine: Machine) -> Self:
+        """What the operator has set, else the machine's."""
+        cpu, nodes = settings.platform is Platform.CPU, settings.learner_nodes
+        memory_gib = machine.memory_bytes / GIB
+        defaults = cls(
+            ranks=(max(16, 4 * machine.cores) if cpu else _DEVICES) * nodes,
+            threads=(max(64, 8 * machine.cores) if cpu else _DEVICES * 64) * nodes,
+            engine_devices=max(8, machine.cores) if cpu else _DEVICES,
+            kv_cache_gib=max(4.0, memory_gib / 2) if cpu else _LOOSE,
+            memory_gib=memory_gib * nodes if cpu else _LOOSE,
+            tokens_in_flight=max(16_777_216, machine.memory_bytes // _TOKEN_BYTES) if cpu else 1 << 32,
+            rollouts_in_flight=1 << 20,
+            sequence_tokens=131_072 if cpu else 2_000_000,
+            steps=1_000_000,
+            eval_rollouts=1 << 20,
+            verifier_memory_mib=max(4096, machine.memory_bytes // (4 << 20)) if cpu else 65_536,
+        )
+        own = {name: getattr(settings, f"max_{name}") for name in cls.__slots__}
+        return cls(**{name: getattr(defaults, name) if value is None else value for name, value in own.items()})
+
+
+def over_limits(
+    spec: JobSpec, settings: Settings, machine: Machine, model: ModelInfo | None = None, parameters: int | None = None
+) -> list[tuple[str, str]]:
+    """Each field by which the job asks for more than this installation gives, and what is wrong: the limit's name and both numbers.
+
+    Args:
+        spec: the job's.
+        settings: the operator's.
+        machine: the gateway's.
+        model: the job's, where it is known.
+        parameters: the model's, where they are known; memory is not judged without.
+    """
+    limits = InstallationLimits.of(settings, machine)
+    return [
+        *_compute(spec, limits, settings.platform),
+        *_work(spec, limits),
+        *_lengths(spec, limits, model),
+        *_memory(spec, limits, parameters),
+    ]
+
+
+def _compute(spec: JobSpec, limits: InstallationLimits, platform: Platform) -> Iterator[tuple[str, str]]:
+    learner, engine = spec.learner, spec.rollout
+    sizes = {name: getattr(learner, name) for name in _RANK_SIZES}
+    yield from _over(f"learner.{max(sizes, key=sizes.__getitem__)}", learner.world_size, "ranks", "ranks", limits)
+    if platform is Platform.CPU:
+        if learner.threads_per_rank > 1:  # else the ranks say it
+            threads = learner.world_size * learner.threads_per_rank
+            yield from _over("learner.threads_per_rank", threads, "threads of all ranks", "threads", limits)
+        yield from _over("rollout.kv_cache_gib", engine.kv_cache_gib, "GiB", "kv_cache_gib", limits)
+    devices = engine.tensor_parallel_size
+    yield from _over("rollout.tensor_parallel_size", devices, "processes of one engine", "engine_devices", limits)
+    yield from _over("reward.memory_mib", spec.reward.memory_mib, "MiB", "verifier_memory_mib", limits)
+
+
+def _work(spec: JobSpec, limits: InstallationLimits) -> Iterator[tuple[str, str]]:
+    rollouts = spec.slots * spec.rollout.group_size
+    field = "algorithm.filter_groups_train_batch_size"
+    asked = "rollouts in flight (slots × group_size)"
+    yield from _over(field, rollouts, asked, "rollouts_in_flight", limits)
+    tokens = rollouts * spec.rollout.rollout_max_tokens
+    asked = "tokens in flight (slots × group_size × rollout_max_tokens)"
+    yield from _over("rollout.rollout_max_tokens", tokens, asked, "tokens_in_flight", limits)
+    yield from _over("learner.steps", spec.learner.steps, "steps", "steps", limits)
+    if spec.eval.enabled:
+        rollouts = spec.eval.tasks * spec.eval.samples
+        yield from _over("eval.tasks", rollouts, "rollouts of an evaluation (tasks × samples)", "eval_rollouts", limits)
+
+
+def _lengths(spec: JobSpec, limits: InstallationLimits, model: ModelInfo | None) -> Iterator[tuple[str, str]]:
+    """The engine prepares for the longest sequence that it is told of."""
+    asked, field = spec.model.max_model_len, "model.max_model_len"
+    if asked is not None:
+        yield from _over(field, asked, "tokens", "sequence_tokens", limits)
+    elif model is not None:
+        what = "tokens (the model's positions, since it is not set)"
+        yield from _over(field, model.max_position_embeddings, what, "sequence_tokens", limits)
+    response = spec.rollout.rollout_max_tokens
+    yield from _over("rollout.rollout_max_tokens", response, "tokens", "sequence_tokens", limits)
+
+
+def _memory(spec: JobSpec, limits: InstallationLimits, parameters: int | None) -> Iterator[tuple[str, str]]:
+    if parameters is None:
+        return
+    learner, dtype = spec.learner, spec.model.dtype
+    model_bytes, optimizer_bytes = _TRAINED_BYTES[dtype]
+    replicas = learner.data_parallel_size
+    ranks = parameters * (
+        model_bytes * replicas + optimizer_bytes * (1 if learner.use_distributed_optimizer else replicas)
+    )
+    copies = parameters * (4 if dtype is DType.FLOAT32 else 2) * (1 + _STAGED)
+    needed = (ranks + copies) / GIB + spec.rollout.kv_cache_gib
+    what = f"GiB of memory for {parameters} parameters in ranks and one engine"
+    yield from _over("model.path", round(needed, 1), what, "memory_gib", limits)
+
+
+def _over(field: str, asked: float, what: str, name: str, limits: InstallationLimits) -> Iterator[tuple[str, str]]:
+    most = getattr(limits, name)
+    if asked > most:
+        yield field, f"{asked:.15g} {what} are more than MILLRACE_MAX_{name.upper()}={most:.15g} of this installation"

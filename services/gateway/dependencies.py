@@ -1,0 +1,83 @@
+"""What the routes work with, and how they get at it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Annotated, cast
+
+from fastapi import Depends, Path, Request
+from redis.asyncio import Redis
+from starlette.exceptions import HTTPException
+
+from services.common.config.settings import Settings
+from services.common.jobs.record import JobRecord
+from services.common.jobs.restore import Restorer
+from services.common.jobs.retention import Retention
+from services.common.jobs.store import JobStore
+from services.gateway.admission.admission import Admission
+from services.gateway.errors import RETRY_AFTER_S
+from services.gateway.events.hub import EventHub
+from services.gateway.metrics import JOB_ID, GatewayMetrics
+from services.gateway.middleware.streams import StreamLimit
+from services.gateway.openai.client import InferenceClient
+from services.gateway.schemas import EXAMPLE_JOB_ID, JOB_ID_PATTERN
+
+
+@dataclass(frozen=True, slots=True)
+class EventTimes:
+    """The pace of event streams, seconds."""
+
+    poll_s: float = 0.5
+    """How often the events of the followed jobs are looked at."""
+    heartbeat_s: float = 15.0
+    """A comment is sent this often, so that proxies keep the connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The parts of one gateway."""
+
+    redis: Redis
+    store: JobStore
+    restorer: Restorer
+    retention: Retention
+    admission: Admission
+    metrics: GatewayMetrics
+    event_times: EventTimes
+    hub: EventHub
+    streams: StreamLimit
+    inference: InferenceClient
+    settings: Settings
+
+
+def _context(request: Request) -> Context:
+    return cast("Context", request.app.state.context)
+
+
+ContextDep = Annotated[Context, Depends(_context)]
+
+
+async def _record(
+    context: ContextDep,
+    job_id: Annotated[
+        str,
+        Path(
+            description="The job's id.",
+            examples=[EXAMPLE_JOB_ID],
+            json_schema_extra={"pattern": JOB_ID_PATTERN},  # told, not enforced here: any id that is no job's is a 404
+        ),
+    ],
+) -> JobRecord:
+    if JOB_ID.fullmatch(job_id):
+        record = await context.store.find(job_id)
+        if record is not None:
+            return record
+        if await asyncio.to_thread(context.store.saved, job_id) is not None:
+            headers = {"Retry-After": str(RETRY_AFTER_S)}
+            raise HTTPException(503, "Redis has lost the record of this job: it is being put back", headers)
+    raise HTTPException(404, "there is no such job")
+
+
+RecordDep = Annotated[JobRecord, Depends(_record)]
+"""The job that the path names; 404 when there is none, 503 until one that Redis has lost is back."""

@@ -1,0 +1,1 @@
+"""Events of jobs: one look at each followed job, and a stream for each reader."""

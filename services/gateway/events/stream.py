@@ -1,0 +1,84 @@
+"""Stream of a job's events as one reader gets it: server-sent events.
+
+id, event: kind, data: {"at": …, …} ──► after the job's end: event: end
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+from redis.exceptions import RedisError
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.types import Receive, Scope, Send
+
+from services.common.jobs.record import JobRecord
+from services.gateway.events.hub import BEGINNING, EventHub, EventId
+from services.gateway.middleware.streams import Seat
+
+log = logging.getLogger(__name__)
+
+ARCHIVED = "this job ended long ago, and its events were removed: its record, history and ledger are there"
+EVENT_ID_PATTERN = r"^[0-9]{1,19}-[0-9]{1,19}$"
+"""Redis counts to 2⁶⁴, which has 20 digits: ids of 19 always fit."""
+EVENT_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "description": "One event; `data` is a JSON object with `at` (Unix seconds) and what the kind tells.",
+    "properties": {"id": {"type": "string"}, "event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["event", "data"],
+}
+SEND_TIMEOUT_S = 30.0
+"""A reader that takes nothing for so long has gone."""
+
+
+class EventStream(EventSourceResponse):
+    """The answer, which leaves its seat however it ends."""
+
+    def __init__(self, events: AsyncIterator[bytes], seat: Seat, *, heartbeat_s: float) -> None:
+        """`heartbeat_s`: seconds between two comments."""
+        super().__init__(events, ping=heartbeat_s, send_timeout=SEND_TIMEOUT_S)
+        self._seat = seat
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends it."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._seat.leave()
+
+
+async def follow(hub: EventHub, record: JobRecord, place: EventId, seat: Seat) -> AsyncIterator[bytes]:
+    """Events after an id, until the job has ended and all were sent.
+
+    A Redis that is lost ends the stream, and so does the loss of its seat: the client resumes by id.
+    """
+    with hub.feed(record.id) as feed:
+        seat.on_loss = feed.notify
+        try:
+            while not (seat.lost or feed.failed):
+                changed, over = feed.changed, feed.over or record.state.ended
+                page = feed.after(place)
+                if page is None:
+                    page = await hub.page(record.id, place)
+                for event_id, event in page:
+                    place = event_id
+                    yield event
+                if page:
+                    continue
+                if over:
+                    if place == BEGINNING and record.state.ended:  # every other job has events
+                        told = {"at": record.finished_at, "message": ARCHIVED}
+                        yield ServerSentEvent(event="archived", data=json.dumps(told)).encode()
+                    state = feed.state if feed.over else record.state
+                    yield ServerSentEvent(event="end", data=json.dumps({"state": state})).encode()
+                    return
+                await changed.wait()
+        except RedisError as error:
+            log.warning("an event stream of job %s broke off: %s", record.id, type(error).__name__)
+
+
+async def is_over(hub: EventHub, record: JobRecord, after: EventId) -> bool:
+    """Whether the job has ended and nothing came after this event."""
+    return record.state.ended and not await hub.page(record.id, after, count=1)

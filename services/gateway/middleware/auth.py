@@ -1,0 +1,119 @@
+"""Who may ask: a bearer token for everything but a few named paths, checked before any route is looked up."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import os
+import secrets
+from pathlib import Path
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from services.common.config.settings import Settings, is_loopback
+from services.common.errors import ConfigError
+from services.gateway.errors import error_answer
+
+log = logging.getLogger(__name__)
+
+TOKEN_FILE = "gateway.token"  # noqa: S105  a file's name
+TOKEN_BYTES = 32
+MIN_SHARED_TOKEN_CHARS = 32
+"""Shortest token that may guard an address which others can reach."""
+
+ALWAYS_OPEN = frozenset({"/healthz", "/readyz"})
+OPEN_ON_LOOPBACK = frozenset({"/metrics", "/docs", "/openapi.json"})
+
+
+def load_token(settings: Settings) -> str:
+    """The gateway's token: the one that is set, else the one in `<home>/gateway.token`, which is made (mode 0600) when missing.
+
+    Raises:
+        ConfigError: no token is set and the address is not loopback, or the token cannot serve as one; never shows the token.
+    """
+    settings.require_token_beyond_loopback(settings.token, "MILLRACE_TOKEN")
+    if settings.token is None:
+        path = settings.home / TOKEN_FILE
+        return _checked(_read_or_make(path), str(path))
+    token = _checked(settings.token.get_secret_value(), "MILLRACE_TOKEN")
+    if len(token) < MIN_SHARED_TOKEN_CHARS and not is_loopback(settings.bind_host):
+        raise ConfigError(
+            f"MILLRACE_TOKEN has {len(token)} characters; beyond loopback it needs {MIN_SHARED_TOKEN_CHARS} "
+            "(`openssl rand -hex 32` makes one)"
+        )
+    return token
+
+
+def open_paths(settings: Settings) -> frozenset[str]:
+    """Paths that need no token at this address."""
+    return ALWAYS_OPEN | OPEN_ON_LOOPBACK if is_loopback(settings.bind_host) else ALWAYS_OPEN
+
+
+class BearerAuth:
+    """Answers 401, always the same, unless the request carries the token or its path is open."""
+
+    def __init__(self, app: ASGIApp, *, token: str, open_paths: frozenset[str]) -> None:
+        """Keeps the token's digest only."""
+        self._app = app
+        self._digest = _digest(token)
+        self._open = open_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] == "http" and scope["path"] not in self._open and not self._allowed(Headers(scope=scope)):
+            refusal = error_answer(
+                401, "a valid bearer token is needed", headers={"WWW-Authenticate": 'Bearer realm="millrace"'}
+            )
+            await refusal(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _allowed(self, headers: Headers) -> bool:
+        values = headers.getlist("authorization")
+        if len(values) != 1:
+            return False
+        scheme, _, given = values[0].partition(" ")
+        return hmac.compare_digest(_digest(given.strip()), self._digest) and scheme.lower() == "bearer"
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()
+
+
+def _checked(token: str, source: str) -> str:
+    if not token:
+        raise ConfigError(f"{source} is empty: set a token, or remove it to have one made")
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise ConfigError(f"{source} holds characters that an HTTP header cannot carry")
+    return token
+
+
+def _read_or_make(path: Path) -> str:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            _make(path)
+        if path.stat().st_mode & 0o077:
+            log.warning("%s was readable by others: mode set to 0600", path)
+            path.chmod(0o600)
+        return path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ConfigError(f"{path}: the gateway's token cannot be kept there: {error.strerror}") from error
+
+
+def _make(path: Path) -> None:
+    """Writes a fresh token beside the path and links it in: of several at once, one wins, and no one ever reads half a token."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(secrets.token_urlsafe(TOKEN_BYTES) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        path.hardlink_to(draft)
+    except FileExistsError:
+        return
+    finally:
+        draft.unlink()

@@ -1,0 +1,254 @@
+"""The gateway's side of a chat: which rollout server to ask, and its answer as it comes.
+
+a running job ──► a server attached to it, with a policy loaded, the least busy first
+an ended job  ──► a server that has its export, else one that is idle, else one whose export nobody talks to
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+import grpc
+import grpc.aio
+from redis.asyncio import Redis
+
+from services.common.config.inference import (
+    GENERATE_LIMIT_S,
+    INFERENCE_CLIENT_OPTIONS,
+    LOAD_LIMIT_S,
+    PARAM_HEADER,
+    PROBLEM_HEADER,
+    Problem,
+)
+from services.common.jobs.record import JobRecord, JobRow, JobState
+from services.common.jobs.store import JobStore
+from services.common.pb import inference_pb2 as pb
+from services.common.pb import inference_pb2_grpc as pb_grpc
+from services.common.service.heartbeat import WorkerKind, WorkerStatus, alive
+from services.common.weights.channel import token_metadata
+from services.gateway.metrics import JOB_ID
+from services.gateway.openai.errors import OpenAIError
+
+log = logging.getLogger(__name__)
+
+FREE_WAIT_S = 5.0
+"""How long to look for a server: heartbeats are two seconds apart."""
+LOOK_S = 0.5
+CALL_LIMIT_S = LOAD_LIMIT_S + GENERATE_LIMIT_S + 30.0
+RETRY_AFTER_S = 5
+MAX_MODELS = 500
+
+Replies = AsyncGenerator[pb.GenerateReply, None]
+_ELSEWHERE = {Problem.NOT_HERE, Problem.BUSY}
+_STATUS = {
+    Problem.NOT_FOUND: (404, "model_not_found"),
+    Problem.NOT_HERE: (503, "model_not_ready"),
+    Problem.NOT_LOADED: (503, "model_not_ready"),
+    Problem.BUSY: (429, "rate_limit_exceeded"),
+    Problem.ABORTED: (503, "aborted"),
+    Problem.TOO_SLOW: (504, "timeout"),
+    Problem.TOO_LONG: (400, "context_length_exceeded"),
+    Problem.INVALID: (400, "invalid_value"),
+}
+
+
+class InferenceClient:
+    """Asks rollout servers."""
+
+    def __init__(self, redis: Redis, store: JobStore, token: str | None, *, free_wait_s: float = FREE_WAIT_S) -> None:
+        """`token`: the internal one, where there is one."""
+        self._redis, self._store = redis, store
+        self._metadata = token_metadata(token)
+        self._free_wait_s = free_wait_s
+        self._channels = Channels()
+        self._workers: tuple[float, list[WorkerStatus]] = (0.0, [])
+
+    async def close(self) -> None:
+        """Ends its connections."""
+        await self._channels.close()
+
+    async def models(self) -> list[JobRow]:
+        """Jobs that people can talk to, newest first."""
+        return [row for row in await self._store.list(limit=MAX_MODELS) if _has_policy(row)]
+
+    async def model(self, name: str) -> JobRecord:
+        """The job of that id.
+
+        Raises:
+            OpenAIError: there is none, or it has no policy.
+        """
+        record = await self._store.find(name) if JOB_ID.fullmatch(name) else None
+        if record is None:
+            raise OpenAIError(
+                404,
+                f"the model {name!r} does not exist: GET /v1/models lists those that do",
+                "model_not_found",
+                param="model",
+            )
+        if record.state is JobState.QUEUED:
+            raise _not_ready(f"job {name} is queued: it has no policy yet")
+        if not _has_policy(record):
+            raise OpenAIError(
+                404, f"job {name} is {record.state} and left no exported checkpoint", "model_not_found", param="model"
+            )
+        return record
+
+    async def generate(self, request: pb.GenerateRequest) -> Replies:
+        """The replies of the server that answers. Closing the generator aborts the answer.
+
+        Raises:
+            OpenAIError: nobody answers, or the answer broke off.
+        """
+        until = time.monotonic() + self._free_wait_s
+        while True:
+            record = await self.model(request.model)
+            refusal: OpenAIError | None = None
+            for server in candidates(record, await self._servers()):
+                try:
+                    async with aclosing(self._ask(server, request)) as replies:
+                        async for reply in replies:
+                            yield reply
+                except _Elsewhere as elsewhere:
+                    refusal = elsewhere.refusal
+                else:
+                    return
+            if time.monotonic() > until or (refusal is not None and refusal.status == 429):
+                raise refusal or _not_ready(_nobody(record))
+            await asyncio.sleep(LOOK_S)
+
+    async def _servers(self) -> list[WorkerStatus]:
+        """The workers as they were a moment ago."""
+        if time.monotonic() - self._workers[0] > LOOK_S:
+            self._workers = (time.monotonic(), await alive(self._redis))
+        return self._workers[1]
+
+    async def _ask(self, server: WorkerStatus, request: pb.GenerateRequest) -> Replies:
+        """One server's replies; `_Elsewhere` while another may be asked instead."""
+        begun = False
+        stub = pb_grpc.InferenceStub(self._channels.to(server.inference_address or ""))  # type: ignore[no-untyped-call]  # generated code
+        call = stub.Generate(request, timeout=CALL_LIMIT_S, metadata=self._metadata)
+        try:
+            async for reply in call:
+                begun = begun or reply.HasField("started")
+                yield reply
+        except grpc.aio.AioRpcError as error:
+            refusal, elsewhere = _read(error, server)
+            if elsewhere and not begun:
+                raise _Elsewhere(refusal) from error
+            raise refusal from error
+        finally:
+            call.cancel()
+
+
+class _Elsewhere(Exception):  # noqa: N818  not an error: ask the next one
+    """A server does not answer this request; another may."""
+
+    def __init__(self, refusal: OpenAIError) -> None:
+        """`refusal`: what to say when there is no other."""
+        super().__init__(str(refusal))
+        self.refusal = refusal
+
+
+def candidates(record: JobRecord, workers: Sequence[WorkerStatus]) -> list[WorkerStatus]:
+    """The servers to ask, in this order."""
+    servers = [
+        worker
+        for worker in workers
+        if worker.kind is WorkerKind.ROLLOUT and worker.inference_address and worker.state != "draining"
+    ]
+    if not record.state.ended:
+        ranks = {
+            worker.name: 0 for worker in servers if worker.job_id == record.id and worker.policy_version is not None
+        }
+    else:
+        ranks = {worker.name: rank for worker in servers if (rank := _rank(worker, record.id)) is not None}
+    chosen = [worker for worker in servers if worker.name in ranks]
+    random.shuffle(chosen)
+    return sorted(chosen, key=lambda worker: (ranks[worker.name], worker.detail.get("chats_in_flight", 0)))
+
+
+def _rank(worker: WorkerStatus, job_id: str) -> int | None:
+    """How well a server suits an ended job, 0 best; None when training has it."""
+    if worker.job_id == job_id:
+        return 0
+    if worker.job_id is None:
+        return 1
+    return 2 if worker.state == "serving" else None
+
+
+def _has_policy(record: JobRow) -> bool:
+    if record.state.ended:
+        return record.export is not None
+    return record.state is not JobState.QUEUED
+
+
+def _nobody(record: JobRecord) -> str:
+    if record.state.ended:
+        return f"job {record.id} has ended, and no rollout server is free to load its checkpoint"
+    return f"no rollout server has the policy of job {record.id} loaded yet"
+
+
+def _read(error: grpc.aio.AioRpcError, server: WorkerStatus) -> tuple[OpenAIError, bool]:
+    """What to tell the client, and whether another server may be asked instead."""
+    metadata = error.trailing_metadata()
+    told = {str(key): str(value) for key, value in metadata} if metadata is not None else {}
+    message = error.details() or "the rollout server broke off"
+    if (name := told.get(PROBLEM_HEADER)) in set(Problem):
+        problem = Problem(name)
+        status, code = _STATUS[problem]
+        param = "model" if problem is Problem.NOT_FOUND else told.get(PARAM_HEADER)
+        retry = RETRY_AFTER_S if status in {429, 503} else None
+        return OpenAIError(status, message, code, param=param, retry_after_s=retry), problem in _ELSEWHERE
+    log.error("rollout server %s: %s: %s", server.name, error.code().name, message)
+    if error.code() is grpc.StatusCode.UNAVAILABLE:
+        return _not_ready(f"rollout server {server.name} does not answer"), True
+    if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+        message = "the gateway and the rollout server have different internal tokens (MILLRACE_INTERNAL_TOKEN)"
+        return OpenAIError(500, message, "internal"), True
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return OpenAIError(504, f"no answer within {CALL_LIMIT_S:.0f} s", "timeout"), False
+    return OpenAIError(500, "the rollout server failed; its log has it", "internal"), False
+
+
+def _not_ready(message: str) -> OpenAIError:
+    return OpenAIError(503, message, "model_not_ready", retry_after_s=RETRY_AFTER_S)
+
+
+MAX_CHANNELS = 64
+GRACE_S = 600.0
+"""Answers on a channel that is put away end by themselves within this."""
+
+
+class Channels:
+    """One channel per address, the least used put away when there are many: servers come and go, each on a port of its own."""
+
+    def __init__(self, max_channels: int = MAX_CHANNELS) -> None:
+        """None yet."""
+        self._max_channels = max_channels
+        self._open: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def to(self, address: str) -> grpc.aio.Channel:
+        """The channel to `host:port`."""
+        if address not in self._open:
+            self._open[address] = grpc.aio.insecure_channel(address, options=INFERENCE_CLIENT_OPTIONS)
+        self._open.move_to_end(address)
+        while len(self._open) > self._max_channels:
+            _, oldest = self._open.popitem(last=False)
+            task = asyncio.create_task(oldest.close(GRACE_S), name="close channel")
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+        return self._open[address]
+
+    async def close(self) -> None:
+        """Ends all connections at once."""
+        channels, self._open = list(self._open.values()), OrderedDict()
+        for task in self._closing:
+            task.cancel()
+        await asyncio.gather(*(channel.close() for channel in channels), *self._closing, return_exceptions=True)

@@ -1,0 +1,187 @@
+"""Submitting, listing, reading, pausing, resuming and cancelling jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from redis.asyncio import Redis
+from starlette.exceptions import HTTPException
+
+from services.common.errors import ConfigError, KeyReused
+from services.common.jobs.record import LIVE, JobRecord
+from services.common.redis import keys
+from services.common.spec import JobSpec
+from services.gateway.admission.spec_body import MEDIA_TYPES, UnsupportedMediaType, media_type_of
+from services.gateway.dependencies import Context, ContextDep, RecordDep
+from services.gateway.errors import SpecRefused, documented
+from services.gateway.schemas import EXAMPLE_JOB_ID, EXAMPLE_SPEC, FieldProblem, Job, JobList, JobSummary
+
+router = APIRouter(prefix="/jobs", tags=["jobs"])
+
+HEADER = "Idempotency-Key"
+
+_BODY = {
+    "required": True,
+    "description": "The job spec; `GET /jobs/schema` describes it. Keys that it does not know are refused.",
+    "content": {
+        media_type: {
+            "schema": {"$ref": "#/components/schemas/JobSpec"},
+            "examples": {"demo": {"summary": "A small arithmetic job", "value": EXAMPLE_SPEC}},
+        }
+        for media_type in MEDIA_TYPES
+    },
+}
+_CREATED: dict[str, Any] = {
+    "description": "The job was taken in, or had been under the same Idempotency-Key.",
+    "headers": {
+        "Location": {"description": "The job's path.", "schema": {"type": "string"}},
+        "Idempotency-Replayed": {
+            "description": "`true` when the job had been taken in before.", "schema": {"type": "string"},
+        },
+    },
+    "links": {
+        "job": {"operationId": "get_job", "parameters": {"job_id": "$response.body#/id"}},
+        "pause": {"operationId": "pause_job", "parameters": {"job_id": "$response.body#/id"}},
+        "cancel": {"operationId": "cancel_job", "parameters": {"job_id": "$response.body#/id"}},
+    },
+}  # fmt: skip
+
+
+@router.post(
+    "",
+    operation_id="submit_job",
+    summary="Submit a job",
+    status_code=201,
+    response_model=Job,
+    responses={201: _CREATED, **documented(408, 409, 413, 415, 422)},
+    openapi_extra={"requestBody": _BODY},
+)
+async def submit(
+    context: ContextDep,
+    request: Request,
+    response: Response,
+    idempotency_key: Annotated[
+        str | None,
+        Header(
+            alias=HEADER,
+            min_length=1,
+            max_length=200,
+            pattern=r"^[!-~]+$",
+            description="Any token of your own. Repeating a request with the same key and spec gives the same job.",
+            examples=["5f0c2d8e-submit-demo"],
+        ),
+    ] = None,
+) -> Job:
+    """Checks the spec, its model, its data and its verifiers, and queues the job. Jobs run one at a time per learner."""
+    try:
+        spec = await context.admission.read(await request.body(), media_type_of(request))
+        unchecked = await context.admission.admit(spec)
+    except UnsupportedMediaType as error:
+        raise HTTPException(415, str(error)) from error
+    except SpecRefused:
+        context.metrics.refused.inc()
+        raise
+
+    await context.restorer.look()  # a key that Redis lost must be known again before it is asked for
+    try:
+        async with context.retention.using(spec):
+            record, new = await context.store.create_once(spec, idempotency_key)
+    except ConfigError as error:
+        raise SpecRefused([FieldProblem(field="checkpoint.load", message=str(error))]) from error
+    except KeyReused as error:
+        raise SpecRefused([FieldProblem(field=HEADER, message=str(error))]) from error
+    if new:
+        await _created(context, record, unchecked)
+    else:
+        response.headers["Idempotency-Replayed"] = "true"
+    response.headers["Location"] = f"/jobs/{record.id}"
+    return Job.of(record)
+
+
+async def _created(context: Context, record: JobRecord, unchecked: tuple[str, ...]) -> None:
+    context.metrics.submitted.inc()
+    if unchecked:
+        message = f"not checked in time, left to the learner: {', '.join(unchecked)}"
+        await context.store.event(record.id, "admission", {"message": message, "unchecked": list(unchecked)})
+
+
+@router.get("", operation_id="list_jobs", summary="List jobs", responses=documented(422))
+async def list_jobs(
+    context: ContextDep,
+    limit: Annotated[int, Query(ge=1, le=500, description="Most jobs to return.", examples=[20])] = 100,
+    offset: Annotated[int, Query(ge=0, le=1_000_000, description="Jobs to skip, from the newest.", examples=[0])] = 0,
+) -> JobList:
+    """Jobs, newest first, without their specs."""
+    rows = await context.store.list(offset=offset, limit=limit)
+    total = int(await context.redis.zcard(keys.JOBS))
+    return JobList(total=total, jobs=[JobSummary.of_row(row) for row in rows])
+
+
+@router.get("/schema", operation_id="job_schema", summary="JSON schema of the job spec", responses=documented())
+async def schema() -> dict[str, Any]:
+    """The JSON schema of what `POST /jobs` takes."""
+    return JobSpec.model_json_schema()
+
+
+@router.get("/{job_id}", operation_id="get_job", summary="Read a job", responses=documented(404, 422))
+async def get_job(context: ContextDep, record: RecordDep) -> Job:
+    """The job's record and its resolved spec."""
+    return Job.of(await with_cause(context.redis, record))
+
+
+@router.post(
+    "/{job_id}/cancel",
+    operation_id="cancel_job",
+    summary="Cancel a job",
+    response_description=f"The record, e.g. of `{EXAMPLE_JOB_ID}`: cancelled, or with `cancel_requested`.",
+    responses=documented(404, 408, 409, 413, 422),
+)
+async def cancel(context: ContextDep, record: RecordDep) -> Job:
+    """Cancels a queued job at once and asks the learner of a running one to stop; 409 when the job has ended."""
+    return Job.of(await context.store.cancel(record.id))
+
+
+@router.post(
+    "/{job_id}/pause",
+    operation_id="pause_job",
+    summary="Pause a job",
+    response_description=f"The record, e.g. of `{EXAMPLE_JOB_ID}`: paused, or with `pause_requested`.",
+    responses=documented(404, 408, 409, 413, 422),
+)
+async def pause(context: ContextDep, record: RecordDep) -> Job:
+    """Holds a queued job back at once. The learner of a running one finishes the step under way, saves a checkpoint and waits.
+
+    Learner and rollout servers stay with the job, so that it goes on at once when resumed. Pausing twice is pausing once; 409 when the
+    job has ended.
+    """
+    return Job.of(await context.store.pause(record.id))
+
+
+@router.post(
+    "/{job_id}/resume",
+    operation_id="resume_job",
+    summary="Resume a paused job",
+    response_description=f"The record, e.g. of `{EXAMPLE_JOB_ID}`: queued again, or `paused` until its learner goes on.",
+    responses=documented(404, 408, 409, 413, 422),
+)
+async def resume(context: ContextDep, record: RecordDep) -> Job:
+    """Goes on with the next step; 409 when the job is not paused and was not asked to be."""
+    return Job.of(await context.store.resume(record.id))
+
+
+CAUSE = "Redis takes no writes: its disk is full or cannot be written; everything waits, and goes on when there is space again"
+
+
+def refused(persistence: Mapping[str, Any]) -> bool:
+    """Whether the last write to the append-only file failed, as INFO has it: then Redis refuses every command that writes."""
+    return str(persistence.get("aof_last_write_status", "ok")) != "ok"
+
+
+async def with_cause(redis: Redis, record: JobRecord) -> JobRecord:
+    """The record, with this cause where it says none and the job is a learner's."""
+    if record.cause or record.state not in LIVE or not refused(await redis.info("persistence")):
+        return record
+    return replace(record, cause=CAUSE)

@@ -1,0 +1,251 @@
+"""Talking to policies in OpenAI's language: chat completions, completions, models.
+
+request ─► schemas (400) ─► InferenceClient: which server (404, 429, 503) ─► replies ─► one JSON answer, or server-sent chunks
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeVar
+
+from fastapi import APIRouter, Path, Request, Response
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.responses import JSONResponse
+
+from services.common.jobs.record import JobRow
+from services.common.pb import inference_pb2 as pb
+from services.gateway.dependencies import ContextDep
+from services.gateway.openai.client import CALL_LIMIT_S, Replies
+from services.gateway.openai.errors import OpenAIError, OpenAIRoute, openai_documented
+from services.gateway.openai.schemas import (
+    ChatChoice,
+    ChatCompletion,
+    ChatRequest,
+    CompletionRequest,
+    Model,
+    ModelList,
+    PolicyVersions,
+    Reply,
+    TextChoice,
+    TextCompletion,
+    Usage,
+)
+from services.gateway.schemas import EXAMPLE_JOB_ID
+
+router = APIRouter(prefix="/v1", tags=["openai"], route_class=OpenAIRoute)
+
+LIMITS_S = {"/v1/chat/completions": CALL_LIMIT_S + 30.0, "/v1/completions": CALL_LIMIT_S + 30.0}
+"""These may take longer than other requests: a checkpoint may have to be loaded first."""
+VERSION_HEADER = "X-Millrace-Policy-Version"
+LEFT = 499
+"""Nobody reads this status: the client has gone."""
+
+T = TypeVar("T")
+JsonObject = dict[str, Any]
+_ANSWERED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer; with `stream`, chunks as server-sent events, the last of them `data: [DONE]`.",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "headers": {
+            VERSION_HEADER: {
+                "description": "The policy version that sampled it (streamed: the one that begins), or `17-18`.",
+                "schema": {"type": "string"},
+            }
+        },
+    },
+    **openai_documented(400, 404, 408, 413, 429, 500, 504),
+}
+
+
+@dataclass(slots=True)
+class _Talk:
+    """One answer being made."""
+
+    model: str
+    chat: bool
+    id: str = ""
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        """Names the answer."""
+        self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{secrets.token_hex(12)}"
+
+    def whole(self, text: str, end: pb.Finished) -> ChatCompletion | TextCompletion:
+        """The answer in one piece."""
+        versions = PolicyVersions(min=end.min_policy_version, max=end.max_policy_version)
+        common: dict[str, Any] = {
+            "id": self.id, "created": self.created, "model": self.model, "policy_version": versions, "usage": usage(end),
+            "system_fingerprint": self.fingerprint(end.max_policy_version),
+        }  # fmt: skip
+        if self.chat:
+            return ChatCompletion(
+                choices=[ChatChoice(message=Reply(content=text), finish_reason=end.finish_reason)], **common
+            )
+        return TextCompletion(choices=[TextChoice(text=text, finish_reason=end.finish_reason)], **common)
+
+    def chunk(
+        self, text: str | None, version: int, *, finish_reason: str | None = None, more: JsonObject | None = None
+    ) -> ServerSentEvent:
+        """A piece of the answer; `text` None says nothing."""
+        if self.chat:
+            piece: dict[str, Any] = {"delta": {} if text is None else {"role": "assistant", "content": text}}
+        else:
+            piece = {"text": text or ""}
+        return self.event([{"index": 0, **piece, "logprobs": None, "finish_reason": finish_reason}], version, more)
+
+    def event(self, choices: list[dict[str, Any]], version: int, more: JsonObject | None = None) -> ServerSentEvent:
+        """A chunk of any kind."""
+        kind = "chat.completion.chunk" if self.chat else "text_completion"
+        common = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        body = {**common, "system_fingerprint": self.fingerprint(version), "choices": choices, **(more or {})}
+        return ServerSentEvent(data=json.dumps(body, ensure_ascii=False))
+
+    def fingerprint(self, version: int) -> str:
+        """What sampled it."""
+        return f"{self.model}@{version}"
+
+
+@router.post(
+    "/chat/completions",
+    operation_id="create_chat_completion",
+    summary="Chat with a job's policy",
+    response_model=ChatCompletion,
+    responses=_ANSWERED,
+)
+async def chat_completions(context: ContextDep, http: Request, asked: ChatRequest) -> Response:
+    """Answers with the newest policy of a running job, or with an ended job's exported checkpoint while a rollout server is free."""
+    request = _request(asked)
+    roles = {"developer": "system"}
+    for message in asked.messages:
+        request.chat.messages.add(role=roles.get(message.role, message.role), content=message.text)
+    return await _respond(http, _Talk(asked.model, chat=True), context.inference.generate(request), asked)
+
+
+@router.post(
+    "/completions",
+    operation_id="create_completion",
+    summary="Let a job's policy continue a text",
+    response_model=TextCompletion,
+    responses=_ANSWERED,
+)
+async def completions(context: ContextDep, http: Request, asked: CompletionRequest) -> Response:
+    """Continues the prompt as it stands, without the chat template."""
+    request = _request(asked)
+    request.text = asked.text
+    return await _respond(http, _Talk(asked.model, chat=False), context.inference.generate(request), asked)
+
+
+@router.get("/models", operation_id="list_models", summary="Policies to talk to", responses=openai_documented())
+async def list_models(context: ContextDep) -> ModelList:
+    """Running jobs, and ended jobs that left an exported checkpoint."""
+    return ModelList(data=[_model(record) for record in await context.inference.models()])
+
+
+@router.get(
+    "/models/{model}", operation_id="get_model", summary="One policy to talk to", responses=openai_documented(404)
+)
+async def get_model(
+    context: ContextDep, model: Annotated[str, Path(description="The job's id.", examples=[EXAMPLE_JOB_ID])]
+) -> Model:
+    """One of the list."""
+    return _model(await context.inference.model(model))
+
+
+def usage(end: pb.Finished) -> Usage:
+    """Token counts of an answer."""
+    return Usage(
+        prompt_tokens=end.prompt_tokens,
+        completion_tokens=end.completion_tokens,
+        total_tokens=end.prompt_tokens + end.completion_tokens,
+    )
+
+
+def _request(asked: ChatRequest | CompletionRequest) -> pb.GenerateRequest:
+    return pb.GenerateRequest(
+        model=asked.model,
+        max_tokens=asked.limit,
+        temperature=1.0 if asked.temperature is None else asked.temperature,
+        top_p=1.0 if asked.top_p is None else asked.top_p,
+        stop=asked.stops,
+    )
+
+
+async def _respond(http: Request, talk: _Talk, replies: Replies, asked: ChatRequest | CompletionRequest) -> Response:
+    if not asked.stream:
+        return await _until_left(http, lambda: _whole(talk, replies)) or Response(status_code=LEFT)
+    first = await _until_left(http, lambda: anext(replies))
+    if first is None:
+        return Response(status_code=LEFT)
+    started = {VERSION_HEADER: str(first.started.policy_version)} if first.HasField("started") else {}
+    return EventSourceResponse(
+        _chunks(talk, replies, with_usage=asked.wants_usage), headers=started, ping=15, send_timeout=30
+    )
+
+
+async def _whole(talk: _Talk, replies: Replies) -> Response:
+    """The answer in one piece."""
+    text = ""
+    async with aclosing(replies):
+        async for reply in replies:
+            text += reply.delta.text
+            if reply.HasField("finished"):
+                low, high = reply.finished.min_policy_version, reply.finished.max_policy_version
+                headers = {VERSION_HEADER: str(high) if low == high else f"{low}-{high}"}
+                return JSONResponse(talk.whole(text, reply.finished).model_dump(), headers=headers)
+    raise OpenAIError(500, "the rollout server ended without an answer", "internal")
+
+
+async def _chunks(talk: _Talk, replies: Replies, *, with_usage: bool) -> AsyncIterator[ServerSentEvent]:
+    """The answer as it comes, then `[DONE]`; an error in the middle is the last event."""
+    nothing: JsonObject = {"usage": None} if with_usage else {}
+    try:
+        async with aclosing(replies):
+            async for reply in replies:
+                if reply.delta.text:
+                    yield talk.chunk(reply.delta.text, reply.delta.policy_version, more=nothing)
+                if reply.HasField("finished"):
+                    for event in _ending(talk, reply.finished, with_usage=with_usage):
+                        yield event
+    except OpenAIError as error:
+        yield ServerSentEvent(data=json.dumps(error.body))
+        return
+    yield ServerSentEvent(data="[DONE]")
+
+
+def _ending(talk: _Talk, end: pb.Finished, *, with_usage: bool) -> list[ServerSentEvent]:
+    """What ends a stream: the reason and the span of versions, then token counts where they are wanted."""
+    versions = {"min": end.min_policy_version, "max": end.max_policy_version}
+    nothing: JsonObject = {"usage": None} if with_usage else {}
+    last = end.max_policy_version
+    events = [talk.chunk(None, last, finish_reason=end.finish_reason, more={"policy_version": versions, **nothing})]
+    if with_usage:
+        events.append(talk.event([], last, {"usage": usage(end).model_dump(), "policy_version": versions}))
+    return events
+
+
+def _model(record: JobRow) -> Model:
+    return Model(id=record.id, created=int(record.created_at), state=record.state, policy_version=record.policy_version)
+
+
+async def _until_left(http: Request, work: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
+    """The work's result; None when the client went first, and then the work is cancelled."""
+    working = asyncio.create_task(work(), name="chat")
+    leaving = asyncio.create_task(_left(http), name="client")
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _left(http: Request) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,162 @@
+"""What people read of a running job, and who works on it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from sse_starlette import EventSourceResponse
+
+from services.common.jobs.folder import JobFolder
+from services.common.jobs.retention import is_archived
+from services.common.redis import keys
+from services.common.service.heartbeat import alive
+from services.common.service.lost_processes import lost_processes
+from services.gateway.dependencies import ContextDep, RecordDep
+from services.gateway.errors import documented, too_many
+from services.gateway.events.hub import BEGINNING, parse_id
+from services.gateway.events.stream import EVENT_ID_PATTERN, EVENT_SCHEMA, EventStream, follow, is_over
+from services.gateway.roster import roster
+from services.gateway.schemas import History, OpenObject, Samples, WorkerList, worker_answer
+
+log = logging.getLogger(__name__)
+router = APIRouter()
+
+MAX_EVALS = 1000
+CHUNK = 1000
+
+
+@router.get(
+    "/jobs/{job_id}/metrics",
+    operation_id="job_metrics",
+    summary="A job's history",
+    tags=["jobs"],
+    responses=documented(404, 422),
+)
+async def job_metrics(
+    context: ContextDep,
+    record: RecordDep,
+    first: Annotated[
+        int | None,
+        Query(
+            alias="from", ge=1, le=10_000_000, description="First step to return; without it, the newest.", examples=[1]
+        ),
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=10_000, description="Most steps to return.", examples=[100])] = 1000,
+) -> History:
+    """One object per optimizer step, and the held-out evaluations."""
+    if await is_archived(context.redis, record):
+        return await asyncio.to_thread(_from_folder, context.settings.job_dir(record.id), first, limit)
+    name = keys.steps(record.id)
+    total = int(await context.redis.llen(name))
+    evals = _objects(await context.redis.lrange(keys.evals(record.id), -MAX_EVALS, -1))
+    if first is None:
+        return History(total=total, steps=_objects(await context.redis.lrange(name, -limit, -1)), evals=evals)
+    steps: list[OpenObject] = []
+    position = first - 1  # step n stands at position n - 1, or further on where steps were repeated after a rollback
+    while len(steps) < limit and position < total:
+        chunk = _objects(await context.redis.lrange(name, position, position + CHUNK - 1))
+        steps += [item for item in chunk if _step(item) >= first]
+        position += CHUNK
+    return History(total=total, steps=steps[:limit], evals=evals)
+
+
+@router.get(
+    "/jobs/{job_id}/rollouts",
+    operation_id="job_rollouts",
+    summary="A job's newest samples",
+    tags=["jobs"],
+    responses=documented(404, 422),
+)
+async def job_rollouts(
+    context: ContextDep,
+    record: RecordDep,
+    limit: Annotated[int, Query(ge=1, le=500, description="Most groups to return.", examples=[5])] = 20,
+) -> Samples:
+    """The newest judged groups with their text, rewards and policy versions."""
+    archived = await is_archived(context.redis, record)
+    return Samples(
+        archived=archived, samples=_objects(await context.redis.lrange(keys.samples(record.id), 0, limit - 1))
+    )
+
+
+@router.get(
+    "/jobs/{job_id}/events",
+    operation_id="job_events",
+    summary="A job's events, as they happen",
+    tags=["jobs"],
+    response_class=EventSourceResponse,
+    responses={
+        200: {
+            "description": "Server-sent events: `id`, `event` (state, step, eval, …) and `data` (JSON). "
+            "The stream closes after `event: end` once the job has ended.",
+            "content": {"text/event-stream": {"schema": EVENT_SCHEMA}},
+        },
+        204: {"description": "The job has ended and everything was sent before: do not reconnect."},
+        **documented(404, 422),
+    },
+)
+async def job_events(
+    context: ContextDep,
+    request: Request,
+    record: RecordDep,
+    last_event_id: Annotated[
+        str | None,
+        Header(
+            alias="Last-Event-ID",
+            pattern=EVENT_ID_PATTERN,
+            description="Go on after this event; browsers send it when they reconnect.",
+            examples=["1760000000000-0"],
+        ),
+    ] = None,
+) -> Response:
+    """Everything that has happened to the job and then, as it happens, the rest. Heartbeats are comments."""
+    after = BEGINNING if last_event_id is None else parse_id(last_event_id)
+    if last_event_id is not None and await is_over(context.hub, record, after):
+        return Response(status_code=204)
+    seat = context.streams.take(request.client.host if request.client else "")
+    if seat is None:
+        return too_many(f"all {context.streams.seats} event streams (MILLRACE_MAX_EVENT_STREAMS) are open: try again")
+    events = follow(context.hub, record, after, seat)
+    return EventStream(events, seat, heartbeat_s=context.event_times.heartbeat_s)
+
+
+@router.get("/workers", operation_id="list_workers", summary="Workers", tags=["workers"], responses=documented())
+async def list_workers(context: ContextDep) -> WorkerList:
+    """Every rollout, reward and learner process whose heartbeat is fresh, and those that the stack cannot keep alive, with the cause."""
+    lost = await asyncio.to_thread(lost_processes, context.settings.home)
+    return WorkerList(workers=[worker_answer(status) for status in roster(await alive(context.redis), lost)])
+
+
+def _from_folder(folder: Path, first: int | None, limit: int) -> History:
+    """The history of a job whose part of Redis is gone."""
+    history = JobFolder(folder).history()
+    steps = _objects([json.dumps(step) for step in history.steps])
+    page = steps[-limit:] if first is None else [item for item in steps if _step(item) >= first][:limit]
+    evals = _objects([json.dumps(record) for record in history.evals[-MAX_EVALS:]])
+    return History(total=len(steps), steps=page, evals=evals)
+
+
+def _objects(raw: list[Any]) -> list[OpenObject]:
+    """The JSON objects in a list's elements; numbers that JSON does not know (NaN) become null."""
+    found = []
+    for element in raw:
+        try:
+            value = json.loads(element, parse_constant=lambda _: None)
+        except ValueError:
+            value = None
+        if isinstance(value, dict):
+            found.append(value)
+        else:
+            log.warning("an element of a job's history is not a JSON object; it is left out")
+    return found
+
+
+def _step(item: OpenObject) -> float:
+    """The step that a record is of; one without a step is never held back."""
+    step = item.get("step")
+    return step if isinstance(step, int | float) else float("inf")

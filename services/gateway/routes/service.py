@@ -1,0 +1,69 @@
+"""Health, readiness and metrics of the gateway itself."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from redis.exceptions import RedisError
+
+from services.common.redis.pool import PoolBusyError, WaitingPool
+from services.gateway.dependencies import Context, ContextDep
+from services.gateway.errors import busy, documented, unavailable
+from services.gateway.schemas import ErrorAnswer, Health
+
+router = APIRouter(tags=["service"])
+
+READY_TIMEOUT_S = 2.0
+NO_ANSWER = "Redis does not answer"
+
+
+@router.get("/healthz", operation_id="health", summary="Health")
+async def healthz() -> Health:
+    """The process answers."""
+    return Health(status="ok")
+
+
+@router.get(
+    "/readyz",
+    operation_id="readiness",
+    summary="Readiness",
+    response_model=Health,
+    responses={503: {"model": ErrorAnswer, "description": "Redis does not answer."}},
+)
+async def readyz(context: ContextDep) -> Health | Response:
+    """Redis answers, so jobs can be taken in."""
+    try:
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            await context.redis.ping()
+    except PoolBusyError:
+        return busy()
+    except TimeoutError:
+        return busy() if _exhausted(context) else unavailable(NO_ANSWER)
+    except RedisError:
+        return unavailable(NO_ANSWER)
+    return Health(status="ok")
+
+
+@router.get(
+    "/metrics",
+    operation_id="prometheus",
+    summary="Prometheus metrics",
+    response_class=Response,
+    responses={
+        200: {"description": "Prometheus' text format.", "content": {"text/plain": {"schema": {"type": "string"}}}},
+        **documented(),
+    },
+)
+async def metrics(context: ContextDep) -> Response:
+    """Prometheus metrics of the gateway. Beyond loopback this needs the token."""
+    await context.metrics.refresh(context.redis)
+    # In a thread: it looks at every process below this one.
+    document = await asyncio.to_thread(generate_latest, context.metrics.registry)
+    return Response(document, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def _exhausted(context: Context) -> bool:
+    pool = context.redis.connection_pool
+    return isinstance(pool, WaitingPool) and pool.exhausted

@@ -1,0 +1,1 @@
+"""Agent: one learner's supervisor of ranks, light and always answering."""

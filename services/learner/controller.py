@@ -1,0 +1,162 @@
+"""The head: rank 0's I/O, in a thread with an event loop of its own. The ranks only train.
+
+tasks stream ◄── issue ◄─┐                               ┌─► journal, checkpoints
+                         │                               │
+scored stream ─► collect ─► intake ─► step ─► ranks ─────┼─► publisher ── gRPC ─► rollout servers
+                         ▲             ▲                 │
+                         └─ watch ─────┘                 └─► job record, step history, events
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from functools import partial
+from pathlib import Path
+
+from redis.asyncio import Redis
+
+from services.common.checkpoints.fingerprint import identity_of
+from services.common.checkpoints.manifest import CHECKPOINTS_DIR
+from services.common.config.settings import Settings
+from services.common.jobs.fates import FATES_FILE
+from services.common.models.directory import inspect_model
+from services.common.redis.connection import BLOCK_S, connect
+from services.common.redis.keys import Stage
+from services.common.sandbox.pool import Sandbox
+from services.common.service.lifecycle import Drain, run_service
+from services.common.service.logs import log_context
+from services.common.spec import JobSpec
+from services.common.streams.consumer import Consumer
+from services.learner.groups.buffer import Intake
+from services.learner.groups.data import JobData
+from services.learner.groups.ledger import Ledger
+from services.learner.groups.tasks import TaskFactory
+from services.learner.groups.validate import Limits
+from services.learner.loops.collect import collect_loop
+from services.learner.loops.issue import issue_loop
+from services.learner.loops.monitor import watch_loop
+from services.learner.loops.state import JobContext
+from services.learner.loops.train import step_loop
+from services.learner.ranks.client import Ranks
+from services.learner.storage.checkpoints import CheckpointStore
+from services.learner.storage.fates import FateLog
+from services.learner.storage.folder import JOURNAL_DIR
+from services.learner.storage.job_store import HeadStore
+from services.learner.storage.journal import Journal
+from services.learner.storage.journal_key import journal_key
+from services.learner.storage.lineage import FIRST
+from services.learner.storage.lock import FolderLock
+from services.learner.weights.publisher import Publisher
+
+log = logging.getLogger(__name__)
+
+REPLACED_S = 5.0
+"""How long an older head of the job has to let its folder go."""
+BLOCKED_S = 900.0
+"""The head's event loop may hash and write large files itself."""
+
+
+class Head:
+    """Runs one job's loops beside rank 0's main thread."""
+
+    def __init__(self, job_id: str, spec: JobSpec, model_dir: Path, settings: Settings, ranks: Ranks) -> None:
+        """Nothing is started yet."""
+        self._job_id = job_id
+        self._spec = spec
+        self._model_dir = model_dir
+        self._settings = settings
+        self.ranks = ranks
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._drain: Drain | None = None
+        self._lock: FolderLock | None = None
+        self._thread = threading.Thread(target=self._main, name="head", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def drain(self) -> None:
+        """Asks the loops to end at the next step boundary; safe from any thread and from signal handlers."""
+        if self._loop is not None and self._drain is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._drain.request)
+
+    def join(self, timeout_s: float) -> None:
+        """Waits for the thread's end."""
+        self._thread.join(timeout_s)
+
+    def release(self) -> None:
+        """Lets another head write the job's folder. One that died keeps it to the end of its process: its ranks may still be writing."""
+        if self._lock is not None:
+            self._lock.release()
+
+    def _main(self) -> None:
+        try:
+            with log_context(job_id=self._job_id):
+                asyncio.run(self._run())
+        except BaseException as error:
+            log.exception("the head died")
+            self.ranks.fail(error)
+        else:
+            self.release()
+
+    async def _run(self) -> None:
+        self._loop, self._drain = asyncio.get_running_loop(), Drain()
+        settings, drain = self._settings, self._drain
+        redis = connect(settings.redis_url, password=settings.redis_password)
+        blocking = connect(settings.redis_url, password=settings.redis_password, block_s=BLOCK_S)
+        token = settings.internal_token.get_secret_value() if settings.internal_token else None
+        publisher = Publisher(
+            self._job_id, host=settings.bind_host, port=0, token=token, advertise_host=settings.advertise_host
+        )
+        sandbox = Sandbox(service="learner-data", log_level=settings.log_level)
+        data = JobData(sandbox, self._spec, settings)
+        try:
+            store = await HeadStore.begin(redis, settings.home / "jobs", self._job_id)
+            log.info("incarnation %d of this job's head", store.fence.incarnation)
+            folder = settings.job_dir(self._job_id)
+            self._lock = await asyncio.to_thread(FolderLock.take, folder, kill_after_s=REPLACED_S)
+            await data.open()
+            job = self._context(redis, blocking, publisher, store, data)
+            store.on_restored = job.work_lost
+            loops = {"step": step_loop, "issue": issue_loop, "collect": collect_loop, "watch": watch_loop}
+            bound = {name: partial(loop, job, drain) for name, loop in loops.items()}
+            await run_service(drain, bound, drain_timeout_s=settings.drain_timeout_s, blocked_s=BLOCKED_S)
+        finally:
+            publisher.stop()
+            await data.close()
+            await sandbox.stop()
+            await redis.aclose()
+            await blocking.aclose()
+
+    def _context(
+        self, redis: Redis, blocking: Redis, publisher: Publisher, store: HeadStore, data: JobData
+    ) -> JobContext:
+        job_id, settings, spec = self._job_id, self._settings, self._spec
+        folder = settings.job_dir(job_id)
+        journal = Journal(folder / JOURNAL_DIR, journal_key(settings))
+        journal.on_append = FateLog(folder / FATES_FILE, journal.records).append
+        journal.guard = store.require_newest
+        return JobContext(
+            job_id=job_id,
+            spec=spec,
+            lineage=FIRST.lineage,
+            folder=folder,
+            identity=identity_of(job_id, spec, self._model_dir, data.fingerprint),
+            model_dir=self._model_dir,
+            settings=settings,
+            redis=redis,
+            store=store,
+            ranks=self.ranks,
+            intake=Intake(spec, Limits.of(inspect_model(self._model_dir), spec), Ledger()),
+            tasks=TaskFactory(job_id, spec, lineage=FIRST.lineage, data=data),
+            journal=journal,
+            checkpoints=CheckpointStore(
+                folder / CHECKPOINTS_DIR, keep=spec.checkpoint.keep_last, guard=store.require_newest
+            ),
+            publisher=publisher,
+            consumer=Consumer(
+                redis, blocking, job_id, Stage.SCORED, group="learner", name="learner", fence=store.fence
+            ),
+        )

@@ -1,0 +1,53 @@
+"""From judged groups to what the ranks train: advantages, overlong punishment, loss masks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from services.common.spec import JobSpec
+from services.common.streams.types import Rollout
+from services.learner.algorithms.advantages import batch_advantages, overlong_penalty
+from services.learner.groups.buffer import Judged
+from services.learner.groups.sequence import Sequence
+
+
+def assemble(groups: list[Judged], spec: JobSpec) -> list[Sequence]:
+    """One sequence per rollout that was judged and holds a token, in the groups' order."""
+    scored = [_judged(judged) for judged in groups]
+    rewards = [np.array([reward + _shaping(rollout, spec) for rollout, reward in group]) for group in scored]
+    lengths = [[len(rollout.tokens) for rollout, _ in group] for group in scored]
+    algorithm = spec.algorithm
+    advantages = batch_advantages(rewards, algorithm.advantage_estimator, lengths, revision=algorithm.revision)
+    return [
+        _sequence(judged, rollout, float(advantage))
+        for judged, group, group_advantages in zip(groups, scored, advantages, strict=True)
+        for (rollout, _), advantage in zip(group, group_advantages, strict=True)
+        if rollout.token_ids
+    ]
+
+
+def _judged(judged: Judged) -> list[tuple[Rollout, float]]:
+    pairs = zip(judged.scored.group.rollouts, judged.scored.verdicts, strict=True)
+    return [(rollout, verdict.reward) for rollout, verdict in pairs if verdict.reward is not None]
+
+
+def _shaping(rollout: Rollout, spec: JobSpec) -> float:
+    algorithm = spec.algorithm
+    if not algorithm.overlong_buffer_enable:
+        return 0.0
+    return overlong_penalty(
+        len(rollout.tokens), rollout_max_tokens=spec.rollout.rollout_max_tokens, overlong_buffer=algorithm.overlong_buffer,
+        penalty_factor=algorithm.overlong_buffer_penalty_factor,
+    )  # fmt: skip
+
+
+def _sequence(judged: Judged, rollout: Rollout, advantage: float) -> Sequence:
+    prompt, response = judged.scored.group.prompt_tokens, rollout.tokens
+    return Sequence(
+        tokens=np.concatenate([prompt, response]),
+        prompt_len=len(prompt),
+        inference_logprobs=rollout.logprobs,
+        advantage=np.full(len(response), advantage, np.float32),
+        loss_mask=np.ones(len(response), bool),
+        group_id=judged.group_id,
+    )

@@ -1,0 +1,166 @@
+"""Checkpoints beside the training: the step is held for a copy, and the rest happens while the next steps are trained.
+
+between two steps:  room? ─► directory ─► ranks copy to host memory          then:  ranks write, hash, fsync ─► commit (a thread) ─► event
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from services.common.checkpoints.manifest import EXPORT, manifest_digest
+from services.common.jobs.record import LIVE, JobState
+from services.common.service.lifecycle import Drain
+from services.learner.loops import metrics
+from services.learner.loops.state import JobContext, Stopped
+from services.learner.storage.folder import is_full
+
+LOOK_AGAIN_S = 0.1
+
+
+async def save_if_due(job: JobContext, drain: Drain) -> None:
+    """Begins a checkpoint when a multiple of the interval has passed since the last; while one is being written, the next boundary looks.
+
+    A write that failed for want of space is done again here, and the job waits for it.
+    """
+    if job.saving is not None and not job.saving.done():
+        return
+    failed = job.saving is not None and job.saving.exception() is not None
+    every = job.spec.checkpoint.interval_steps
+    due = job.steps_left > 0 and job.step // every > job.begun_step // every
+    if failed or due:
+        await save(job, drain, wait=False)
+
+
+async def save(job: JobContext, drain: Drain, *, wait: bool) -> None:
+    """Saves the job as it is between two steps, unless it is saved.
+
+    Args:
+        job: the job.
+        drain: ends the wait for space.
+        wait: until it is written; otherwise only until it is copied.
+
+    Raises:
+        Stopped: the job was cancelled, or the learner drains, while there was no space.
+    """
+
+    async def attempt() -> None:
+        await saved(job)
+        if job.saved_step != job.step:
+            await _begin(job)
+        if wait or job.no_space:
+            await saved(job)
+
+    await with_room(job, drain, attempt)
+
+
+async def saved(job: JobContext) -> None:
+    """Waits until the checkpoint under way, if there is one, is written and committed.
+
+    Raises:
+        OSError: it could not be.
+    """
+    if job.saving is not None:
+        task, job.saving = job.saving, None
+        await task
+
+
+async def saved_if_possible(job: JobContext) -> None:
+    """The same, but a full disk is no error: the checkpoint before it stays the newest."""
+    try:
+        await saved(job)
+    except OSError as error:
+        if not is_full(error):
+            raise
+
+
+async def _begin(job: JobContext) -> None:
+    started, step = time.monotonic(), job.step
+    path = await asyncio.to_thread(job.checkpoints.begin, step)
+    await job.ranks.save(path, export=job.spec.checkpoint.export)
+    metrics.CHECKPOINT_HOLD_SECONDS.observe(time.monotonic() - started)
+    job.begun_step = step
+    job.saving = asyncio.create_task(_write(job, step, _state(job), started), name=f"checkpoint of step {step}")
+
+
+async def _write(job: JobContext, step: int, state: dict[str, Any], started: float) -> None:
+    try:
+        while (files := await job.ranks.saved()) is None:  # noqa: ASYNC110  other ranks tell only when they are asked
+            await asyncio.sleep(LOOK_AGAIN_S)
+        await job.store.append_checkpoint(step, manifest_digest(step, state, files))
+        final = await asyncio.to_thread(job.checkpoints.commit, step, state, files)
+    except OSError:
+        await asyncio.to_thread(job.checkpoints.discard, step)
+        raise
+    job.saved_step = step
+    if job.spec.checkpoint.export:
+        await job.store.update(job.job_id, export=str(final / EXPORT))
+    await job.store.event(job.job_id, "checkpoint", {"step": step, "path": str(final)})
+    metrics.CHECKPOINT_SECONDS.observe(time.monotonic() - started)
+
+
+def _state(job: JobContext) -> dict[str, Any]:
+    """What the head needs of a checkpoint. A group that waits for a step is not in it: see `recover`."""
+    return {
+        "lineage": job.lineage,
+        "ledger": job.intake.ledger.state(),
+        "start_step": job.start_step,
+        "data_offset": job.tasks.offset,
+        "skipped_in_a_row": job.skipped_in_a_row,
+        "identity": job.identity.state(),
+    }
+
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 2.0
+
+T = TypeVar("T")
+
+
+async def with_room(job: JobContext, drain: Drain, write: Callable[[], Awaitable[T]]) -> T:
+    """Does what writes to the disk, again and again while there is no space; the job is paused meanwhile, and nothing is lost.
+
+    consumes:     disk space
+    waits for:    space, RETRY_S at a time
+    unblocked by: whoever makes room
+    produces:     the states `paused`, with the reason, and `running`
+
+    Raises:
+        Stopped: the job was cancelled, or the learner drains, while there was none.
+        OSError: whatever else went wrong.
+    """
+    while True:
+        try:
+            result = await write()
+        except OSError as error:
+            if not is_full(error):
+                raise
+            await _pause(job, error)
+        else:
+            await _resume(job)
+            return result
+        if await drain.wait(RETRY_S) or job.stopping:
+            raise Stopped
+
+
+async def _pause(job: JobContext, error: OSError) -> None:
+    cause = f"no space left on {job.folder}: {error}"
+    if job.no_space != cause:
+        log.warning("paused: %s", cause)
+        job.no_space = cause
+        job.pause()
+        await job.store.transition(job.job_id, JobState.PAUSED, allowed=LIVE, cause=cause)
+
+
+async def _resume(job: JobContext) -> None:
+    if not job.no_space:
+        return
+    log.info("there is space again")
+    job.no_space = ""
+    if not (await job.store.get(job.job_id)).pause_requested:
+        job.resume()
+        await job.store.transition(job.job_id, JobState.RUNNING, allowed=LIVE)

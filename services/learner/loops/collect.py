@@ -1,0 +1,75 @@
+"""The collect loop: judged groups come in; each gets its fate at once, or waits for a step."""
+
+from __future__ import annotations
+
+import time
+
+from services.common.errors import EntryError
+from services.common.jobs.fates import Fate
+from services.common.redis.connection import BLOCK_S
+from services.common.service.lifecycle import Drain
+from services.common.streams.codec import decode
+from services.common.streams.consumer import Entry, require_place
+from services.common.streams.types import Purpose, ScoredGroup
+from services.learner.groups.buffer import Judged
+from services.learner.loops import metrics
+from services.learner.loops.state import JobContext
+
+READ_AT_ONCE = 64
+RENEW_S = 15.0
+
+
+async def collect_loop(job: JobContext, drain: Drain) -> None:
+    """Takes judged groups in.
+
+    consumes:     scored stream
+    waits for:    an entry, at most BLOCK_S at a time
+    unblocked by: the reward service
+    produces:     ready groups and fates; entries stay held until the journal has them
+    """
+    await job.recovered(drain)
+    renewed = time.monotonic()
+    while not drain.requested:
+        for entry in await job.consumer.read(READ_AT_ONCE, BLOCK_S):
+            await take(job, entry)
+        if time.monotonic() - renewed > RENEW_S:
+            await job.consumer.renew()
+            renewed = time.monotonic()
+
+
+async def take(job: JobContext, entry: Entry) -> None:
+    """Takes one entry: a training group, an evaluation's answer, or something for the dead letters."""
+    try:
+        scored = open_entry(job.job_id, entry)
+    except EntryError as error:
+        await job.consumer.dead_letter(entry, str(error))
+        metrics.DEAD_LETTERS.inc()
+        await job.store.event(job.job_id, "dead_letter", {"stage": "scored", "entry": entry.id, "message": str(error)})
+        return
+    task = scored.group.task
+    if task.lineage != job.lineage:
+        await job.consumer.ack(entry)
+        return
+    job.arrived += 1
+    if task.purpose is Purpose.EVAL:
+        job.answers.setdefault(task.group_id, Judged(scored, entry.payload, entry))
+    else:
+        tokens = sum(len(rollout.tokens) for rollout in scored.group.rollouts)
+        job.flow.take(scored)
+        metrics.GENERATED_TOKENS.inc(tokens)
+        metrics.JUDGE_SECONDS.observe(scored.judge_s)
+        fate = job.intake.arrived(Judged(scored, entry.payload, entry))
+        if fate in {Fate.DEGENERATE, Fate.STALE, Fate.FAILED}:
+            job.flow.wasted_tokens += tokens
+    job.moved()
+
+
+def open_entry(job_id: str, entry: Entry) -> ScoredGroup:
+    """What the entry holds.
+
+    Raises:
+        EntryError: it is no scored group, of another job, or not the one that the entry is named after.
+    """
+    scored = decode(ScoredGroup, entry.payload)
+    require_place(entry, scored.group.task, job_id, "group.task.")
+    return scored

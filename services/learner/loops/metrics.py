@@ -1,0 +1,181 @@
+"""The learner's Prometheus metrics. Rank 0 writes them to files (multiprocess mode); the agent serves them on its own port.
+
+A learner trains one job at a time, so no metric carries the job but `millrace_learner_job_info`, to which dashboards join the others.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from services.common.jobs.fates import Fate
+from services.learner.groups.buffer import Intake
+
+_AGES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+
+
+def _gauge(name: str, text: str, *labels: str) -> Gauge:
+    return Gauge(f"millrace_learner_{name}", text, labels, multiprocess_mode="mostrecent")
+
+
+JOB_INFO = _gauge("job_info", "1 for the job that this learner trains, or trained last.", "job_id")
+RANKS = _gauge("ranks", "Ranks (devices) that the job is spread over.")
+RANK_STARTS = Counter("millrace_learner_rank_starts", "Times the job's ranks were started, the first time included.")
+STEPS = Counter("millrace_learner_steps", "Optimizer steps done.")
+SKIPPED_STEPS = Counter(
+    "millrace_learner_skipped_steps", "Steps that left the weights as they were: not_finite or no_tokens.", ["reason"]
+)
+STEP_SECONDS = Histogram(
+    "millrace_learner_step_seconds", "From asking for a batch to the published version.", buckets=_SECONDS
+)
+WAIT_SECONDS = Counter("millrace_learner_wait_seconds", "Time the learner stood idle, waiting for a batch.")
+TRAIN_SECONDS = Counter("millrace_learner_train_seconds", "Time the ranks trained.")
+PUBLISH_SECONDS = Histogram(
+    "millrace_learner_weight_publish_seconds", "Time to gather, hash and announce a new version.", buckets=_SECONDS
+)
+TRAINED_TOKENS = Counter("millrace_learner_trained_tokens", "Response tokens trained.")
+GENERATED_TOKENS = Counter("millrace_learner_generated_tokens", "Response tokens of training rollouts that arrived.")
+WASTED_TOKENS = Counter("millrace_learner_wasted_tokens", "Response tokens of groups that were not trained.")
+POLICY_VERSION = _gauge("policy_version", "Newest policy version published.")
+POLICY_AGE = Histogram(
+    "millrace_learner_policy_age_steps", "policy_age of each group when it was trained.", buckets=_AGES
+)
+GROUPS = _gauge("groups", "Groups of the job so far, by fate.", "fate")
+SLOTS = _gauge("slots", "The active-group budget: (max_off_policy_steps + 1) × groups_per_step.")
+ACTIVE_GROUPS = _gauge("active_groups", "Groups issued and without a fate.")
+READY_GROUPS = _gauge("ready_groups", "Informative groups that wait for a step.")
+ACCEPT_RATE = _gauge("accept_rate_ratio", "Share of judged groups that are informative.")
+JUDGE_SECONDS = Histogram("millrace_learner_judge_seconds", "Time the verifiers took over a group.", buckets=_SECONDS)
+FAILURES_IN_A_ROW = _gauge(
+    "failures_in_a_row_groups", "Groups that failed since the last one that was informative or degenerate."
+)
+DEAD_LETTERS = Counter("millrace_learner_dead_letters", "Scored entries that could not be used and were put aside.")
+JOURNAL_BYTES = Counter("millrace_learner_journal_bytes", "Bytes appended to the journal.")
+CHECKPOINT_SECONDS = Histogram(
+    "millrace_learner_checkpoint_seconds", "From the copy of a checkpoint to its being durable.", buckets=_SECONDS
+)
+CHECKPOINT_HOLD_SECONDS = Histogram(
+    "millrace_learner_checkpoint_hold_seconds", "Time that a checkpoint held the training: the copy.", buckets=_SECONDS
+)
+EVAL_ACCURACY = _gauge(
+    "eval_accuracy_ratio", "Accuracy of the newest held-out evaluation: avg_at_k or pass_at_k.", "statistic"
+)
+EVAL_ROLLOUTS = _gauge(
+    "eval_rollouts",
+    "Rollouts of the newest held-out evaluation: judged, over_limit among them, or not_judged.",
+    "outcome",
+)
+UNJUDGED_ROLLOUTS = Counter(
+    "millrace_learner_unjudged_rollouts", "Training rollouts that arrived without a verdict: their verifier broke."
+)
+
+_CLIPPED = _gauge("clipped_tokens_ratio", "Share of the step's tokens whose ratio was clipped: low or high.", "side")
+_LENGTH = _gauge("response_length_tokens", "Response length in the newest step's batch: mean or p95.", "statistic")
+
+STEP_GAUGES: Mapping[str, Gauge] = {
+    "reward": _gauge("reward", "Mean reward of the rollouts judged since the step before, filtered ones included."),
+    "accuracy": _gauge("accuracy_ratio", "Mean accuracy of the same rollouts."),
+    "loss": _gauge("loss", "Loss of the newest step; NaN when it was not finite."),
+    "entropy": _gauge("entropy_nats", "Mean entropy of the policy over the newest step's response tokens."),
+    "grad_norm": _gauge("gradient_norm", "Gradient norm of the newest step before clipping; NaN when not finite."),
+    "lr": _gauge("learning_rate", "Learning rate of the newest step."),
+    "mismatch_kl_k1": _gauge("mismatch_kl_k1_nats", "Engine against learner: mean of −log ratio."),
+    "mismatch_kl_k3": _gauge("mismatch_kl_k3_nats", "Engine against learner: mean of ratio − log ratio − 1."),
+    "max_abs_logprob_difference": _gauge("logprob_difference_max_nats", "Largest |Δ log-prob|, engine to learner."),
+    "effective_sample_share": _gauge("effective_sample_ratio", "Effective sample size of the ratios, as a share."),
+    "truncated_share": _gauge("truncated_ratio", "Share of the newest step's responses that hit the length limit."),
+    "clip_fraction_low": _CLIPPED.labels("low"),
+    "clip_fraction_high": _CLIPPED.labels("high"),
+    "response_length_mean": _LENGTH.labels("mean"),
+    "response_length_p95": _LENGTH.labels("p95"),
+}
+"""Where each figure of a step's record goes."""
+
+EVAL_OUTCOMES = {
+    "judged": "rollouts_judged", "over_limit": "checks_over_limit", "not_judged": "rollouts_not_judged"
+}  # fmt: skip
+"""Outcome of an evaluation's rollouts → the figure of its record."""
+
+
+class Stopwatch:
+    """Adds a phase's seconds to its counter; one phase at a time. `tick` is called every now and then by whoever has a clock."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """In no phase."""
+        self._clock = clock
+        self._counter: Counter | None = None
+        self._counted_to = 0.0
+
+    @contextmanager
+    def phase(self, counter: Counter) -> Iterator[None]:
+        """What runs within it takes its time from this counter's phase."""
+        self._counter, self._counted_to = counter, self._clock()
+        try:
+            yield
+        finally:
+            self.tick()
+            self._counter = None
+
+    def tick(self) -> None:
+        """Counts what has passed since the last look."""
+        now = self._clock()
+        if self._counter is not None:
+            self._counter.inc(now - self._counted_to)
+        self._counted_to = now
+
+
+CLOCK = Stopwatch()
+"""Adds to WAIT_SECONDS and TRAIN_SECONDS while they pass."""
+
+for _reason in ("not_finite", "no_tokens"):
+    SKIPPED_STEPS.labels(_reason)  # a counter that begins at 1 has no increase
+
+
+def observe_job(job_id: str, *, slots: int, ranks: int) -> None:
+    """Says what these ranks work on."""
+    JOB_INFO.labels(job_id).set(1)
+    SLOTS.set(slots)
+    RANKS.set(ranks)
+    RANK_STARTS.inc()
+
+
+def observe_step(record: Mapping[str, Any], ages: list[int]) -> None:
+    """Counts a step from its record. A figure that the record has as None was not finite, or there was nothing to take it from."""
+    STEPS.inc()
+    STEP_SECONDS.observe(record["step_s"])
+    TRAINED_TOKENS.inc(record["trained_tokens"])
+    WASTED_TOKENS.inc(record["wasted_tokens"])
+    UNJUDGED_ROLLOUTS.inc(record["rollouts_not_judged"])
+    for age in ages:
+        POLICY_AGE.observe(age)
+    if record["skipped"]:
+        SKIPPED_STEPS.labels("no_tokens" if record["loss_tokens"] == 0 else "not_finite").inc()
+    for name, gauge in STEP_GAUGES.items():
+        if name in record:
+            gauge.set(math.nan if record[name] is None else record[name])
+
+
+def observe_intake(intake: Intake) -> None:
+    """Sets the gauges of what is on its way."""
+    CLOCK.tick()
+    for fate in Fate:
+        GROUPS.labels(fate.value).set(intake.ledger.counts[fate])
+    ACTIVE_GROUPS.set(len(intake.ledger.active))
+    READY_GROUPS.set(intake.ready)
+    FAILURES_IN_A_ROW.set(intake.failures.count)
+    ACCEPT_RATE.set(intake.accept_rate.value)
+
+
+def observe_evaluation(result: Mapping[str, Any]) -> None:
+    """Sets the gauges of a held-out evaluation; the accuracies of one without answers change nothing."""
+    for outcome, name in EVAL_OUTCOMES.items():
+        EVAL_ROLLOUTS.labels(outcome).set(result[name])
+    for statistic in ("avg_at_k", "pass_at_k"):
+        if result[statistic] is not None:
+            EVAL_ACCURACY.labels(statistic).set(result[statistic])

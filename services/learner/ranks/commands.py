@@ -1,0 +1,137 @@
+"""What rank 0 tells all ranks to do, and the broadcast that carries it: MessagePack in a byte tensor, never a pickle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from services.learner.groups.sequence import Sequence
+
+_MAX_COMMAND_BYTES = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Nothing to do yet: keeps every rank's wait short."""
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """One optimizer step."""
+
+    step: int
+    sequences: list[Sequence]
+
+
+@dataclass(frozen=True, slots=True)
+class Finite:
+    """Every rank looks whether its parameters are finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Gather the weights on rank 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Every rank copies its part of a checkpoint and begins to write it into the directory; with `export`, Hugging Face files too."""
+
+    path: str
+    export: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Every rank tells what became of its writing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Every rank reads its part of a checkpoint from the directory, with the optimizer's moments and the random states if so said."""
+
+    path: str
+    optimizer: bool = True
+    rng: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LoadWeights:
+    """Every rank begins at step 0 from the weights in the directory: a checkpoint's parts, or a Hugging Face directory."""
+
+    path: str
+    hugging_face: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Leave the loop."""
+
+
+Command = Idle | Train | Finite | Publish | Save | Saved | Load | LoadWeights | Finish
+
+
+def encode_command(command: Command) -> bytes:
+    """The command as MessagePack."""
+    kind = type(command).__name__
+    match command:
+        case Train(step, sequences):
+            body: Any = [step, [_pack_sequence(s) for s in sequences]]
+        case Save(path, export):
+            body = [path, export]
+        case Load(path, optimizer, rng):
+            body = [path, optimizer, rng]
+        case LoadWeights(path, hugging_face):
+            body = [path, hugging_face]
+        case _:
+            body = []
+    return bytes(msgpack.packb([kind, body]))
+
+
+def decode_command(payload: bytes) -> Command:
+    """The command in a payload that `encode_command` made."""
+    kind, body = msgpack.unpackb(payload, max_bin_len=_MAX_COMMAND_BYTES, max_array_len=100_000_000)
+    if kind == "Train":
+        return Train(body[0], [_unpack_sequence(s) for s in body[1]])
+    known: tuple[type[Command], ...] = (Idle, Finite, Publish, Save, Saved, Load, LoadWeights, Finish)
+    return {cls.__name__: cls for cls in known}[kind](*body)
+
+
+def share(command: Command | None, device: torch.device) -> Command:
+    """Rank 0 gives a command, every rank gets it. The others wait at most the process group's timeout."""
+    if dist.get_world_size() == 1:
+        if command is None:
+            raise ValueError("rank 0 gives the command")
+        return command
+    payload = encode_command(command) if command is not None else b""
+    size = torch.tensor([len(payload)], dtype=torch.int64, device=device)
+    dist.broadcast(size, src=0)
+    data = torch.frombuffer(bytearray(payload), dtype=torch.uint8).to(device) if payload else None
+    if data is None:
+        data = torch.empty(int(size.item()), dtype=torch.uint8, device=device)
+    dist.broadcast(data, src=0)
+    return command if command is not None else decode_command(data.cpu().numpy().tobytes())
+
+
+def _pack_sequence(sequence: Sequence) -> list[Any]:
+    return [
+        sequence.tokens.astype("<i4").tobytes(), sequence.prompt_len, sequence.inference_logprobs.astype("<f4").tobytes(),
+        sequence.advantage.astype("<f4").tobytes(), sequence.loss_mask.astype("u1").tobytes(), sequence.group_id,
+    ]  # fmt: skip
+
+
+def _unpack_sequence(item: list[Any]) -> Sequence:
+    tokens, prompt_len, inference_logprobs, advantage, loss_mask, group_id = item
+    return Sequence(
+        tokens=np.frombuffer(tokens, "<i4"),
+        prompt_len=prompt_len,
+        inference_logprobs=np.frombuffer(inference_logprobs, "<f4"),
+        advantage=np.frombuffer(advantage, "<f4"),
+        loss_mask=np.frombuffer(loss_mask, "u1").astype(bool),
+        group_id=group_id,
+    )

@@ -1,0 +1,152 @@
+"""Starts a job's ranks with torchelastic: `python -m services.learner.ranks.launch <torchrun arguments>`.
+
+A process of its own between agent and ranks: the agent stays light and answers its health checks, and the ranks die with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from services.common.config.settings import Platform, Settings
+from services.common.errors import ConfigError
+from services.common.service.processes import die_with_parent
+from services.common.spec import JobSpec
+from services.learner.ranks.deaths import TORCH_LOG, DeathsHandler
+from services.learner.ranks.heartbeat import FOLDER
+
+LOCAL_BACKEND = "millrace-local"
+"""How one machine's ranks meet (`rendezvous.py`)."""
+MEET_WITHIN_S = 600
+"""Longest wait of a machine for the others, at the start and after a rank or a machine died."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """The machines of one learner. Node 0 takes the jobs; the others start their ranks of whatever job it has.
+
+    All share MILLRACE_HOME (a network file system), Redis and the name MILLRACE_WORKER.
+    """
+
+    count: int = 1
+    index: int = 0
+    rendezvous: str = ""
+    """host:port, on node 0."""
+    address: str | None = None
+    """Under which the others reach this machine; None: its host name."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """The nodes that the settings name.
+
+        Raises:
+            ConfigError: names the variable that is missing or wrong.
+        """
+        count, index = settings.learner_nodes, settings.learner_node
+        if index >= count:
+            raise ConfigError(
+                f"MILLRACE_LEARNER_NODE={index} must be below MILLRACE_LEARNER_NODES={count} (they count from 0)"
+            )
+        if count == 1:
+            return cls()
+        if settings.worker is None:
+            raise ConfigError(f"MILLRACE_WORKER: name the learner, the same on all {count} nodes")
+        rendezvous = settings.learner_rendezvous or ""
+        host, _, port = rendezvous.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+            raise ConfigError(
+                f"MILLRACE_LEARNER_RENDEZVOUS must be host:port on node 0, the same on all nodes, not {rendezvous!r}"
+            )
+        return cls(count, index, rendezvous, settings.advertise_host)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this machine takes the jobs."""
+        return self.index == 0
+
+    def own_name(self, learner: str) -> str:
+        """This machine's name among the workers: the learner's on node 0, with the node's number elsewhere."""
+        return learner if self.leads else f"{learner}-node{self.index}"
+
+    def ranks_here(self, world_size: int) -> int:
+        """Ranks that this machine runs of `world_size`.
+
+        Raises:
+            ConfigError: they cannot be spread evenly.
+        """
+        if world_size % self.count:
+            raise ConfigError(
+                f"learner: tensor_parallel_size × pipeline_parallel_size × data_parallel_size = {world_size} ranks "
+                f"cannot be spread evenly over the learner's {self.count} nodes"
+            )
+        return world_size // self.count
+
+    def torchrun_arguments(self, job_id: str, world_size: int) -> list[str]:
+        """How torchelastic is told of this machine and of the others.
+
+        Raises:
+            ConfigError: the ranks cannot be spread evenly.
+        """
+        here = [f"--nproc-per-node={self.ranks_here(world_size)}"]
+        if self.count == 1:
+            return ["--nnodes=1", *here, f"--rdzv-backend={LOCAL_BACKEND}", f"--rdzv-id={job_id}"]
+        address = [f"--local-addr={self.address}"] if self.address else []
+        return [
+            f"--nnodes={self.count}", *here, "--rdzv-backend=c10d", f"--rdzv-id={job_id}", *address,
+            f"--rdzv-endpoint={self.rendezvous}",
+            f"--rdzv-conf=is_host={int(self.leads)},join_timeout={MEET_WITHIN_S}",
+        ]  # fmt: skip
+
+
+RANK_MODULE = "services.learner.rank"
+
+
+def rank_command(nodes: Nodes, job_id: str, world_size: int, restarts: int) -> list[str]:
+    """The command that starts this machine's share of the job's ranks, and restarts all of them, on all machines, when one dies.
+
+    Raises:
+        ConfigError: the ranks cannot be spread evenly over the machines.
+    """
+    return launch_command(nodes.torchrun_arguments(job_id, world_size), restarts, RANK_MODULE)
+
+
+def launch_command(torchrun_arguments: list[str], restarts: int, module: str, *arguments: str) -> list[str]:
+    """The command that starts ranks which run `python -m module arguments`."""
+    return [
+        sys.executable, "-m", "services.learner.ranks.launch", *torchrun_arguments,
+        f"--max-restarts={restarts}", "--monitor-interval=0.5", "-m", module, *arguments,
+    ]  # fmt: skip
+
+
+def rank_environment(settings: Settings, job_id: str, spec: JobSpec, metrics_dir: Path) -> dict[str, str]:
+    """The environment of a job's ranks; the same threads round the same way."""
+    threads = str(spec.learner.threads_per_rank)
+    variables = {
+        "MILLRACE_JOB": job_id, "MILLRACE_HOME": str(settings.home.resolve()), "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "GOMP_SPINCOUNT": "0",
+        "PROMETHEUS_MULTIPROC_DIR": str(metrics_dir),
+        # A store of their own for ranks that were started again: in a shared one they would find the dead ones' addresses.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }  # fmt: skip
+    if settings.platform is not Platform.NPU:
+        variables["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    return {**os.environ, **variables}
+
+
+if __name__ == "__main__":
+    die_with_parent(signal.SIGTERM)
+    from torch.distributed.run import main
+
+    from services.learner.megatron.rendezvous import offer
+
+    if FOLDER in os.environ:
+        logging.getLogger(TORCH_LOG).addHandler(DeathsHandler(Path(os.environ[FOLDER])))
+    with tempfile.TemporaryDirectory(prefix="millrace-meet-", ignore_cleanup_errors=True) as folder:
+        offer(LOCAL_BACKEND, Path(folder))
+        main(sys.argv[1:])

@@ -1,0 +1,235 @@
+"""The records of one running job, as its head writes them: fenced, kept in the job's folder, and restored when Redis has lost them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any, Self
+
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from services.common.errors import Fenced, RecordGone
+from services.common.jobs import lua
+from services.common.jobs.folder import HISTORY_FILE, JobFolder
+from services.common.jobs.history_mark import HistoryMark, HistoryReader
+from services.common.jobs.record import ActiveJob, JobRecord, JobState
+from services.common.jobs.store import JobStore
+from services.common.redis import keys
+from services.common.redis.fencing import HEALS, Fence, raise_if_fenced
+
+SAVE_TRIES = 3
+
+log = logging.getLogger(__name__)
+
+
+class HeadStore(JobStore):
+    """`JobStore` for the head of one job. Every write carries its incarnation; a newer head makes all of them raise `Fenced`."""
+
+    fence: Fence
+
+    def __init__(self, redis: Redis, jobs_dir: Path, job_id: str, incarnation: int) -> None:
+        """For `begin`."""
+        super().__init__(redis, jobs_dir)
+        self.job_id = job_id
+        self.fence = _fence_of(job_id, incarnation, self.heal)
+        self._plain = JobStore(redis, jobs_dir)
+        self.on_restored: Callable[[], None] = lambda: None
+        """Called when Redis had lost the job and its records are back: the work in its streams is still gone."""
+        self._folder = JobFolder(jobs_dir / job_id)
+        self._history = HistoryReader(self._folder.path / HISTORY_FILE)
+        self._active: ActiveJob | None = None
+        self._healing = asyncio.Lock()
+        self._steps = 0
+        """Steps in the folder's history, and in what waits for it."""
+        self._unwritten: list[tuple[str, int, dict[str, Any]]] = []
+        self._writing = asyncio.Lock()
+
+    @classmethod
+    async def begin(cls, redis: Redis, jobs_dir: Path, job_id: str) -> Self:
+        """Takes the job's next incarnation, durably: from now on no older head can write.
+
+        Raises:
+            RecordGone: neither Redis nor the job's folder knows the job.
+        """
+        plain = JobStore(redis, jobs_dir)
+        saved = await asyncio.to_thread(plain.saved, job_id)
+        floor = saved.incarnation if saved is not None else 0
+        taken = 0
+        for _ in range(2):
+            taken = int(await redis.register_script(lua.BEGIN)(keys=[keys.record(job_id)], args=[floor]))
+            if taken or saved is None:
+                break
+            await plain.restore(saved)
+        if not taken:
+            raise RecordGone(f"neither Redis nor {jobs_dir / job_id} knows job {job_id}")
+        store = cls(redis, jobs_dir, job_id, taken)
+        await store.save(job_id)
+        await store._read_history()
+        await store.refill(job_id)
+        return store
+
+    async def heal(self) -> None:
+        """Puts the job's records back, and lets servers see it again; nothing to do when another call has done so.
+
+        Raises:
+            Fenced: a newer head has begun.
+            RecordGone: the job's folder does not have the record either.
+        """
+        async with self._healing:
+            saved = await asyncio.to_thread(self.saved, self.job_id)
+            if saved is None:
+                raise RecordGone(f"neither Redis nor {self._folder.path} knows job {self.job_id}")
+            self._refuse_if_older(saved.incarnation)
+            for _ in range(HEALS):
+                if await self._restored(saved):
+                    return
+            raise RecordGone(f"Redis loses the record of job {self.job_id} as often as it is put back")
+
+    async def _restored(self, saved: JobRecord) -> bool:
+        """Puts the record back where it is missing; whether it was still there when servers could see the job again."""
+        mine = self.fence.incarnation
+        try:
+            if not await self._plain.restore(saved, mine):
+                return True
+        except ResponseError as error:
+            raise_if_fenced(error, self.fence)
+            raise
+        self.on_restored()
+        try:
+            if self._active is not None:  # not with `self.fence`: it would heal, and wait for itself
+                await self._activate(self._active, _fence_of(self.job_id, mine, _nothing))
+        except RecordGone:
+            return False
+        return True
+
+    def require_newest(self) -> None:
+        """To be asked before a file of the job is written: no script guards those. Asks the job's folder, where `begin` left word.
+
+        Raises:
+            Fenced: a newer head has begun.
+        """
+        self._refuse_if_older(self._folder.incarnation())
+
+    def _refuse_if_older(self, newest: int) -> None:
+        mine = self.fence.incarnation
+        if newest > mine:
+            raise Fenced(f"job {self.job_id}: this process is incarnation {mine}, and {newest} writes")
+
+    async def find(self, job_id: str) -> JobRecord | None:
+        """The job's record, restored if Redis had lost it.
+
+        Raises:
+            Fenced: a newer head has begun.
+        """
+        record = await super().find(job_id)
+        if job_id != self.job_id or (record is not None and record.incarnation == self.fence.incarnation):
+            return record
+        if record is not None:
+            self._refuse_if_older(record.incarnation)
+        await self.heal()
+        return await super().find(job_id)
+
+    async def transition(
+        self, job_id: str, to: JobState, *, allowed: Iterable[JobState], cause: str = "", **values: str | float
+    ) -> None:
+        """Moves the job to another state; when this returns, the job's folder says so too, unless it cannot be written.
+
+        Redis may lose the move before the folder has it: then the record comes back as it was, and is moved again.
+        """
+        states = list(allowed)
+        for _ in range(SAVE_TRIES):
+            await super().transition(job_id, to, allowed=states, cause=cause, **values)
+            saved = await asyncio.to_thread(self.saved, job_id)
+            if saved is not None and saved.state is to:
+                return
+            states = [*states, to]
+        log.error("the folder of job %s does not say that it is %s", job_id, to)
+
+    async def activate(self, job: ActiveJob) -> None:
+        """Lets rollout and reward servers see the job, or its newer address and version."""
+        self._active = job
+        await self._activate(job, self.fence)
+
+    async def retire(self, job_id: str) -> None:
+        """Lets servers detach, and deletes the work still in its streams."""
+        self._active = None
+        await super().retire(job_id)
+
+    async def append_step(self, job_id: str, number: int, data: dict[str, Any]) -> None:
+        """Adds a step's record to the history, once, in Redis and in the folder, and tells so in the events."""
+        if not await self._append_step(job_id, number, data, complete=True):
+            await self.refill(job_id)  # Redis is behind: it was put back to an older state
+            await self._append_step(job_id, number, data, complete=False)
+        step = int(data["step"])
+        if step > self._steps:  # after Redis, which refuses a head that is fenced
+            self._steps = step
+            await self._keep("step", step, data)
+
+    async def append_eval(self, job_id: str, data: dict[str, Any]) -> None:
+        """Adds an evaluation to the history, in Redis and in the folder, and tells so in the events."""
+        await super().append_eval(job_id, data)
+        await self._keep("eval", int(data["step"]), data)
+
+    async def append_checkpoint(self, step: int, manifest: str) -> None:
+        """Notes in the folder's history, durably, that a checkpoint is about to be there, and the digest of its manifest.
+
+        Raises:
+            OSError: it could not be written, for want of space perhaps; it will be, with what else waits.
+        """
+        self._unwritten.append(("checkpoint", step, {"manifest": manifest}))
+        await self.write_history()
+
+    async def history_mark(self) -> HistoryMark:
+        """How far the folder's history goes, and what it is up to there."""
+        async with self._writing:
+            return await asyncio.to_thread(self._history.mark)
+
+    async def write_history(self) -> None:
+        """Writes the lines of the history that the folder could not take when they came.
+
+        Raises:
+            OSError: it still cannot take them; they are kept.
+        """
+        async with self._writing:
+            while self._unwritten:
+                await asyncio.to_thread(self._folder.append, *self._unwritten[0])
+                self._unwritten.pop(0)
+
+    async def rewind(self, job_id: str, step: int) -> None:
+        """Drops the records of later steps: they are not of the course that the job goes on with.
+
+        Raises:
+            OSError: the folder could not take it, for want of space perhaps; it may be tried again.
+        """
+        await self.write_history()
+        history = await asyncio.to_thread(self._folder.history)
+        if not any(record["step"] > step for record in [*history.steps, *history.evals]):
+            return
+        log.warning("the history goes back to step %d", step)
+        await self._run(lua.CLEAR, [keys.steps(job_id), keys.evals(job_id)], [])
+        await asyncio.to_thread(self._folder.append, "rewind", step, {})
+        await self._read_history()
+        await self.refill(job_id)
+
+    async def _read_history(self) -> None:
+        history = await asyncio.to_thread(self._folder.history)
+        self._steps = history.steps[-1]["step"] if history.steps else 0
+
+    async def _keep(self, kind: str, step: int, data: dict[str, Any]) -> None:
+        """Adds a line to the folder's history. One that cannot be written waits for `write_history`, which says so to whoever can wait."""
+        self._unwritten.append((kind, step, data))
+        try:
+            await self.write_history()
+        except OSError as error:
+            log.warning("%s cannot be written: %s", self._folder.path, error)
+
+
+def _fence_of(job_id: str, incarnation: int, heal: Callable[[], Awaitable[None]]) -> Fence:
+    return Fence(f"job {job_id}", keys.record(job_id), incarnation, heal)
+
+
+async def _nothing() -> None:
+    """Heals nothing."""

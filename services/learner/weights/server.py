@@ -1,0 +1,184 @@
+"""The learner's gRPC server: announces versions to rollout servers, sends them, and takes their reports."""
+
+from __future__ import annotations
+
+import hmac
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import grpc
+
+from services.common.errors import ConfigError, DeadlineExceeded
+from services.common.pb import weight_sync_pb2 as pb
+from services.common.pb import weight_sync_pb2_grpc as pb_grpc
+from services.common.weights.channel import FETCH_LIMIT_S, SERVER_OPTIONS, TOKEN_HEADER, WATCH_LIMIT_S, bearer
+from services.learner.weights.store import Payload, Shelf, VersionKey
+
+_MAX_CALLS = 256
+_MAX_WATCHERS = 128  # every watcher holds a thread: half of them stay free for Fetch and Report
+_LOOK_S = 1.0  # how often a watcher looks whether its client is still there
+
+
+@dataclass(frozen=True, slots=True)
+class ServerReport:
+    """What one rollout server made of a version."""
+
+    server: str
+    lineage: int
+    n: int
+    error: str
+    """Empty when the version is active."""
+    fetch_s: float
+    pause_s: float
+    """Seconds during which the engine did not generate."""
+    apply_s: float
+    wire_bytes: int
+
+
+class WeightService(pb_grpc.WeightSyncServicer):
+    """The three calls of the contract, for one job."""
+
+    def __init__(self, job_id: str, shelf: Shelf, on_report: Callable[[ServerReport], None]) -> None:
+        """Serves what the shelf holds."""
+        self._job_id = job_id
+        self._shelf = shelf
+        self._on_report = on_report
+        self._watchers = threading.BoundedSemaphore(_MAX_WATCHERS)
+
+    def Watch(self, request: pb.WatchRequest, context: grpc.ServicerContext) -> Iterator[pb.Announcement]:  # noqa: N802
+        """The current version at once, then newer ones; ends when the server stops, or after WATCH_LIMIT_S."""
+        self._check_job(request.job_id, context)
+        if not self._watchers.acquire(blocking=False):
+            _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"{_MAX_WATCHERS} servers watch already")
+        try:
+            context.add_callback(self._shelf.wake)
+            yield from self._announcements(context, limit_s=min(_remaining(context), WATCH_LIMIT_S))
+        finally:
+            self._watchers.release()
+
+    def Fetch(self, request: pb.FetchRequest, context: grpc.ServicerContext) -> Iterator[pb.FetchReply]:  # noqa: N802
+        """The manifest, then the payload from the offset asked for."""
+        self._check_job(request.job_id, context)
+        if _remaining(context) > FETCH_LIMIT_S:
+            _abort(
+                context, grpc.StatusCode.INVALID_ARGUMENT, f"Fetch needs a deadline of at most {FETCH_LIMIT_S:.0f} s"
+            )
+        payload = self._payload(request, context)
+        if request.offset > payload.wire_bytes:
+            message = f"offset {request.offset} lies beyond the {payload.wire_bytes} bytes of this encoding"
+            _abort(context, grpc.StatusCode.OUT_OF_RANGE, message)
+        yield from payload.replies(request.offset)
+
+    def Report(self, request: pb.ReportRequest, context: grpc.ServicerContext) -> pb.ReportReply:  # noqa: N802
+        """Takes note, and answers with the newest version."""
+        self._check_job(request.job_id, context)
+        self._on_report(
+            ServerReport(
+                server=request.server,
+                lineage=request.version.lineage,
+                n=request.version.n,
+                error=request.error,
+                fetch_s=request.fetch_seconds,
+                pause_s=request.pause_seconds,
+                apply_s=request.apply_seconds,
+                wire_bytes=request.wire_bytes,
+            )
+        )
+        current = self._shelf.current
+        return pb.ReportReply(current=pb.Version(lineage=current.lineage, n=current.n) if current else None)
+
+    def _announcements(self, context: grpc.ServicerContext, limit_s: float) -> Iterator[pb.Announcement]:
+        seen: VersionKey | None = None
+        end = time.monotonic() + limit_s
+        while time.monotonic() < end and context.is_active() and not self._shelf.closed:
+            snapshot = self._shelf.newer_than(seen, _LOOK_S)
+            if snapshot is None:
+                continue
+            seen = snapshot.version
+            version = pb.Version(lineage=snapshot.lineage, n=snapshot.n)
+            yield pb.Announcement(job_id=self._job_id, version=version, total_bytes=snapshot.total_bytes)
+
+    def _payload(self, request: pb.FetchRequest, context: grpc.ServicerContext) -> Payload:
+        base = (request.base.lineage, request.base.n) if request.HasField("base") else None
+        version = (request.version.lineage, request.version.n)
+        try:
+            return self._shelf.payload(version, base, _remaining(context))
+        except KeyError:
+            _abort(context, grpc.StatusCode.NOT_FOUND, f"version {version} of job {self._job_id} is not kept")
+        except DeadlineExceeded as error:
+            _abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
+
+    def _check_job(self, job_id: str, context: grpc.ServicerContext) -> None:
+        if job_id != self._job_id:
+            _abort(
+                context, grpc.StatusCode.NOT_FOUND, f"job {job_id!r} is not here: this learner serves {self._job_id!r}"
+            )
+
+
+class TokenInterceptor(grpc.ServerInterceptor):
+    """Refuses every call without the token, whatever its method."""
+
+    def __init__(self, token: str) -> None:
+        """The one token that is good."""
+        self._expected = bearer(token).encode()
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Lets the call through, or puts a refusal of the same kind in its place."""
+        given = [value for key, value in handler_call_details.invocation_metadata if key == TOKEN_HEADER]
+        sent = given[0] if given else ""
+        if hmac.compare_digest(sent.encode() if isinstance(sent, str) else sent, self._expected):
+            return continuation(handler_call_details)
+        handler = continuation(handler_call_details)
+        if handler is not None and handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(_refuse_stream)
+        return grpc.unary_unary_rpc_method_handler(_refuse)
+
+
+def start_server(service: WeightService, host: str, port: int, token: str | None) -> tuple[grpc.Server, int]:
+    """Starts serving; port 0 takes a free one. Returns the server and its port.
+
+    Raises:
+        ConfigError: the address is taken, or is not of this machine.
+    """
+    server = grpc.server(
+        ThreadPoolExecutor(_MAX_CALLS, thread_name_prefix="weights"),
+        interceptors=[TokenInterceptor(token)] if token else [],
+        options=SERVER_OPTIONS,
+        maximum_concurrent_rpcs=_MAX_CALLS,
+    )
+    pb_grpc.add_WeightSyncServicer_to_server(service, server)  # type: ignore[no-untyped-call]  # generated code
+    literal = f"[{host}]" if ":" in host else host
+    try:
+        bound = server.add_insecure_port(f"{literal}:{port}")
+    except RuntimeError as error:
+        raise ConfigError(
+            f"cannot serve weights on {literal}:{port}: the address is taken or not of this machine"
+        ) from error
+    server.start()
+    return server, bound
+
+
+def _remaining(context: grpc.ServicerContext) -> float:
+    remaining = context.time_remaining()
+    return float("inf") if remaining is None else remaining
+
+
+def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, message: str) -> NoReturn:
+    context.abort(code, message)
+    raise AssertionError("abort raises")
+
+
+def _refuse(_request: object, context: grpc.ServicerContext) -> NoReturn:
+    _abort(context, grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong")
+
+
+def _refuse_stream(_request: object, context: grpc.ServicerContext) -> Iterator[NoReturn]:
+    yield _refuse(_request, context)

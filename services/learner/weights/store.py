@@ -1,0 +1,197 @@
+"""The versions that the learner keeps for its rollout servers, and what it sends of them.
+
+publish → Shelf.put ── newest `keep` versions ──► Shelf.payload(version, base) → Payload.replies
+                    └─ wakes ──────────────────► Shelf.newer_than(version)
+"""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from itertools import accumulate
+
+from services.common.errors import DeadlineExceeded, WeightSyncError
+from services.common.pb import weight_sync_pb2 as pb
+from services.common.weights import delta
+from services.common.weights.channel import CHUNK_BYTES
+from services.common.weights.snapshot import Snapshot, chunk_checksum
+
+VersionKey = tuple[int, int]
+"""(lineage, n)"""
+
+
+class Payload:
+    """A snapshot as it travels: the manifest, and one piece of bytes per tensor."""
+
+    def __init__(self, snapshot: Snapshot, base: VersionKey | None, pieces: Sequence[bytes | memoryview]) -> None:
+        """Full without a base, otherwise the delta from it."""
+        self._pieces = [memoryview(piece) for piece in pieces]
+        self._ends = list(accumulate(len(piece) for piece in self._pieces))
+        self.wire_bytes = self._ends[-1]
+        tensors = [
+            pb.Tensor(name=spec.name, dtype=spec.dtype, shape=spec.shape, wire_bytes=len(piece), digest=spec.digest)
+            for spec, piece in zip(snapshot.tensors, self._pieces, strict=True)
+        ]
+        self.manifest = pb.Manifest(
+            version=pb.Version(lineage=snapshot.lineage, n=snapshot.n),
+            encoding=pb.ENCODING_XOR_ZSTD if base else pb.ENCODING_FULL,
+            base=pb.Version(lineage=base[0], n=base[1]) if base else None,
+            tensors=tensors,
+            digest=snapshot.digest,
+        )
+
+    def replies(self, offset: int) -> Iterator[pb.FetchReply]:
+        """The manifest, then the payload from a byte offset on."""
+        yield pb.FetchReply(manifest=self.manifest)
+        while offset < self.wire_bytes:
+            data = self._slice(offset, CHUNK_BYTES)
+            reply = pb.FetchReply()
+            chunk = reply.chunk  # filled in place: a chunk given to the constructor would be copied
+            chunk.offset, chunk.data, chunk.checksum = offset, data, chunk_checksum(data)
+            yield reply
+            offset += len(data)
+
+    def _slice(self, offset: int, size: int) -> bytes:
+        parts = []
+        index = bisect.bisect_right(self._ends, offset)
+        while size and index < len(self._pieces):
+            piece = self._pieces[index]
+            start = offset - (self._ends[index] - len(piece))
+            part = piece[start : start + size]
+            parts.append(part)
+            offset, size, index = offset + len(part), size - len(part), index + 1
+        return b"".join(parts)
+
+
+class Shelf:
+    """The newest versions of one job. Any thread may call anything."""
+
+    def __init__(self, keep: int) -> None:
+        """Keeps `keep` versions (at least one)."""
+        self._keep = max(1, keep)
+        self._changed = threading.Condition()
+        self._kept: OrderedDict[VersionKey, Snapshot] = OrderedDict()
+        self._payloads: dict[tuple[VersionKey, VersionKey | None], Future[Payload]] = {}
+        self._closed = False
+
+    def put(self, snapshot: Snapshot) -> None:
+        """Makes the snapshot the current one; the oldest beyond `keep` goes, and every delta that needs it.
+
+        Raises:
+            WeightSyncError: the version is not newer than the current one; a version is never used twice.
+        """
+        with self._changed:
+            current = self._current()
+            if current is not None and snapshot.version <= current.version:
+                raise WeightSyncError(f"version {snapshot.version} is not newer than {current.version}")
+            self._kept[snapshot.version] = snapshot
+            while len(self._kept) > self._keep:
+                self._kept.popitem(last=False)
+            self._payloads = {
+                (version, base): payload
+                for (version, base), payload in self._payloads.items()
+                if version in self._kept and (base is None or base in self._kept)
+            }
+            self._changed.notify_all()
+
+    @property
+    def current(self) -> Snapshot | None:
+        """The newest version, once there is one."""
+        with self._changed:
+            return self._current()
+
+    def newer_than(self, version: VersionKey | None, timeout_s: float) -> Snapshot | None:
+        """Waits for a version newer than this one; None when there is none in time, after `wake`, or at the end."""
+        with self._changed:
+            if not self._is_newer(version) and not self._closed:
+                self._changed.wait(timeout_s)
+            return self._current() if self._is_newer(version) and not self._closed else None
+
+    @property
+    def closed(self) -> bool:
+        """Whether the server is stopping."""
+        with self._changed:
+            return self._closed
+
+    def wake(self) -> None:
+        """Makes waiting watchers look whether they are still wanted."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Ends all waits."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def payload(self, version: VersionKey, base: VersionKey | None, timeout_s: float) -> Payload:
+        """What to send to a server that wants `version` and holds `base`: the delta where that is possible and smaller, else all.
+
+        Each is made once, by whoever asks first, and shared.
+
+        Raises:
+            KeyError: the version is not kept.
+            DeadlineExceeded: another thread is still encoding it.
+        """
+        with self._changed:
+            snapshot = self._kept[version]
+            basis = self._kept.get(base) if base is not None and base != version else None
+            if basis is not None and not _same_layout(snapshot, basis):
+                basis = None
+            key = (version, basis.version if basis is not None else None)
+            future = self._payloads.get(key)
+            mine = future is None
+            if future is None:
+                future = self._payloads[key] = Future()
+        if mine:
+            self._make(key, snapshot, basis, future)
+        try:
+            return future.result(timeout_s)
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"waited {timeout_s:.0f} s for the delta from {base} to {version}") from error
+
+    def _make(
+        self,
+        key: tuple[VersionKey, VersionKey | None],
+        snapshot: Snapshot,
+        basis: Snapshot | None,
+        future: Future[Payload],
+    ) -> None:
+        try:
+            future.set_result(_encode(snapshot, basis))
+        except BaseException as error:
+            future.set_exception(error)  # those who wait learn of it, and the next to ask tries again
+            with self._changed:
+                self._payloads.pop(key, None)
+            raise
+
+    def _current(self) -> Snapshot | None:
+        return next(reversed(self._kept.values()), None)
+
+    def _is_newer(self, version: VersionKey | None) -> bool:
+        current = self._current()
+        return current is not None and (version is None or current.version > version)
+
+
+def _same_layout(snapshot: Snapshot, basis: Snapshot) -> bool:
+    pairs = zip(snapshot.tensors, basis.tensors, strict=False)
+    return len(snapshot.tensors) == len(basis.tensors) and all(a.same_layout(b) for a, b in pairs)
+
+
+def _encode(snapshot: Snapshot, basis: Snapshot | None) -> Payload:
+    """The delta, unless it grows as large as the snapshot itself."""
+    full = [data.data for data in snapshot.data]
+    if basis is None:
+        return Payload(snapshot, None, full)
+    pieces: list[bytes | memoryview] = []
+    size = 0
+    for data, old in zip(snapshot.data, basis.data, strict=True):
+        piece = delta.encode(data, old)
+        size += len(piece)
+        if size >= snapshot.total_bytes:
+            return Payload(snapshot, None, full)
+        pieces.append(piece)
+    return Payload(snapshot, basis.version, pieces)

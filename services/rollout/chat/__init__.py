@@ -1,0 +1,1 @@
+"""Chats: a gRPC server whose requests wait behind training, of running jobs and of their exports."""

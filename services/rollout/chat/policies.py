@@ -1,0 +1,156 @@
+"""Which policy this server answers chats with: the attached job's, or, while no job in training needs it, an ended job's export.
+
+a job is activated ──► claim ──► chats in flight are aborted; the engine belongs to training
+the job is retired ──► release ──► idle: the first chat to an ended job loads its export, the next ones find it
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from services.common.config.inference import LOAD_LIMIT_S, Problem
+from services.common.jobs.record import JobRecord
+from services.common.jobs.store import JobStore
+from services.rollout.chat.queue import PACE_S, ChatLane
+from services.rollout.engine.engine import Engine
+from services.rollout.engine.types import ChatRefused
+from services.rollout.engine.update import EngineError
+
+log = logging.getLogger(__name__)
+
+Load = Callable[[JobRecord, Path], Awaitable[None]]
+"""Brings a job's export into the engine (`services.rollout.chat.exports.ExportLoader.load`)."""
+
+
+class Policies:
+    """The policy of one server. Training wins at once."""
+
+    def __init__(
+        self, engine: Engine, lane: ChatLane, store: JobStore, load: Load, *, load_limit_s: float = LOAD_LIMIT_S
+    ) -> None:
+        """No job is attached, nothing is loaded."""
+        self._engine, self._lane, self._store, self._load = engine, lane, store, load
+        self._load_limit_s = load_limit_s
+        self._attached: str | None = None
+        self._leaving = self._draining = False
+        self._loading: asyncio.Task[None] | None = None
+        self.hosted: str | None = None
+        """The ended job whose export is loaded, or is being loaded."""
+        self.fault: EngineError | None = None
+        """What a load did to the engine, when it is not fit for use any more: the process must end."""
+        self.epoch = 0
+        """Grows whenever the engine's model may become another."""
+
+    @property
+    def hosting(self) -> str | None:
+        """A word for people, while an export is loaded or loading."""
+        if self.hosted is None:
+            return None
+        return "loading" if self._loading is not None else "serving"
+
+    async def claim(self, job_id: str) -> None:
+        """Training takes the engine: what chats have of it ends now."""
+        self._attached = job_id
+        self._lane.pace_s = PACE_S
+        await self._let_go("a job in training took this server: ask again, another may be free")
+
+    async def clear(self, reason: str) -> None:
+        """Aborts the chats in flight; the attached job is about to be let go, so no more are taken."""
+        self._leaving = True
+        self.epoch += 1
+        await self._lane.clear(reason)
+
+    def release(self) -> None:
+        """The attached job was let go: the engine is free."""
+        self._attached = None
+        self._leaving = False
+        self._lane.pace_s = 0.0
+
+    async def drain(self) -> None:
+        """Takes no chat any more, and aborts those in flight."""
+        self._draining = True
+        await self._let_go("this server shuts down: ask again")
+
+    async def open(self, job_id: str) -> asyncio.Task[None] | None:
+        """The load that a chat to this job has to wait for (with `loaded`), begun now if need be; None when there is nothing to wait for.
+
+        Raises:
+            ChatRefused: this server has no policy of that job to offer now.
+        """
+        if self._draining:
+            raise ChatRefused("this server shuts down", Problem.NOT_HERE)
+        if self._attached == job_id:
+            if self._engine.version is None or self._leaving:
+                raise ChatRefused(f"the policy of job {job_id} is not loaded yet: try again", Problem.NOT_HERE)
+            return None
+        if self._attached is not None:
+            raise ChatRefused("this server is attached to another job", Problem.NOT_HERE)
+        if self.hosted == job_id:
+            return self._loading
+        return await self._begin(job_id)
+
+    async def loaded(self, job_id: str, loading: asyncio.Task[None]) -> None:
+        """Waits for a load.
+
+        Raises:
+            ChatRefused: it failed, training took the engine, or it was not done within the limit (it goes on then).
+        """
+        done, _ = await asyncio.wait([loading], timeout=self._load_limit_s)
+        if not done:
+            raise ChatRefused(
+                f"the checkpoint of job {job_id} is not loaded after {self._load_limit_s:.0f} s; it goes on: try again",
+                Problem.NOT_LOADED,
+            )
+        if loading.cancelled():
+            raise ChatRefused("training took this server while the checkpoint was loading", Problem.NOT_HERE)
+        error = loading.exception()
+        if error is not None:
+            raise ChatRefused(f"the checkpoint of job {job_id} cannot be loaded: {error}", Problem.NOT_LOADED)
+
+    async def _begin(self, job_id: str) -> asyncio.Task[None] | None:
+        """Starts to load a job's export, unless somebody talks to the one that is there."""
+        record = await self._store.find(job_id)
+        if record is None or record.export is None or not record.state.ended:
+            raise ChatRefused(f"job {job_id} has no exported checkpoint to load", Problem.NOT_FOUND)
+        if self._attached is not None or self._draining:  # since the record was asked for
+            raise ChatRefused("this server is attached to another job", Problem.NOT_HERE)
+        if self.hosted == job_id:
+            return self._loading
+        if self._loading is not None or self._lane.chats:
+            raise ChatRefused("this server serves another job's checkpoint", Problem.BUSY)
+        self.hosted = job_id
+        self.epoch += 1
+        self._loading = asyncio.create_task(self._host(record, Path(record.export)), name=f"load {job_id}")
+        return self._loading
+
+    async def _host(self, record: JobRecord, export: Path) -> None:
+        log.info("loading the exported checkpoint of job %s", record.id)
+        loaded = False
+        try:
+            await self._load(record, export)
+            loaded = True
+        except EngineError as error:
+            self.fault = error
+            raise
+        except Exception:
+            log.exception("the exported checkpoint of job %s cannot be loaded", record.id)
+            raise
+        finally:
+            self._loading = None
+            if not loaded:
+                self.hosted = None
+
+    async def _let_go(self, reason: str) -> None:
+        """Ends every chat and any load; the engine stays as it is, without a label once an export was in it."""
+        self.epoch += 1
+        loading, hosted = self._loading, self.hosted
+        self._loading = self.hosted = None
+        if loading is not None:
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
+        await self._lane.clear(reason)
+        if hosted is not None:
+            await self._engine.label.change(None)

@@ -1,0 +1,241 @@
+"""The rollout server's gRPC answer to people: `proto/inference.proto`.
+
+Generate ──► policies: which policy, loaded? ──► lane: a place ──► prompt ──► engine.chat ──► replies, stamped
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+
+from services.common.config.inference import (
+    GENERATE_LIMIT_S,
+    INFERENCE_SERVER_OPTIONS,
+    MAX_TOKENS,
+    PARAM_HEADER,
+    PROBLEM_HEADER,
+    Problem,
+)
+from services.common.errors import ConfigError, MillraceError, PromptError
+from services.common.pb import inference_pb2 as pb
+from services.common.pb import inference_pb2_grpc as pb_grpc
+from services.common.service.logs import log_context
+from services.common.streams.types import Message
+from services.common.weights.channel import TOKEN_HEADER, bearer
+from services.rollout import metrics
+from services.rollout.chat.policies import Policies
+from services.rollout.chat.queue import ChatLane
+from services.rollout.engine.engine import Engine
+from services.rollout.engine.prompts import CHARACTERS_PER_TOKEN
+from services.rollout.engine.types import ChatPiece, ChatRefused, ChatSampling
+from services.rollout.engine.version import Version
+
+log = logging.getLogger(__name__)
+
+_STATUS = {
+    Problem.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    Problem.NOT_HERE: grpc.StatusCode.FAILED_PRECONDITION,
+    Problem.NOT_LOADED: grpc.StatusCode.UNAVAILABLE,
+    Problem.BUSY: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Problem.ABORTED: grpc.StatusCode.ABORTED,
+    Problem.TOO_SLOW: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Problem.TOO_LONG: grpc.StatusCode.INVALID_ARGUMENT,
+    Problem.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
+}
+
+
+class InferenceService(pb_grpc.InferenceServicer):
+    """The contract's one call."""
+
+    def __init__(self, engine: Engine, policies: Policies, lane: ChatLane) -> None:
+        """Answers with what `policies` has in `engine`, as many at once as `lane` has places."""
+        self._engine, self._policies, self._lane = engine, policies, lane
+
+    async def Generate(  # noqa: N802  the contract's name
+        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateReply]
+    ) -> AsyncIterator[pb.GenerateReply]:
+        """One answer, as it is sampled; a refusal ends the call with its status."""
+        outcome = "left"
+        try:
+            with log_context(job_id=request.model):
+                async with aclosing(self._replies(request)) as replies:
+                    async for reply in replies:
+                        if reply.HasField("finished"):
+                            outcome = reply.finished.finish_reason
+                        yield reply
+        except ChatRefused as refusal:
+            outcome = refusal.problem
+            await _abort(context, refusal)
+        except MillraceError:
+            outcome = "failed"
+            log.exception("a chat failed")
+            await context.abort(grpc.StatusCode.INTERNAL, "the engine failed; the server's log has it")
+        finally:
+            metrics.CHAT_REQUESTS.labels(outcome=outcome).inc()
+
+    async def _replies(self, request: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateReply, None]:
+        loading = await self._policies.open(request.model)
+        if loading is not None:
+            yield pb.GenerateReply(loading=pb.Loading())
+            await self._policies.loaded(request.model, loading)
+        async with self._lane.place():
+            try:
+                async with asyncio.timeout(GENERATE_LIMIT_S), aclosing(self._answer(request)) as replies:
+                    async for reply in replies:
+                        yield reply
+            except TimeoutError as error:
+                raise ChatRefused(f"not done within {GENERATE_LIMIT_S:.0f} s", Problem.TOO_SLOW) from error
+
+    async def _answer(self, request: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateReply, None]:
+        if await self._policies.open(request.model) is not None:  # while it waited for a place
+            raise ChatRefused("training took this server in between: ask again", Problem.NOT_HERE)
+        epoch = self._policies.epoch
+        prompt = await self._prompt(request)
+        sampling = self._sampling(request, len(prompt))
+        version = self._version(epoch)
+        yield pb.GenerateReply(started=pb.Started(prompt_tokens=len(prompt), policy_version=version.n))
+        self._version(epoch)  # from here to the lane nothing is waited for: what clears the lane finds the request
+        started, first, last, tokens = time.monotonic(), None, None, 0
+        async with aclosing(self._lane.through(self._engine.chat(prompt, sampling))) as pieces:
+            async for piece in pieces:
+                if first is None:
+                    first = piece
+                    metrics.CHAT_FIRST_TOKEN_SECONDS.observe(time.monotonic() - started)
+                last = piece
+                tokens += piece.tokens
+                metrics.CHAT_TOKENS.inc(piece.tokens)
+                delta = pb.Delta(text=piece.text, tokens=piece.tokens, policy_version=piece.policy_version)
+                yield pb.GenerateReply(delta=delta)
+        yield _finished(first, last, len(prompt), tokens)
+
+    def _version(self, epoch: int) -> Version:
+        """The policy version, if the engine has the model that it had."""
+        version = self._engine.version
+        if self._policies.epoch != epoch or version is None:
+            raise ChatRefused("training took this server in between: ask again", Problem.NOT_HERE)
+        return version
+
+    async def _prompt(self, request: pb.GenerateRequest) -> list[int]:
+        limit = CHARACTERS_PER_TOKEN * self._engine.max_model_len
+        param = "messages" if request.HasField("chat") else "prompt"
+        messages = [_message(message) for message in request.chat.messages]
+        characters = sum(len(message.content) for message in messages) + len(request.text)
+        if characters > limit:
+            raise ChatRefused(
+                f"the prompt has {characters} characters, far more than the model's context holds",
+                Problem.TOO_LONG,
+                param=param,
+            )
+        try:
+            return await self._engine.chat_prompt(messages if request.HasField("chat") else request.text)
+        except PromptError as error:
+            raise ChatRefused(str(error), Problem.INVALID, param=param) from error
+
+    def _sampling(self, request: pb.GenerateRequest, prompt_tokens: int) -> ChatSampling:
+        room = self._engine.max_model_len - prompt_tokens
+        asked = request.max_tokens if request.HasField("max_tokens") else None
+        if room < (asked or 1):
+            raise ChatRefused(
+                f"this model's context is {self._engine.max_model_len} tokens; the prompt has {prompt_tokens}"
+                + (f" and max_tokens asks for {asked}" if asked else ""),
+                Problem.TOO_LONG,
+                param="messages" if request.HasField("chat") else "prompt",
+            )
+        if asked is not None and not 1 <= asked <= MAX_TOKENS:
+            raise ChatRefused(f"max_tokens must be 1 to {MAX_TOKENS}", Problem.INVALID, param="max_tokens")
+        if not 0 <= request.temperature <= 2:
+            raise ChatRefused("temperature must be 0 to 2", Problem.INVALID, param="temperature")
+        if not 0 < request.top_p <= 1:
+            raise ChatRefused("top_p must be above 0 and at most 1", Problem.INVALID, param="top_p")
+        if not all(request.stop):
+            raise ChatRefused("stop must not be an empty string", Problem.INVALID, param="stop")
+        length = min(MAX_TOKENS, room) if asked is None else asked
+        return ChatSampling(length, request.temperature, request.top_p, tuple(request.stop))
+
+
+class TokenInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses every call without the token, whatever its method."""
+
+    def __init__(self, token: str) -> None:
+        """The one token that is good."""
+        self._expected = bearer(token).encode()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Lets the call through, or puts a refusal of the same kind in its place."""
+        given = [value for key, value in handler_call_details.invocation_metadata if key == TOKEN_HEADER]
+        sent = given[0] if given else ""
+        if hmac.compare_digest(sent.encode() if isinstance(sent, str) else sent, self._expected):
+            return await continuation(handler_call_details)
+        handler = await continuation(handler_call_details)
+        if handler is not None and handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(_refuse_stream)
+        return grpc.unary_unary_rpc_method_handler(_refuse)
+
+
+async def start_inference(
+    service: InferenceService, host: str, port: int, token: str | None
+) -> tuple[grpc.aio.Server, int]:
+    """Starts serving; port 0 takes a free one. Returns the server and its port.
+
+    Raises:
+        ConfigError: the address is taken, or is not of this machine.
+    """
+    interceptors = [TokenInterceptor(token)] if token else []
+    server = grpc.aio.server(interceptors=interceptors, options=INFERENCE_SERVER_OPTIONS)
+    pb_grpc.add_InferenceServicer_to_server(service, server)  # type: ignore[no-untyped-call]  # generated code
+    literal = f"[{host}]" if ":" in host else host
+    try:
+        bound = server.add_insecure_port(f"{literal}:{port}")
+    except RuntimeError as error:
+        raise ConfigError(
+            f"cannot serve inference on {literal}:{port} (MILLRACE_INFERENCE_PORT): the address is taken or not of this machine"
+        ) from error
+    await server.start()
+    return server, bound
+
+
+def _finished(first: ChatPiece | None, last: ChatPiece | None, prompt_tokens: int, tokens: int) -> pb.GenerateReply:
+    if first is None or last is None or last.finish_reason is None:
+        raise ChatRefused("the engine gave the request up", Problem.ABORTED)
+    finished = pb.Finished(
+        finish_reason=last.finish_reason, prompt_tokens=prompt_tokens, completion_tokens=tokens,
+        min_policy_version=first.policy_version, max_policy_version=last.policy_version,
+    )  # fmt: skip
+    return pb.GenerateReply(finished=finished)
+
+
+def _message(message: pb.ChatMessage) -> Message:
+    match message.role:
+        case "system" | "user" | "assistant" as role:
+            return Message(role, message.content)
+    raise ChatRefused(
+        f"messages: role must be system, user or assistant, not {message.role!r}", Problem.INVALID, param="messages"
+    )
+
+
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], refusal: ChatRefused) -> NoReturn:
+    details = [(PROBLEM_HEADER, str(refusal.problem))]
+    details += [(PARAM_HEADER, refusal.param)] if refusal.param else []
+    await context.abort(_STATUS[refusal.problem], str(refusal), trailing_metadata=tuple(details))
+    raise AssertionError("abort raises")
+
+
+async def _refuse(_request: object, context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong")
+    raise AssertionError("abort raises")
+
+
+async def _refuse_stream(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[NoReturn]:
+    yield await _refuse(request, context)

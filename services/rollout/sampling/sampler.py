@@ -1,0 +1,123 @@
+"""From a task to its group: `group_size` rollouts at once, within the task's time. What goes wrong is data, not a crash.
+
+All rollouts of a group begin together, so one deadline is each rollout's. When it passes, those that are whole are the group if they are
+enough (`min_group_size`); the others are aborted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+from typing import Protocol
+
+import numpy as np
+
+from services.common.errors import PromptError
+from services.common.streams.types import TOKEN_DTYPE, Message, Rollout, RolloutGroup, Task
+from services.rollout import metrics
+from services.rollout.engine.types import Piece, SamplingError
+from services.rollout.sampling.builder import RolloutBuilder
+
+
+class SamplingEngine(Protocol):
+    """What the sampler needs of an engine (`services.rollout.engine.engine.Engine`)."""
+
+    max_model_len: int
+
+    async def prompt_token_ids(self, messages: Iterable[Message]) -> list[int]:
+        """The prompt's token ids; PromptError when the model's template refuses it."""
+
+    async def decode(self, rollouts: Sequence[Sequence[int]]) -> list[str]:
+        """The rollouts' texts."""
+
+    def generate(
+        self, prompt_token_ids: list[int], *, count: int, temperature: float, max_tokens: int
+    ) -> AsyncGenerator[Piece, None]:
+        """Streams the pieces of `count` rollouts; closing it aborts them."""
+
+
+class Sampler:
+    """Samples groups, any number at once."""
+
+    def __init__(self, engine: SamplingEngine, server: str) -> None:
+        """`server`: this rollout server's name, which the groups carry."""
+        self._engine = engine
+        self._server = server
+
+    async def sample(self, task: Task) -> RolloutGroup:
+        """The task's group; with `failure` and no rollouts when it could not be sampled in time, or at all."""
+        started = time.monotonic()
+        prompt: list[int] = []
+        try:
+            prompt = await self._encode(task)
+            rollouts = await self._rollouts(task, prompt)
+        except PromptError as error:
+            return self.failed(task, str(error), started=started, prompt=prompt, permanent=True)
+        except SamplingError as error:
+            return self.failed(task, str(error), started=started, prompt=prompt)
+        seconds = time.monotonic() - started
+        metrics.GENERATE_SECONDS.observe(seconds)
+        return RolloutGroup(task, self._server, _packed(prompt), tuple(rollouts), seconds)
+
+    def failed(
+        self,
+        task: Task,
+        failure: str,
+        *,
+        started: float | None = None,
+        prompt: Sequence[int] = (),
+        permanent: bool = False,
+    ) -> RolloutGroup:
+        """A group without rollouts, and why. `started`: on the monotonic clock; `permanent`: to ask again would not help."""
+        seconds = 0.0 if started is None else time.monotonic() - started
+        return RolloutGroup(task, self._server, _packed(prompt), (), seconds, failure, permanent)
+
+    async def _encode(self, task: Task) -> list[int]:
+        if task.group_size < 1 or task.max_tokens < 1:
+            raise PromptError(f"nothing to sample: group_size {task.group_size}, max_tokens {task.max_tokens}")
+        prompt = await self._engine.prompt_token_ids(task.prompt)
+        longest = self._engine.max_model_len
+        if len(prompt) + task.max_tokens > longest:
+            raise PromptError(
+                f"the prompt is too long: {len(prompt)} tokens and max_tokens {task.max_tokens} exceed the model's {longest}"
+            )
+        return prompt
+
+    async def _rollouts(self, task: Task, prompt: list[int]) -> list[Rollout]:
+        builders = [RolloutBuilder() for _ in range(task.group_size)]
+        stream = self._engine.generate(
+            prompt, count=task.group_size, temperature=task.temperature, max_tokens=task.max_tokens
+        )
+        limit_s = task.timeout_s if task.rollout_timeout_s is None else min(task.timeout_s, task.rollout_timeout_s)
+        try:
+            async with asyncio.timeout(limit_s), aclosing(stream) as pieces:
+                async for piece in pieces:
+                    builders[piece.index].add(piece)
+                    metrics.TOKENS.inc(len(piece.token_ids))
+        except TimeoutError:
+            builders = _whole(builders, task, limit_s)
+        texts = await self._engine.decode([builder.token_ids for builder in builders])
+        rollouts = [builder.build(text) for builder, text in zip(builders, texts, strict=True)]
+        metrics.ROLLOUTS.inc(len(rollouts))
+        return rollouts
+
+
+def _whole(builders: list[RolloutBuilder], task: Task, limit_s: float) -> list[RolloutBuilder]:
+    """The rollouts that are finished at the deadline.
+
+    Raises:
+        SamplingError: they are too few for a group.
+    """
+    whole = [builder for builder in builders if builder.finished]
+    needed = task.group_size if task.min_group_size is None else task.min_group_size
+    if len(whole) < needed:
+        raise SamplingError(
+            f"{len(whole)} of {task.group_size} rollouts were sampled within {limit_s:g} s; the group needs {needed}"
+        )
+    return whole
+
+
+def _packed(token_ids: Sequence[int]) -> bytes:
+    return np.asarray(token_ids, TOKEN_DTYPE).tobytes()

@@ -1,0 +1,117 @@
+"""The rollout server's end of the weight transfer: hears of versions, brings them into the stage, reports what became of them.
+
+watch() ──► (lineage, n) ──► fetch(lineage, n) ──► StagedWeights ──► the engine applies ──► report(…)
+any newer version            blocking: run it in a thread
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import AsyncIterator
+
+import grpc
+
+from services.common.errors import WeightSyncError
+from services.common.pb import weight_sync_pb2 as pb
+from services.common.pb import weight_sync_pb2_grpc as pb_grpc
+from services.common.weights.channel import CLIENT_OPTIONS, token_metadata
+from services.rollout.engine.types import StagedWeights
+from services.rollout.weights.fetch import Download, Held, Source
+from services.rollout.weights.staging import Stage
+from services.rollout.weights.transfer import describe
+from services.rollout.weights.watch import Announcements
+
+_REPORT_S = 10.0
+
+
+class WeightReceiver:
+    """One job's weights, from one learner, for one rollout server."""
+
+    def __init__(self, address: str, job_id: str, server: str, stage: Stage, token: str | None = None) -> None:
+        """Connects when it is first used; `server` is this rollout server's stable name."""
+        self._address, self._stage = address, stage
+        self._channel = grpc.insecure_channel(address, options=CLIENT_OPTIONS)
+        stub = pb_grpc.WeightSyncStub(self._channel)  # type: ignore[no-untyped-call]  # generated code
+        self._source = Source(stub, job_id, server, token_metadata(token), threading.Event())
+        self._fetching = threading.Lock()
+        self._held: Held | None = None
+        self._watches: list[Announcements] = []
+
+    async def watch(self, *, unreachable_s: float = 60.0) -> AsyncIterator[tuple[int, int]]:
+        """Versions as (lineage, n), each newer than the one before; those that a slow caller missed are left out. Ends after `close`.
+
+        Raises:
+            WeightSyncError: refused (wrong token, another job), or the learner could not be reached for `unreachable_s` seconds.
+        """
+        request = pb.WatchRequest(job_id=self._source.job_id, server=self._source.server)
+        announcements = Announcements(self._source.stub, request, self._source.metadata, unreachable_s)
+        self._watches.append(announcements)
+        try:
+            async for version in announcements.follow():
+                yield version
+        finally:
+            announcements.stop()
+            self._watches.remove(announcements)
+
+    def fetch(self, lineage: int, n: int, *, deadline_s: float = 1800.0) -> StagedWeights:
+        """Brings the version into the stage, whole and verified: by a delta from the one fetched last where possible, else in full.
+
+        Blocks; one fetch at a time. Nothing is visible in the stage unless this returns.
+
+        Raises:
+            WeightSyncError: the version is not to be had, broke off too often, or failed verification; says what and where.
+        """
+        deadline = time.monotonic() + deadline_s
+        if not self._fetching.acquire(timeout=deadline_s):
+            raise WeightSyncError(f"version {(lineage, n)}: another fetch went on for {deadline_s:.0f} s")
+        try:
+            if self._held is not None and not self._held.weights.path.exists():
+                self._held = None
+            if self._held is None or self._held.version != (lineage, n):
+                self._held = Download(self._source, (lineage, n), self._held, self._stage, deadline).run()
+            return self._held.weights
+        finally:
+            self._fetching.release()
+
+    def report(
+        self,
+        lineage: int,
+        n: int,
+        *,
+        error: str = "",
+        fetch_s: float = 0.0,
+        pause_s: float = 0.0,
+        apply_s: float = 0.0,
+        wire_bytes: int = 0,
+    ) -> tuple[int, int] | None:
+        """Tells the learner that the version is active (no `error`) or what went wrong; returns the newest version there is.
+
+        Blocks for at most 10 s.
+
+        Raises:
+            WeightSyncError: the learner did not answer.
+        """
+        request = pb.ReportRequest(
+            job_id=self._source.job_id,
+            server=self._source.server,
+            version=pb.Version(lineage=lineage, n=n),
+            error=error,
+            fetch_seconds=fetch_s,
+            pause_seconds=pause_s,
+            apply_seconds=apply_s,
+            wire_bytes=wire_bytes,
+        )
+        try:
+            reply: pb.ReportReply = self._source.stub.Report(request, timeout=_REPORT_S, metadata=self._source.metadata)
+        except (grpc.RpcError, ValueError) as failure:
+            why = describe(failure) if isinstance(failure, grpc.RpcError) else str(failure)
+            raise WeightSyncError(f"report of version {(lineage, n)} to {self._address}: {why}") from failure
+        return (reply.current.lineage, reply.current.n) if reply.HasField("current") else None
+
+    def close(self) -> None:
+        """Ends a watch and a fetch that are under way (the fetch raises). The stage and its files stay."""
+        self._source.closed.set()
+        for watch in list(self._watches):
+            watch.stop()
+        self._channel.close()

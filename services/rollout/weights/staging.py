@@ -1,0 +1,180 @@
+"""Where received weights wait, whole and verified, until the engine takes them: safetensors files in host memory.
+
+begin(specs) → write(…) … → commit → StagedWeights(path)        the newest two stay, older ones go
+                         ↘ discard                              a file that is not whole never has its final name
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from services.common.config.private_folder import is_own, make_private, prefix_of
+from services.common.errors import ConfigError, WeightSyncError
+from services.common.weights.snapshot import TensorSpec
+from services.common.weights.tensor_file import layout
+from services.rollout.engine.types import StagedWeights
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  the directory below it is private to this user, and checked
+_PART = ".part"
+_OURS = re.compile(r"v\d+-\d+-\d+\.safetensors(\.part)?")
+
+
+class Stage:
+    """A directory of staged versions that belongs to one living process at a time."""
+
+    def __init__(self, directory: Path, keep: int = 2) -> None:
+        """Takes the directory, and removes what a dead predecessor left there.
+
+        Raises:
+            ConfigError: the directory cannot be used, is not private, or belongs to a process that still lives.
+        """
+        self.directory = directory
+        self._keep = keep
+        self._serial = 0
+        self._staged: list[Path] = []
+        try:
+            make_private(directory)
+            self._lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise ConfigError(f"stage directory {directory}: {error.strerror}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(self._lock)
+            raise ConfigError(f"stage directory {directory} is in use") from error
+        self._remove([path for path in directory.iterdir() if _OURS.fullmatch(path.name)])
+
+    def begin(self, lineage: int, n: int, specs: Sequence[TensorSpec]) -> StageWriter:
+        """Reserves the room for a version and opens its file under a temporary name.
+
+        Raises:
+            WeightSyncError: there is no room, or a tensor's name occurs twice.
+        """
+        self._serial += 1
+        return StageWriter(self, lineage, n, self._serial, specs)
+
+    def close(self) -> None:
+        """Removes all staged files and gives the directory up."""
+        self._remove(self._staged)
+        self._staged.clear()
+        with contextlib.suppress(OSError):  # something of others lies there, or the directory is gone
+            self.directory.rmdir()
+        os.close(self._lock)
+
+    def admit(self, part: Path) -> Path:
+        """Gives a whole file its final name, at once, and lets the oldest ones go."""
+        path = part.with_name(part.name.removesuffix(_PART))
+        part.replace(path)
+        self._staged.append(path)
+        self._remove(self._staged[: -self._keep])
+        del self._staged[: -self._keep]
+        return path
+
+    @staticmethod
+    def _remove(paths: Iterable[Path]) -> None:
+        for path in paths:
+            path.unlink(missing_ok=True)
+
+
+class StageWriter:
+    """A version on its way into the stage; leaving the `with` block without `commit` discards it."""
+
+    def __init__(self, stage: Stage, lineage: int, n: int, serial: int, specs: Sequence[TensorSpec]) -> None:
+        """Use `Stage.begin`."""
+        self._stage = stage
+        self._lineage, self._n = lineage, n
+        self._specs = tuple(specs)
+        plan = layout(self._specs, {"lineage": str(lineage), "policy_version": str(n)})
+        self._offsets = plan.offsets
+        self._part = stage.directory / f"v{lineage}-{n}-{serial:04d}.safetensors{_PART}"
+        self._file: int | None = os.open(self._part, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            # Reserved before the first byte: a full disk is an error here, not a broken file later.
+            os.posix_fallocate(self._file, 0, plan.total_bytes)
+            self._put(0, plan.header)
+        except OSError as error:
+            self.discard()
+            raise WeightSyncError(
+                f"no room for {plan.total_bytes} bytes in {stage.directory}: {error.strerror}"
+            ) from error
+
+    def write(self, name: str, start: int, data: bytes | memoryview) -> None:
+        """Puts plain bytes of a tensor at a byte offset within it.
+
+        Raises:
+            WeightSyncError: the file could not be written; names the tensor.
+        """
+        try:
+            self._put(self._offsets[name] + start, data)
+        except OSError as error:
+            raise WeightSyncError(f"{name}: cannot write {self._part}: {error.strerror}") from error
+
+    def commit(self, *, fetch_s: float, wire_bytes: int) -> StagedWeights:
+        """Makes the version visible, at once. The caller has verified everything."""
+        if self._file is None:
+            raise WeightSyncError(f"version {(self._lineage, self._n)} was already committed or discarded")
+        os.close(self._file)
+        self._file = None
+        return StagedWeights(
+            lineage=self._lineage,
+            policy_version=self._n,
+            path=self._stage.admit(self._part),
+            digests={spec.name: spec.digest.hex() for spec in self._specs},
+            total_bytes=sum(spec.nbytes for spec in self._specs),
+            fetch_s=fetch_s,
+            wire_bytes=wire_bytes,
+        )
+
+    def discard(self) -> None:
+        """Removes the unfinished file; does nothing after a commit."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+            self._part.unlink(missing_ok=True)
+
+    def _put(self, position: int, data: bytes | memoryview) -> None:
+        if self._file is None:
+            raise WeightSyncError(f"version {(self._lineage, self._n)} was already committed or discarded")
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(self._file, view, position)
+            position += written
+            view = view[written:]
+
+    def __enter__(self) -> Self:
+        """This writer."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Discards what was not committed."""
+        self.discard()
+
+
+def default_stage_directory(
+    worker: str, home: Path, need_bytes: int = 1 << 30, shared_memory: Path = SHARED_MEMORY
+) -> Path:
+    """Shared memory when it has room for `need_bytes` (three versions of the model: two kept, one arriving), else the home directory.
+
+    Not shared memory, either, where somebody else's directory has the name already: other users can make one there.
+
+    Raises:
+        ConfigError: the worker's name cannot name a directory.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", worker):
+        raise ConfigError(f"worker: {worker!r} cannot name a directory (letters, digits, '.', '_', '-')")
+    shared = shared_memory / f"{prefix_of(home)}{worker}"
+    free = not os.path.lexists(shared) or is_own(shared)
+    usable = free and shared_memory.is_dir() and os.access(shared_memory, os.W_OK)
+    if usable and shutil.disk_usage(shared_memory).free >= need_bytes:
+        return shared
+    return home / "stage" / worker

@@ -1,0 +1,193 @@
+"""One snapshot on its way in: takes the manifest and the chunks, in order, and verifies everything before it may be seen.
+
+chunk ── offset? xxh3-64? ──► tensor's bytes (plain, or base ⊕ delta) ── xxh3-128? ──► unfinished file ──► commit
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import grpc
+import numpy as np
+import xxhash
+
+from services.common.errors import WeightSyncError
+from services.common.pb import weight_sync_pb2 as pb
+from services.common.weights import delta
+from services.common.weights.snapshot import (
+    TensorSpec,
+    UInt8Array,
+    chunk_checksum,
+    digest_of,
+    manifest_digest,
+    plain_bytes,
+)
+from services.rollout.engine.types import StagedWeights
+from services.rollout.weights.staging import Stage
+
+
+class BrokenStream(WeightSyncError):  # noqa: N818  it is what happened
+    """The stream went wrong after bytes that are good: asking again from `Transfer.received` can mend it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A manifest, checked."""
+
+    version: tuple[int, int]
+    base: tuple[int, int] | None
+    """The version that the delta is from; None when the tensors come whole."""
+    specs: tuple[TensorSpec, ...]
+    wire_sizes: tuple[int, ...]
+    """Bytes of each tensor on the wire."""
+    digest: bytes
+
+
+def read_manifest(manifest: pb.Manifest, version: tuple[int, int], base: tuple[int, int] | None) -> Plan:
+    """Checks that the manifest is the one asked for and whole.
+
+    Raises:
+        WeightSyncError: another version, another base, a broken digest, or sizes that cannot be; names the tensor where there is one.
+    """
+    told = (manifest.version.lineage, manifest.version.n)
+    if told != version:
+        raise WeightSyncError(f"asked for version {version}, the manifest is of {told}")
+    if manifest.encoding not in {pb.ENCODING_FULL, pb.ENCODING_XOR_ZSTD}:
+        raise WeightSyncError(f"version {version}: unknown encoding {manifest.encoding}")
+    is_delta = manifest.encoding == pb.ENCODING_XOR_ZSTD
+    from_base = (manifest.base.lineage, manifest.base.n) if is_delta else None
+    if is_delta and from_base != base:
+        raise WeightSyncError(f"version {version}: the delta is from {from_base}, not from {base}")
+    specs = []
+    for tensor in manifest.tensors:
+        shape = tuple(tensor.shape)
+        spec = TensorSpec(
+            tensor.name, tensor.dtype, shape, plain_bytes(tensor.name, tensor.dtype, shape), tensor.digest
+        )
+        if tensor.wire_bytes > delta.largest_delta(spec.nbytes) if is_delta else tensor.wire_bytes != spec.nbytes:
+            raise WeightSyncError(f"{spec.name}: {tensor.wire_bytes} bytes on the wire for {spec.nbytes}")
+        specs.append(spec)
+    if not specs or manifest_digest(specs) != manifest.digest:
+        raise WeightSyncError(f"version {version}: the manifest does not match its digest")
+    return Plan(version, from_base, tuple(specs), tuple(t.wire_bytes for t in manifest.tensors), manifest.digest)
+
+
+class Transfer:
+    """Feeds on chunks; holds one chunk, or for a delta one tensor, in memory."""
+
+    def __init__(self, plan: Plan, stage: Stage, base: Mapping[str, UInt8Array]) -> None:
+        """Reserves the room in the stage. `base`: plain bytes of the tensors that a delta is from.
+
+        Raises:
+            WeightSyncError: no room, or the base lacks a tensor or has it in another size.
+        """
+        self.plan = plan
+        self.received = 0
+        """Good payload bytes so far: where to resume."""
+        self._base = base
+        self._wire_bytes = sum(plan.wire_sizes)
+        if plan.base is not None:
+            for spec in plan.specs:
+                if spec.name not in base or base[spec.name].nbytes != spec.nbytes:
+                    raise WeightSyncError(f"{spec.name}: the base {plan.base} does not hold it in this size")
+        self._writer = stage.begin(*plan.version, plan.specs)
+        self._tensor = 0
+        self._start_tensor()
+        self._skip_empty()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every tensor is there and verified."""
+        return self._tensor == len(self.plan.specs)
+
+    def accept(self, offset: int, data: bytes, checksum: int) -> None:
+        """Takes the next chunk.
+
+        Raises:
+            BrokenStream: not the next bytes, or not what was sent; nothing of the chunk was taken.
+            WeightSyncError: the bytes arrived as sent and are wrong all the same; names the tensor. The transfer is void.
+        """
+        if offset != self.received:
+            raise BrokenStream(f"a chunk at offset {offset} came where {self.received} was next")
+        if not data or chunk_checksum(data) != checksum:
+            raise BrokenStream(f"the chunk at offset {offset} does not match its checksum")
+        if offset + len(data) > self._wire_bytes:
+            raise BrokenStream(f"the chunk at offset {offset} goes beyond the end")
+        view = memoryview(data)
+        while view:
+            taken = self._take(view)
+            view = view[taken:]
+            self.received += taken
+
+    def commit(self, *, fetch_s: float, wire_bytes: int) -> StagedWeights:
+        """Makes the version visible in the stage.
+
+        Raises:
+            BrokenStream: tensors are missing; names the first.
+        """
+        if not self.complete:
+            raise BrokenStream(f"the stream ended at offset {self.received}, in {self.plan.specs[self._tensor].name}")
+        return self._writer.commit(fetch_s=fetch_s, wire_bytes=wire_bytes)
+
+    def discard(self) -> None:
+        """Removes what has arrived, unless it was committed."""
+        self._writer.discard()
+
+    def _start_tensor(self) -> None:
+        self._got = 0
+        self._hash = xxhash.xxh3_128()
+        self._delta = bytearray()
+
+    def _skip_empty(self) -> None:
+        while not self.complete and self.plan.wire_sizes[self._tensor] == 0:
+            self._end_tensor()
+
+    def _take(self, view: memoryview) -> int:
+        """Bytes of the current tensor; returns how many were its."""
+        spec, size = self.plan.specs[self._tensor], self.plan.wire_sizes[self._tensor]
+        part = view[: size - self._got]
+        if self.plan.base is None:
+            self._hash.update(part)
+            self._writer.write(spec.name, self._got, part)
+        else:
+            self._delta += part
+        self._got += len(part)
+        if self._got == size:
+            self._end_tensor()
+            self._skip_empty()
+        return len(part)
+
+    def _end_tensor(self) -> None:
+        spec = self.plan.specs[self._tensor]
+        if self.plan.base is None:
+            digest = self._hash.digest()
+        else:
+            try:
+                plain = delta.decode(self._delta, self._base[spec.name])
+            except WeightSyncError as error:
+                raise WeightSyncError(f"{spec.name}: {error}") from error
+            digest = digest_of(plain)
+            self._writer.write(spec.name, 0, np.ascontiguousarray(plain).data)
+        if digest != spec.digest:
+            raise WeightSyncError(f"{spec.name}: the bytes do not match their digest (offset {self.received})")
+        self._tensor += 1
+        self._start_tensor()
+
+
+HOPELESS = frozenset(
+    {
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.UNIMPLEMENTED,
+    }
+)
+"""Answers that asking again does not change."""
+
+
+def describe(error: grpc.RpcError) -> str:
+    """`UNAVAILABLE: failed to connect …`."""
+    code, details = error.code(), error.details()
+    return f"{code.name}: {details}" if code is not None else str(error)

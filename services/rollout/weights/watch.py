@@ -1,0 +1,115 @@
+"""Listens for announced versions in a thread and hands the newest to asyncio; a slow listener skips what it missed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import threading
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from services.common.errors import WeightSyncError
+from services.common.pb import weight_sync_pb2 as pb
+from services.common.pb import weight_sync_pb2_grpc as pb_grpc
+from services.common.weights.channel import Metadata
+from services.rollout.weights.transfer import HOPELESS, describe
+
+log = logging.getLogger(__name__)
+
+_CALL_S = 120.0  # deadline of one Watch; then it is asked again
+_BACKOFF_S = 0.2
+_MAX_BACKOFF_S = 5.0
+
+
+class Announcements:
+    """One watch: `follow` may be used once."""
+
+    def __init__(
+        self, stub: pb_grpc.WeightSyncStub, request: pb.WatchRequest, metadata: Metadata, unreachable_s: float
+    ) -> None:
+        """Does not connect yet."""
+        self._stub, self._request, self._metadata = stub, request, metadata
+        self._unreachable_s = unreachable_s
+        self._stop = threading.Event()
+        self._call: Any = None
+        self._newest: tuple[int, int] | None = None
+        self._fault: WeightSyncError | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._changed = asyncio.Event()
+
+    async def follow(self) -> AsyncIterator[tuple[int, int]]:
+        """Versions as (lineage, n), each newer than the one before, until `stop`.
+
+        Raises:
+            WeightSyncError: refused, or the learner could not be reached for `unreachable_s` seconds.
+        """
+        self._loop = asyncio.get_running_loop()
+        reader = threading.Thread(target=self._read, name="announcements", daemon=True)
+        reader.start()
+        seen: tuple[int, int] | None = None
+        try:
+            while True:
+                await self._changed.wait()  # the reader's calls have deadlines, and it always says when it ends
+                self._changed.clear()
+                newest = self._newest
+                if newest is not None and (seen is None or newest > seen):
+                    seen = newest
+                    yield newest
+                    self._changed.set()  # look again: the end may have come meanwhile
+                elif self._fault is not None:
+                    raise self._fault
+                elif self._stop.is_set():
+                    return
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """Ends the watch; may be called from any thread."""
+        self._stop.set()
+        if self._call is not None:
+            self._call.cancel()
+        self._tell()
+
+    def _read(self) -> None:
+        """Watches until `stop` or a fault; runs in its own thread."""
+        heard = time.monotonic()
+        backoff = _BACKOFF_S
+        while not self._stop.is_set():
+            fault = "the watch ended"
+            try:
+                self._call = self._stub.Watch(self._request, timeout=_CALL_S, metadata=self._metadata)
+                if self._stop.is_set():  # `stop` came before there was a call to cancel
+                    self._call.cancel()
+                for announcement in self._call:
+                    self._newest = (announcement.version.lineage, announcement.version.n)
+                    heard, backoff = time.monotonic(), _BACKOFF_S
+                    self._tell()
+                heard = time.monotonic()
+            except grpc.RpcError as error:
+                fault = describe(error)
+                if error.code() in HOPELESS:
+                    return self._end(f"watch refused: {fault}")
+                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:  # nothing new for a while, on a living connection
+                    heard = time.monotonic()
+            except ValueError:  # the channel was closed between two calls
+                return self._end("the receiver is closed")
+            if time.monotonic() - heard > self._unreachable_s:
+                return self._end(f"not reachable for {self._unreachable_s:g} s: {fault}")
+            self._stop.wait(backoff * random.uniform(0.5, 1.0))  # noqa: S311  spreads reconnects, hides nothing
+            backoff = min(2 * backoff, _MAX_BACKOFF_S)
+        return None
+
+    def _end(self, fault: str) -> None:
+        if not self._stop.is_set():
+            self._fault = WeightSyncError(f"watching job {self._request.job_id}: {fault}")
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody listens any more
+                self._loop.call_soon_threadsafe(self._changed.set)

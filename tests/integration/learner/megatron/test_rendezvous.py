@@ -1,0 +1,72 @@
+"""One machine's ranks meet where nobody else can reach them, and meet again after one has died."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+
+from services.learner.megatron.rendezvous import STORE
+from services.learner.ranks.launch import Nodes, launch_command
+
+WAIT_S = 120.0
+
+RANK = f"""
+import json, os, sys, time
+from datetime import timedelta
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from services.learner.megatron.rendezvous import meet
+
+folder, attempt, rank = Path(sys.argv[1]), int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
+meet("gloo", timedelta(seconds=60))
+value = torch.ones(1)
+dist.all_reduce(value)
+(folder / f"met-{{attempt}}-{{rank}}.json").write_text(json.dumps([value.item(), os.environ["{STORE}"]]))
+while not (folder / "go").exists():
+    time.sleep(0.05)
+if attempt == 0 and rank == 1:
+    os._exit(1)
+dist.barrier()
+"""
+
+
+def test_ranks_meet_on_no_port_that_others_reach_and_meet_again_after_a_death(tmp_path: Path) -> None:
+    (tmp_path / "house_rank.py").write_text(RANK)
+    command = launch_command(Nodes().torchrun_arguments("job-1", 2), 1, "house_rank", str(tmp_path))
+    environment = {
+        "PYTHONPATH": f"{Path.cwd()}:{tmp_path}",
+        "TMPDIR": str(tmp_path),
+        "PATH": "/usr/bin:/bin",
+        "OMP_NUM_THREADS": "1",
+    }
+    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        wait_for([tmp_path / f"met-0-{rank}.json" for rank in (0, 1)], process)
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        heard = [
+            one.laddr.ip for each in family for one in each.net_connections("inet") if one.status == psutil.CONN_LISTEN
+        ]
+        (tmp_path / "go").touch()
+        said, _ = process.communicate(timeout=WAIT_S)
+    finally:
+        process.kill()
+    assert process.returncode == 0, said
+    assert {address.removeprefix("::ffff:") for address in heard} <= {"127.0.0.1"}
+    met = [json.loads((tmp_path / f"met-{attempt}-{rank}.json").read_text()) for attempt in (0, 1) for rank in (0, 1)]
+    assert [count for count, _ in met] == [2.0] * 4
+    assert len({store for _, store in met}) == 2
+    assert [path.name for path in tmp_path.glob("millrace-meet-*")] == []
+
+
+def wait_for(files: list[Path], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not all(file.exists() for file in files):
+        assert process.poll() is None, process.stdout.read() if process.stdout else ""
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

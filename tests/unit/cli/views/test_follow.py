@@ -1,0 +1,100 @@
+"""Following a job: what is shown, and how its end becomes an exit code."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+from rich.console import Console
+
+from services.cli.client import GatewayClient
+from services.cli.views.follow import follow_job
+from services.cli.views.progress import Board
+
+JOB = {"id": "demo-1", "state": "queued", "cause": "", "step": 0, "steps": 2}
+NUMBERS = (
+    "reward",
+    "accuracy",
+    "accept_rate",
+    "policy_age_mean",
+    "generated_tokens_per_s",
+    "trained_tokens_per_s",
+    "sync_s",
+    "pause_s",
+)
+EVAL = {
+    "k": 8,
+    "avg_at_k": 0.5,
+    "pass_at_k": 0.75,
+    "tasks": 4,
+    "seconds": 2.0,
+    "min_policy_version": 0,
+    "max_policy_version": 0,
+}
+
+
+class Gateway:
+    """Answers as a gateway whose job ends in `state`."""
+
+    def __init__(self, state: str, cause: str = "", *, interrupt: bool = False) -> None:
+        self.ended = JOB | {"state": state, "cause": cause, "step": 2}
+        self.interrupt = interrupt
+
+    def follow(self, _: str, *, seen: Callable[[dict[str, Any]], None]) -> Iterator[dict[str, Any]]:
+        seen(JOB | {"state": "running"})
+        yield {"step": 1, **dict.fromkeys(NUMBERS, 0.25)}
+        seen(JOB | {"state": "paused", "cause": "paused by request", "step": 1})
+        seen(JOB | {"state": "paused", "cause": "paused by request", "step": 1})
+        if self.interrupt:
+            raise KeyboardInterrupt
+        yield {"step": 2, **dict.fromkeys(NUMBERS, None)}
+
+    def evals(self, _: str) -> list[dict[str, Any]]:
+        return [EVAL]
+
+    def job(self, _: str) -> dict[str, Any]:
+        return self.ended
+
+
+def follow(gateway: Gateway) -> tuple[int, dict[str, Any], list[str]]:
+    console = Console(file=io.StringIO(), width=200)
+    code, record = follow_job(cast("GatewayClient", gateway), JOB, console)
+    return code, record, cast("io.StringIO", console.file).getvalue().splitlines()
+
+
+@pytest.mark.parametrize(("state", "code"), [("succeeded", 0), ("failed", 1), ("cancelled", 3)])
+def test_the_jobs_end_is_the_exit_code(state: str, code: int) -> None:
+    found, record, lines = follow(Gateway(state, "why" if code else ""))
+    assert (found, record["state"]) == (code, state)
+    assert lines[-1] == f"demo-1 {state}{': why' if code else ''}"
+
+
+def test_each_step_and_evaluation_is_a_line_under_headings_once() -> None:
+    _, _, lines = follow(Gateway("succeeded"))
+    assert lines[0].split()[:3] == ["step", "reward", "accuracy"]
+    assert [text.split()[0] for text in lines if text.split()[0] in {"1", "2"}] == ["1", "2"]
+    assert len([text for text in lines if "held-out evaluation" in text]) == 1
+
+
+def test_a_state_with_a_cause_is_told_once() -> None:
+    _, _, lines = follow(Gateway("succeeded"))
+    assert [text.strip() for text in lines if "paused" in text] == ["the job is paused: paused by request"]
+
+
+def test_an_interrupt_ends_the_following_and_says_that_the_job_goes_on() -> None:
+    code, record, lines = follow(Gateway("succeeded", interrupt=True))
+    assert (code, record) == (130, JOB)
+    assert "demo-1 goes on" in lines[-1]
+
+
+def test_on_a_terminal_a_bar_shows_state_and_progress() -> None:
+    console = Console(file=io.StringIO(), width=120, force_terminal=True)
+    with Board(console, 4) as board:
+        board.record(JOB | {"state": "running", "step": 1})
+        board.step({"step": 2, **dict.fromkeys(NUMBERS, 0.5)})
+        board._progress.refresh()
+    text = cast("io.StringIO", console.file).getvalue()
+    assert "running" in text
+    assert "2/4" in text

@@ -1,0 +1,176 @@
+"""The stream payloads: what comes back is what went in, and nothing else ever gets through or brings a service down."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, replace
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+
+from services.common.errors import EntryError
+from services.common.streams.codec import MAX_ENTRY_BYTES, decode, encode
+from services.common.streams.types import (
+    FinishReason,
+    Message,
+    Purpose,
+    Rollout,
+    RolloutGroup,
+    ScoredGroup,
+    Task,
+    Verdict,
+    VerdictStatus,
+    VersionSpan,
+)
+
+
+def task(**changes: Any) -> Task:
+    values: dict[str, Any] = {
+        "job_id": "job", "lineage": 1, "group_id": 17, "attempt": 1, "purpose": Purpose.TRAIN, "prompt": (Message("user", "2 + 3 ="),),
+        "data_source": "reasoning_gym:chain_sum", "ground_truth": "5", "extra_info": {"index": 3, "grid": {"cells": "ab"}},
+        "group_size": 2, "temperature": 1.0, "max_tokens": 16, "min_policy_version": 4, "timeout_s": 600.0,
+    }  # fmt: skip
+    return Task(**(values | changes))
+
+
+def rollout(text: str = " 5") -> Rollout:
+    tokens, logprobs = np.arange(5, dtype="<i4"), np.linspace(-2, 0, 5, dtype="<f4")
+    spans = (VersionSpan(0, 4), VersionSpan(3, 5))
+    return Rollout(tokens.tobytes(), logprobs.tobytes(), text, FinishReason.STOP, spans)
+
+
+def group() -> RolloutGroup:
+    return RolloutGroup(task(), "rollout-1", np.arange(7, dtype="<i4").tobytes(), (rollout(), rollout(" 6 ½ ✓")), 0.25)
+
+
+SCORED = Verdict(VerdictStatus.SCORED, 1.0, 1.0, "gsm8k")
+TIMEOUT = Verdict(VerdictStatus.TIMEOUT, None, None, "math", "no verdict within 5 s")
+"""As releases before wrote it."""
+OVER_LIMIT = Verdict(VerdictStatus.TIMEOUT, -1.0, 0.0, "dapo_math", "no verdict within 5 s")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [task(), group(), ScoredGroup(group(), (SCORED, TIMEOUT), 0.1), ScoredGroup(group(), (SCORED, OVER_LIMIT), 0.1)],
+    ids=["task", "group", "scored", "over limit"],
+)
+def test_what_goes_in_comes_out(value: Task | RolloutGroup | ScoredGroup) -> None:
+    kind: Any = type(value)
+    assert decode(kind, encode(value)) == value
+
+
+def test_a_token_costs_eight_bytes() -> None:
+    long = replace(rollout(), token_ids=bytes(4 * 10_000), inference_logprobs=bytes(4 * 10_000))
+    small, large = (len(encode(replace(group(), rollouts=(one,)))) for one in (rollout(), long))
+    assert large - small == pytest.approx(8 * (10_000 - 5), abs=16)
+
+
+def broken(path: str, value: object) -> bytes:
+    document: Any = msgpack.unpackb(encode(group()))
+    *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+    inner = document
+    for part in parents:
+        inner = inner[part]
+    inner[last] = value
+    packed: bytes = msgpack.packb(document)
+    return packed
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("task.group_id", -1),
+        ("task.group_id", 2**53),
+        ("task.temperature", float("nan")),
+        ("task.prompt", "2 + 3 ="),
+        ("task.purpose", "play"),
+        ("task.surprise", 1),
+        ("task.extra_info", []),
+        ("rollouts.0.finish_reason", "bored"),
+        ("rollouts.1.token_ids", b"123"),
+        ("rollouts.0.inference_logprobs", b""),
+        ("rollouts.0.versions", []),
+        ("rollouts.0.versions", [{"start": 0, "policy_version": 5}, {"start": 2, "policy_version": 4}]),
+        ("generate_s", float("inf")),
+        ("server", None),
+    ],
+)
+def test_a_wrong_field_is_named(path: str, value: object) -> None:
+    with pytest.raises(EntryError, match=r"not a valid RolloutGroup: ") as caught:
+        decode(RolloutGroup, broken(path, value))
+    named = str(caught.value).removeprefix("not a valid RolloutGroup: ").partition(": ")[0]
+    assert path.startswith(named) or named.startswith(path)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"status": "failed", "reward": 0.0, "accuracy": 0.0},
+        {"status": "scored"},
+        {"status": "scored", "reward": 1.0},
+        {"accuracy": 0.0},
+        {"reward": 1.0, "accuracy": 1.0},
+    ],
+)
+def test_a_reward_is_there_when_something_is_known_of_the_answer_and_only_then(wrong: dict[str, Any]) -> None:
+    document = asdict(ScoredGroup(group(), (SCORED, TIMEOUT), 0.1))
+    document["verdicts"] = (asdict(SCORED), asdict(TIMEOUT) | wrong)
+    with pytest.raises(EntryError, match=r"verdicts\.1"):
+        decode(ScoredGroup, msgpack.packb(document))
+
+
+def test_verdicts_and_rollouts_must_match_in_number() -> None:
+    document = asdict(ScoredGroup(group(), (SCORED, TIMEOUT), 0.1)) | {"verdicts": []}
+    with pytest.raises(EntryError, match="0 verdicts for 2 rollouts"):
+        decode(ScoredGroup, msgpack.packb(document))
+
+
+def test_an_entry_beyond_the_limit_is_neither_made_nor_read() -> None:
+    with pytest.raises(EntryError, match="exceeds the entry limit"):
+        encode(task(ground_truth="x" * MAX_ENTRY_BYTES))
+    with pytest.raises(EntryError, match="exceeds the limit"):
+        decode(Task, bytes(MAX_ENTRY_BYTES + 1))
+
+
+@pytest.mark.parametrize("value", [2**70, "\ud800", object()], ids=["a large integer", "half a character", "an object"])
+def test_what_messagepack_cannot_carry_is_an_entry_error(value: object) -> None:
+    with pytest.raises(EntryError, match="Task cannot be encoded"):
+        encode(task(extra_info={"value": value}))
+
+
+def test_nesting_that_can_be_read_but_not_written_is_an_entry_error() -> None:
+    empty = msgpack.packb("extra_info") + msgpack.packb({})
+    deep = msgpack.packb("extra_info") + b"\x81\xa1a" * 900 + b"\x80"
+    payload = encode(task(extra_info={})).replace(empty, deep)
+    read = decode(Task, payload)
+    with pytest.raises(EntryError, match="cannot be encoded"):
+        encode(read)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"", b"\xc1", b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\x81" * 5000, b"\x91" * 100_000, b"\x80" * 100, b"\xa2\xff\xfe",
+        msgpack.packb([1, 2]), msgpack.packb(None), msgpack.packb({1: 2}),
+    ],
+)  # fmt: skip
+def test_what_is_no_task_is_an_entry_error(payload: bytes) -> None:
+    with pytest.raises(EntryError):
+        decode(Task, payload)
+
+
+def test_mutated_entries_decode_or_are_entry_errors() -> None:
+    good, rng = encode(group()), random.Random(7)
+    refused = 0
+    for _ in range(3000):
+        spoiled = bytearray(good)
+        for _ in range(rng.randint(1, 4)):
+            spoiled[rng.randrange(len(spoiled))] = rng.randrange(256)
+        cut = bytes(spoiled[: rng.randrange(len(spoiled))] if rng.random() < 0.3 else spoiled)
+        try:
+            decode(RolloutGroup, cut)
+        except EntryError:
+            refused += 1
+    assert refused > 1000

@@ -1,0 +1,98 @@
+"""What the ranks train is what was sampled, weighed by advantages over the rollouts that were judged."""
+
+from __future__ import annotations
+
+import statistics
+
+import numpy as np
+import pytest
+
+from services.common.spec import JobSpec
+from services.learner.groups.batch import assemble
+from tests.unit.learner.scored_groups import PROMPT, job_spec, judged_group, over_limit
+
+
+def advantages(spec: JobSpec, rewards: list[float | None], lengths: list[int]) -> list[float]:
+    """Advantage of each sequence of a lone group, checked to be the same at each of its tokens."""
+    sequences = assemble([judged_group(3, rewards, lengths=lengths)], spec)
+    assert all(len(set(sequence.advantage.tolist())) == 1 for sequence in sequences)
+    return [float(sequence.advantage[0]) for sequence in sequences]
+
+
+def grpo(rewards: list[float]) -> list[float]:
+    mean, spread = statistics.fmean(rewards), statistics.stdev(rewards) + 1e-6
+    return [(reward - mean) / spread for reward in rewards]
+
+
+def test_a_sequence_is_the_prompt_and_the_response_with_the_engines_logprobs() -> None:
+    (first, second) = assemble([judged_group(5, [1.0, 0.0], lengths=[3, 2])], job_spec())
+    assert first.tokens.tolist() == [*PROMPT, 100, 101, 102]
+    assert second.tokens.tolist() == [*PROMPT, 100, 101]
+    assert first.prompt_len == second.prompt_len == len(PROMPT)
+    assert first.inference_logprobs.tolist() == [-0.125, -0.25, -0.375]
+    assert first.loss_mask.tolist() == [True, True, True]
+    assert (first.group_id, second.group_id) == (5, 5)
+    assert first.tokens.dtype == np.int32
+    assert first.advantage.dtype == np.float32
+
+
+def test_sequences_keep_the_order_of_the_groups_and_of_their_rollouts() -> None:
+    groups = [judged_group(9, [1.0, 0.0], lengths=[1, 2]), judged_group(4, [0.0, 1.0], lengths=[3, 4])]
+    sequences = assemble(groups, job_spec())
+    assert [(s.group_id, s.response_len) for s in sequences] == [(9, 1), (9, 2), (4, 3), (4, 4)]
+
+
+def test_the_advantage_is_the_estimators_within_the_group() -> None:
+    assert advantages(job_spec(), [1.0, 0.0, 0.0, 0.5], [2] * 4) == pytest.approx(grpo([1.0, 0.0, 0.0, 0.5]), rel=1e-5)
+    rloo = job_spec(algorithm={"advantage_estimator": "rloo"})
+    assert advantages(rloo, [1.0, 0.0, 0.0], [2] * 3) == pytest.approx([1.0, -0.5, -0.5])
+
+
+def test_an_estimator_that_scales_by_the_batch_sees_every_group() -> None:
+    groups = [judged_group(0, [1.0, 0.0], lengths=[1, 3]), judged_group(1, [4.0, 0.0], lengths=[2, 2])]
+    spec = job_spec(algorithm={"advantage_estimator": "reinforce_plus_plus_baseline"})
+    tokens = [0.5] + [-0.5] * 3 + [2.0] * 2 + [-2.0] * 2
+    mean, spread = statistics.fmean(tokens), statistics.stdev(tokens)
+    expected = [(value - mean) / spread for value in (0.5, -0.5, 2.0, -2.0)]
+    assert [float(s.advantage[0]) for s in assemble(groups, spec)] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_job_of_the_first_revision_is_assembled_as_it_was() -> None:
+    groups = [judged_group(0, [1.0, 0.0], lengths=[1, 3]), judged_group(1, [4.0, 0.0], lengths=[2, 2])]
+    spec = job_spec(algorithm={"advantage_estimator": "reinforce_plus_plus_baseline", "revision": 1})
+    spread = statistics.stdev([0.5, -0.5, 2.0, -2.0])
+    expected = [value / spread for value in (0.5, -0.5, 2.0, -2.0)]
+    assert [float(s.advantage[0]) for s in assemble(groups, spec)] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_rollout_that_could_not_be_judged_is_left_out_of_baseline_and_batch() -> None:
+    assert advantages(job_spec(), [1.0, None, 0.0, 0.0], [1, 2, 3, 4]) == pytest.approx(grpo([1.0, 0.0, 0.0]), rel=1e-5)
+    sequences = assemble([judged_group(0, [1.0, None, 0.0, 0.0], lengths=[1, 2, 3, 4])], job_spec())
+    assert [s.response_len for s in sequences] == [1, 3, 4]
+
+
+def test_a_check_beyond_its_limit_is_trained_as_the_worst_answer() -> None:
+    group = over_limit(judged_group(0, [1.0, None, 0.0], lengths=[1, 2, 3]), reward=-1.0)
+    sequences = assemble([group], job_spec())
+    assert [s.response_len for s in sequences] == [1, 2, 3]
+    assert [float(s.advantage[0]) for s in sequences] == pytest.approx(grpo([1.0, -1.0, 0.0]), rel=1e-5)
+
+
+def test_an_empty_response_is_not_trained_but_its_reward_counts_in_the_baseline() -> None:
+    assert advantages(job_spec(), [1.0, 0.0, 0.0], [2, 0, 3]) == pytest.approx(
+        [grpo([1.0, 0.0, 0.0])[0], grpo([1.0, 0.0, 0.0])[2]], rel=1e-5
+    )
+
+
+def test_the_overlong_punishment_falls_on_rewards_before_the_advantage() -> None:
+    spec = job_spec(
+        rollout={"rollout_max_tokens": 10},
+        algorithm={"overlong_buffer_enable": True, "overlong_buffer": 4, "overlong_buffer_penalty_factor": 0.5},
+    )
+    shaped = [1.0, 1.0 - 0.125, 0.0 - 0.5, 0.0]  # 6 = L − B loses nothing, 7 a quarter of the factor, 10 all of it
+    assert advantages(spec, [1.0, 1.0, 0.0, 0.0], [6, 7, 10, 2]) == pytest.approx(grpo(shaped), rel=1e-5)
+
+
+def test_without_the_overlong_switch_length_costs_nothing() -> None:
+    spec = job_spec(rollout={"rollout_max_tokens": 10}, algorithm={"overlong_buffer": 4})
+    assert advantages(spec, [1.0, 0.0], [10, 10]) == pytest.approx(grpo([1.0, 0.0]), rel=1e-5)

@@ -1,0 +1,75 @@
+"""What the learner's metrics say of a step: not finite is NaN and counted, never the value of the step before."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from prometheus_client import REGISTRY
+
+from services.learner.loops import metrics
+from services.learner.megatron.stats import StepStats
+
+
+def record(stats: StepStats) -> dict[str, Any]:
+    return {
+        "step_s": 1.0,
+        "trained_tokens": 10,
+        "wasted_tokens": 2,
+        "rollouts_not_judged": 0,
+        "reward": 0.5,
+        "accuracy": None,
+    } | stats.as_record()
+
+
+def stats(loss: float, skipped: str = "", tokens: int = 10) -> StepStats:
+    return StepStats(3, loss, loss, 1e-4, tokens, 2, 1, 0.0, skipped, {"entropy": 1.5, "clip_fraction_low": 0.25})
+
+
+def sample(name: str, **labels: str) -> float:
+    value = REGISTRY.get_sample_value(f"millrace_learner_{name}", labels)
+    assert value is not None, name
+    return value
+
+
+def test_a_sound_step_sets_its_figures() -> None:
+    before = sample("steps_total")
+    metrics.observe_step(record(stats(0.25)), [0, 1, 1])
+    assert sample("loss") == 0.25
+    assert sample("reward") == 0.5
+    assert sample("entropy_nats") == 1.5
+    assert sample("clipped_tokens_ratio", side="low") == 0.25
+    assert math.isnan(sample("accuracy_ratio"))
+    assert sample("steps_total") == before + 1
+
+
+def test_rollouts_without_a_verdict_are_counted() -> None:
+    before = sample("unjudged_rollouts_total")
+    metrics.observe_step(record(stats(0.25)) | {"rollouts_not_judged": 3}, [0])
+    assert sample("unjudged_rollouts_total") == before + 3
+
+
+def test_a_loss_that_is_not_finite_is_nan_and_counted() -> None:
+    metrics.observe_step(record(stats(0.25)), [0])
+    before = sample("skipped_steps_total", reason="not_finite")
+    metrics.observe_step(record(stats(math.inf, "loss inf and gradient norm nan are not both finite")), [0])
+    assert math.isnan(sample("loss"))
+    assert math.isnan(sample("gradient_norm"))
+    assert sample("skipped_steps_total", reason="not_finite") == before + 1
+
+
+def test_a_step_without_tokens_is_no_alarm() -> None:
+    before = sample("skipped_steps_total", reason="not_finite"), sample("skipped_steps_total", reason="no_tokens")
+    metrics.observe_step(record(stats(0.0, "no token to train on", tokens=0)), [0])
+    after = sample("skipped_steps_total", reason="not_finite"), sample("skipped_steps_total", reason="no_tokens")
+    assert after == (before[0], before[1] + 1)
+
+
+def test_an_evaluation_without_answers_changes_nothing() -> None:
+    counts = {"rollouts_judged": 12, "rollouts_not_judged": 3, "checks_over_limit": 2}
+    metrics.observe_evaluation({"avg_at_k": 0.5, "pass_at_k": 0.75} | counts)
+    assert [sample("eval_rollouts", outcome=name) for name in ("judged", "not_judged", "over_limit")] == [12, 3, 2]
+    none = {"rollouts_judged": 0, "rollouts_not_judged": 15, "checks_over_limit": 0}
+    metrics.observe_evaluation({"avg_at_k": None, "pass_at_k": None} | none)
+    assert sample("eval_accuracy_ratio", statistic="avg_at_k") == 0.5
+    assert sample("eval_accuracy_ratio", statistic="pass_at_k") == 0.75
