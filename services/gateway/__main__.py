@@ -8,7 +8,6 @@ import logging
 import resource
 import signal
 import socket
-import sys
 import time
 from functools import partial
 
@@ -17,14 +16,13 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.exceptions import RedisError
 
-from services.common.config.settings import Settings, load_settings
+from services.common.config.settings import Settings
 from services.common.errors import ConfigError, SandboxError
 from services.common.jobs.restore import Restorer
 from services.common.jobs.retention import DAY_S, Policy, Retention
 from services.common.redis.connection import connect
 from services.common.sandbox.pool import Sandbox
-from services.common.service.lifecycle import keep_files_private
-from services.common.service.logs import configure_logging
+from services.common.service.entry import serve
 from services.common.service.preflight import RedisAway, require_redis
 from services.gateway.admission.admission import PREPARE, ChildAdmission
 from services.gateway.app import create_app
@@ -41,29 +39,16 @@ MAX_FILES = 65_536
 """Open files that the gateway asks for, as far as it may have them: each connection is one."""
 
 
-def main() -> int:
-    """Runs the gateway; the exit code is 0 after a drain, 2 over a wrong setting."""
-    keep_files_private()
-    try:
-        settings = load_settings()
-        configure_logging("gateway", settings.log_level)
-        token = load_token(settings)
-        listener = _bind(settings)
-    except ConfigError as error:
-        print(f"gateway: {error}", file=sys.stderr)  # noqa: T201  the one line that the person who started it needs
-        return 2
+async def run(settings: Settings) -> None:
+    """Runs the gateway until it is drained.
+
+    Raises:
+        ConfigError: the token's file, the port or Redis cannot be used as the settings say.
+    """
+    token, listener = load_token(settings), _bind(settings)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _drained)
     _allow_files(settings)
-    try:
-        asyncio.run(_serve(settings, token, listener))
-    except ConfigError as error:
-        print(f"gateway: {error}", file=sys.stderr)  # noqa: T201
-        return 2
-    return 0
-
-
-async def _serve(settings: Settings, token: str, listener: socket.socket) -> None:
     redis = connect(settings.redis_url, password=settings.redis_password, pool_wait_s=POOL_WAIT_S)
     # People wait for these answers: give up on Redis after about a second instead of ten, and say 503.
     redis.set_retry(Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 3))
@@ -194,5 +179,10 @@ def _drained(number: int, _: object) -> None:
     log.info("drained after %s", signal.Signals(number).name)
 
 
+def main() -> None:
+    """Entry point."""
+    serve("gateway", run)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

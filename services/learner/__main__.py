@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from pathlib import Path
 
 from prometheus_client import REGISTRY, CollectorRegistry, Gauge
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from services.common.config.settings import Settings, load_settings
-from services.common.errors import ConfigError
+from services.common.config.settings import Settings
 from services.common.redis.connection import connect
+from services.common.service.entry import serve
 from services.common.service.health import HealthServer
-from services.common.service.lifecycle import Drain, keep_files_private, refuse_to_start, run_service
-from services.common.service.logs import configure_logging
+from services.common.service.lifecycle import Drain, run_service
 from services.common.service.preflight import require_memory, require_platform, require_redis, require_room
 from services.learner.agent.agent import Agent
 from services.learner.ranks.launch import Nodes
@@ -22,12 +20,16 @@ from services.learner.storage.folder import METRICS_DIR
 from services.learner.storage.journal_key import journal_key
 
 
-async def serve(settings: Settings) -> None:
+async def run(settings: Settings) -> None:
     """Runs the agent until the drain.
 
     Raises:
-        ConfigError: Redis, the volume of the jobs, or the port of the metrics cannot be used.
+        ConfigError: this machine, Redis, the volume of the jobs, or the port of the metrics cannot be used as the settings say.
     """
+    settings.require_token_beyond_loopback(settings.internal_token, "MILLRACE_INTERNAL_TOKEN")
+    journal_key(settings)
+    require_platform(settings.platform)
+    require_memory(settings.min_memory_gib)
     require_room(settings.home / "jobs", settings.min_free_gib)
     drain = Drain()
     drain.on_signals()
@@ -37,33 +39,15 @@ async def serve(settings: Settings) -> None:
     metrics_dir.mkdir(parents=True)
     MultiProcessCollector(REGISTRY, path=str(metrics_dir))  # type: ignore[no-untyped-call]
     export_disk(settings.job_dir("").resolve())
-    health = HealthServer(settings.bind_host, settings.metrics_port, healthy=lambda: None, ready=lambda: None)
-    health.start()
-    redis = connect(settings.redis_url, password=settings.redis_password)
-    await require_redis(settings.redis_url, settings.redis_password, wait_s=settings.redis_wait_s)
-    agent = Agent(settings, redis, drain, metrics_dir, health.port)
-    try:
-        loops = {"work": agent.work_loop, "beat": agent.beat_loop}
-        await run_service(drain, loops, drain_timeout_s=settings.drain_timeout_s + 10)
-    finally:
-        await redis.aclose()
-        health.stop()
-
-
-def main() -> None:
-    """Entry point: exit code 2 for a wrong setting."""
-    keep_files_private()
-    try:
-        settings = load_settings()
-        settings.require_token_beyond_loopback(settings.internal_token, "MILLRACE_INTERNAL_TOKEN")
-        Nodes.of(settings)
-        journal_key(settings)
-        require_platform(settings.platform)
-        require_memory(settings.min_memory_gib)
-        configure_logging("learner", settings.log_level)
-        asyncio.run(serve(settings))
-    except ConfigError as error:
-        refuse_to_start("learner", error)
+    with HealthServer(settings.bind_host, settings.metrics_port, healthy=lambda: None, ready=lambda: None) as health:
+        redis = connect(settings.redis_url, password=settings.redis_password)
+        try:
+            await require_redis(settings.redis_url, settings.redis_password, wait_s=settings.redis_wait_s)
+            agent = Agent(settings, redis, drain, metrics_dir, health.port)
+            loops = {"work": agent.work_loop, "beat": agent.beat_loop}
+            await run_service(drain, loops, drain_timeout_s=settings.drain_timeout_s + 10)
+        finally:
+            await redis.aclose()
 
 
 def export_disk(jobs: Path, registry: CollectorRegistry = REGISTRY) -> None:
@@ -73,6 +57,11 @@ def export_disk(jobs: Path, registry: CollectorRegistry = REGISTRY) -> None:
     size = Gauge("millrace_learner_disk_size_bytes", "Size of the volume that they lie on.", registry=registry)
     free.set_function(lambda: shutil.disk_usage(jobs).free)
     size.set_function(lambda: shutil.disk_usage(jobs).total)
+
+
+def main() -> None:
+    """Entry point."""
+    serve("learner", run)
 
 
 if __name__ == "__main__":

@@ -17,25 +17,23 @@ from redis.asyncio import Redis
 
 from services.common.config.settings import Settings
 from services.common.errors import MillraceError
+from services.common.jobs.follower import JobFollower
 from services.common.jobs.record import ActiveJob
 from services.common.jobs.store import JobStore
-from services.common.redis.connection import BLOCK_S, connect, redis_is_away
 from services.common.redis.fencing import Fence
+from services.common.redis.keys import Stage
 from services.common.service.health import HealthServer
-from services.common.service.heartbeat import HEARTBEAT_S, WorkerKind, WorkerStatus, beat, begin, leave
+from services.common.service.heartbeat import HEARTBEAT_S, WorkerKind, WorkerStatus, beat
 from services.common.service.lifecycle import Drain, every, run_service
-from services.common.service.preflight import require_redis
+from services.common.service.worker import worker_process
 from services.common.spec import RewardSpec
+from services.common.streams.consumer import Consumer
 from services.common.streams.stream import MAX_STREAM_LENGTH, forget
 from services.reward import metrics
 from services.reward.pool.pool import Pool
-from services.reward.session import Attachment
+from services.reward.session import CONSUMER_GROUP, Attachment
 
 log = logging.getLogger(__name__)
-
-POLL_S = 0.5
-STUCK_S = 60.0
-"""Without a look at the active jobs for so long the service is not healthy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,22 +76,17 @@ class RewardService:
         self._fence = fence
         self._attached: dict[str, _Attached] = {}
         self._refused: set[str] = set()
-        self._looked_at: float | None = None
+        self._follower = JobFollower(JobStore(commands), drain)
         self.metrics_port: int | None = None
         """Where /metrics is served, for the list of workers."""
 
     def healthy(self) -> str | None:
         """Why the process should be restarted, or None."""
-        late = self._looked_at is not None and time.monotonic() - self._looked_at > STUCK_S
-        if late and not self._drain.requested and not redis_is_away():
-            return f"no look at the active jobs for {STUCK_S:.0f} s"
-        return self._trouble()
+        return self._follower.healthy() or self._trouble()
 
     def ready(self) -> str | None:
         """Why it takes no work, or None."""
-        if self._drain.requested:
-            return "draining"
-        return "starting" if self._looked_at is None else self._trouble()
+        return self._follower.ready() or self._trouble()
 
     def _trouble(self) -> str | None:
         """Why checks are not judged any more, or None."""
@@ -101,14 +94,9 @@ class RewardService:
         return next((trouble for pool in pools if (trouble := pool.trouble()) is not None), None)
 
     async def follow_jobs(self) -> None:
-        """Consumes the active jobs; waits half a second; unblocked by learners that activate or retire; produces attachments."""
-        store = JobStore(self._commands)
+        """Judges the groups of every active job until the drain, and then those in hand."""
         try:
-            while True:
-                await self._attach_and_detach(await store.active())
-                self._looked_at = time.monotonic()
-                if await self._drain.wait(POLL_S):
-                    break
+            await self._follower.run(self._attach_and_detach)
             await asyncio.gather(*(attached.task for attached in self._attached.values()))
         finally:
             for attached in self._attached.values():
@@ -137,16 +125,12 @@ class RewardService:
             log.exception("job %s is not judged here: its reward section is not understood", job.job_id)
             self._refused.add(job.job_id)
             return
+        consumer = Consumer(
+            self._commands, self._blocking, job.job_id, Stage.ROLLOUTS,
+            group=CONSUMER_GROUP, name=self._name, fence=self._fence,
+        )  # fmt: skip
         attachment = Attachment(
-            self._commands,
-            self._blocking,
-            self._pool.beside(),
-            job.job_id,
-            spec,
-            name=self._name,
-            drain=self._drain,
-            bound=self._bound,
-            fence=self._fence,
+            self._commands, consumer, self._pool.beside(), spec, drain=self._drain, bound=self._bound
         )
         task = asyncio.create_task(attachment.run(), name=f"job {job.job_id}")
         self._attached[job.job_id] = _Attached(attachment, task)
@@ -190,25 +174,19 @@ async def run(settings: Settings, *, drain: Drain | None = None, pool: Pool | No
     Raises:
         ConfigError: Redis, or the port of the metrics, cannot be used.
     """
-    name = settings.worker_name("reward")
-    if drain is None:
-        drain = Drain()
-        drain.on_signals()
-    commands = connect(settings.redis_url, password=settings.redis_password)
-    await require_redis(settings.redis_url, settings.redis_password, wait_s=settings.redis_wait_s)
-    blocking = connect(settings.redis_url, password=settings.redis_password, block_s=BLOCK_S)
-    async with pool or Pool(log_level=settings.log_level) as started:
-        fence = await begin(commands, name)
-        service = RewardService(commands, blocking, started, name=name, drain=drain, fence=fence)
-        health = HealthServer(settings.bind_host, settings.metrics_port, healthy=service.healthy, ready=service.ready)
-        health.start()
-        service.metrics_port = health.port
-        log.info("reward service %s: %d verifier processes, health on port %d", name, started.workers, health.port)
-        try:
+    async with (
+        worker_process(settings, "reward", drain) as worker,
+        pool or Pool(log_level=settings.log_level) as started,
+    ):
+        service = RewardService(
+            worker.commands, worker.blocking, started, name=worker.name, drain=worker.drain, fence=worker.fence
+        )
+        with HealthServer(
+            settings.bind_host, settings.metrics_port, healthy=service.healthy, ready=service.ready
+        ) as health:
+            service.metrics_port = health.port
+            log.info(
+                "reward service %s: %d verifier processes, health on port %d", worker.name, started.workers, health.port
+            )
             loops = {"jobs": service.follow_jobs, "heartbeat": service.heartbeat}
-            await run_service(drain, loops, drain_timeout_s=settings.drain_timeout_s)
-        finally:
-            health.stop()
-            await leave(commands, name, fence)
-            await blocking.aclose()
-            await commands.aclose()
+            await run_service(worker.drain, loops, drain_timeout_s=settings.drain_timeout_s)

@@ -19,26 +19,28 @@ import asyncio
 import contextlib
 import logging
 import time
+from contextlib import aclosing
 
 from redis.exceptions import RedisError
 
-from services.common.config.settings import Settings
+from services.common.config.settings import Settings, address
 from services.common.errors import ConfigError, Fenced, MillraceError, ModelError, RecordGone
 from services.common.jobs import deaths
+from services.common.jobs.follower import JobFollower
 from services.common.jobs.record import ActiveJob
 from services.common.jobs.store import JobStore
-from services.common.redis.connection import BLOCK_S, connect, redis_is_away
 from services.common.service.health import HealthServer
-from services.common.service.heartbeat import HEARTBEAT_S, WorkerKind, WorkerStatus, alive, beat, begin, leave
+from services.common.service.heartbeat import HEARTBEAT_S, WorkerKind, WorkerStatus, alive, beat
 from services.common.service.lifecycle import Drain, every, run_service
 from services.common.service.logs import log_context
-from services.common.service.preflight import require_memory, require_platform, require_redis
+from services.common.service.preflight import require_memory, require_platform
+from services.common.service.worker import worker_process
 from services.common.streams.stream import forget
 from services.rollout import metrics
 from services.rollout.chat.exports import ExportLoader
 from services.rollout.chat.policies import Policies
 from services.rollout.chat.queue import ChatLane
-from services.rollout.chat.server import InferenceService, start_inference
+from services.rollout.chat.server import InferenceService, serving
 from services.rollout.engine.engine import Engine
 from services.rollout.engine.health import EngineWatch
 from services.rollout.engine.process import CHAT_PLACES
@@ -47,15 +49,10 @@ from services.rollout.session import Attachment, Wiring, choose
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.5
-BLOCKED_S = 60.0
-"""So long without a look at the active jobs means that this process hangs."""
 REFUSED_S = 30.0
 """A job whose model does not load here is tried again after this."""
 TROUBLE_CHARS = 500
 REPORT_S = 5.0
-CHATS_END_S = 2.0
-"""Time for the last words of chats that a drain has aborted."""
 _NOT_THE_JOBS = (RedisError, Fenced, RecordGone, OSError)
 """What ends this process without saying anything about the job that it serves."""
 
@@ -77,7 +74,7 @@ class RolloutService:
         """Why the newest job could not be served."""
         self._state = ("", 0.0)
         """The state that the newest heartbeat told, and since when."""
-        self._looked_at: float | None = None
+        self._follower = JobFollower(JobStore(wiring.commands), wiring.drain)
         self.metrics_port: int | None = None
         """Where /metrics is served, for the list of workers."""
         self.inference_address: str | None = None
@@ -91,33 +88,16 @@ class RolloutService:
 
     def healthy(self) -> str | None:
         """Why the process should be restarted, or None."""
-        if (
-            self._looked_at is not None
-            and time.monotonic() - self._looked_at > BLOCKED_S
-            and not self._wiring.drain.requested
-            and not redis_is_away()
-        ):
-            return f"no look at the active jobs for {BLOCKED_S:.0f} s"
-        return self._hangs
+        return self._follower.healthy() or self._hangs
 
     def ready(self) -> str | None:
         """Why it takes no work, or None. A model that loads, however long, keeps nobody waiting: the heartbeat says that it does."""
-        if self._wiring.drain.requested:
-            return "draining"
-        return "starting" if self._looked_at is None else None
+        return self._follower.ready()
 
     async def attach(self) -> None:
-        """Attaches to a job and lets it go when it is retired.
-
-        Consumes: the active jobs, twice a second. Waits for: a job, while there is none. Unblocked by: learners that activate or retire.
-        Produces: an attachment, with its weights and tasks loops. On drain it returns when the tasks in flight are done.
-        """
-        store = JobStore(self._wiring.commands)
+        """Serves one active job at a time until the drain, and then its groups in hand."""
         try:
-            while not self._wiring.drain.requested:
-                await self._look(await store.active())
-                self._looked_at = time.monotonic()
-                await self._wiring.drain.wait(POLL_S)
+            await self._follower.run(self._look)
             if self._serving is not None and self._attached is not None and self._attached.state != "loading":
                 await self._serving
         finally:
@@ -294,34 +274,21 @@ async def run(settings: Settings, *, drain: Drain | None = None) -> None:
     settings.require_token_beyond_loopback(settings.internal_token, "MILLRACE_INTERNAL_TOKEN")
     require_platform(settings.platform)
     require_memory(settings.min_memory_gib)
-    if drain is None:
-        drain = Drain()
-        drain.on_signals()
-    commands = connect(settings.redis_url, password=settings.redis_password)
-    await require_redis(settings.redis_url, settings.redis_password, wait_s=settings.redis_wait_s)
-    blocking = connect(settings.redis_url, password=settings.redis_password, block_s=BLOCK_S)
-    engine = Engine(settings.platform, settings.log_level)
-    name = settings.worker_name("rollout")
-    wiring = Wiring(commands, blocking, engine, settings, name, drain, await begin(commands, name))
-    await deaths.adopt(commands, name)
-    service = RolloutService(wiring)
-    health = HealthServer(settings.bind_host, settings.metrics_port, healthy=service.healthy, ready=service.ready)
-    health.start()
-    service.metrics_port = health.port
     token = settings.internal_token.get_secret_value() if settings.internal_token is not None else None
-    log.info("rollout service %s on %s, health on port %d", wiring.name, settings.platform, health.port)
-    inference = None
-    try:
-        inference, port = await start_inference(service.inference, settings.bind_host, settings.inference_port, token)
-        host = settings.advertise_host or settings.bind_host
-        service.inference_address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        loops = {"attach": service.attach, "heartbeat": service.heartbeat, "watchdog": service.watchdog}
-        await run_service(drain, loops, drain_timeout_s=settings.drain_timeout_s)
-    finally:
-        health.stop()
-        if inference is not None:
-            await inference.stop(CHATS_END_S)
-        await engine.close()
-        await leave(commands, name, wiring.fence)
-        await blocking.aclose()
-        await commands.aclose()
+    async with (
+        worker_process(settings, "rollout", drain) as worker,
+        aclosing(Engine(settings.platform, settings.log_level)) as engine,
+    ):
+        await deaths.adopt(worker.commands, worker.name)
+        service = RolloutService(
+            Wiring(worker.commands, worker.blocking, engine, settings, worker.name, worker.drain, worker.fence)
+        )
+        with HealthServer(
+            settings.bind_host, settings.metrics_port, healthy=service.healthy, ready=service.ready
+        ) as health:
+            service.metrics_port = health.port
+            log.info("rollout service %s on %s, health on port %d", worker.name, settings.platform, health.port)
+            async with serving(service.inference, settings.bind_host, settings.inference_port, token) as port:
+                service.inference_address = address(settings.advertise_host or settings.bind_host, port)
+                loops = {"attach": service.attach, "heartbeat": service.heartbeat, "watchdog": service.watchdog}
+                await run_service(worker.drain, loops, drain_timeout_s=settings.drain_timeout_s)

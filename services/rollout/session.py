@@ -14,13 +14,16 @@ from redis.asyncio import Redis
 from services.common.config.settings import Settings
 from services.common.errors import ModelError
 from services.common.jobs.record import ActiveJob
+from services.common.redis import keys
 from services.common.redis.fencing import Fence
 from services.common.service.heartbeat import WorkerKind, WorkerStatus
 from services.common.service.lifecycle import Drain
 from services.common.service.logs import log_context
 from services.common.spec import DType, JobSpec
+from services.common.streams.consumer import Consumer
+from services.common.streams.worker import WorkerLimits
 from services.rollout.engine.engine import Engine
-from services.rollout.sampling.loop import TaskLimits, TaskLoop
+from services.rollout.sampling.loop import CONSUMER_GROUP, READ_COUNT, TaskLoop
 from services.rollout.sampling.sampler import Sampler
 from services.rollout.weights.loop import WeightLoop
 from services.rollout.weights.staging import Stage, default_stage_directory
@@ -102,11 +105,13 @@ class Attachment:
             wiring.engine, stage, job.weights_address, job_id=job.job_id, server=wiring.name,
             token=token.get_secret_value() if token is not None else None,
         )  # fmt: skip
-        self._tasks = TaskLoop(
-            wiring.commands, wiring.blocking, Sampler(wiring.engine, wiring.name), wiring.engine.label,
-            job_id=job.job_id, name=wiring.name, limits=TaskLimits(spec.rollout.max_concurrent_groups),
-            drain=wiring.drain, fence=wiring.fence,
+        consumer = Consumer(
+            wiring.commands, wiring.blocking, job.job_id, keys.Stage.TASKS,
+            group=CONSUMER_GROUP, name=wiring.name, fence=wiring.fence,
         )  # fmt: skip
+        limits = WorkerLimits(entries=spec.rollout.max_concurrent_groups, read_count=READ_COUNT)
+        sampler = Sampler(wiring.engine, wiring.name)
+        self._tasks = TaskLoop(consumer, sampler, wiring.engine.label, limits, wiring.drain)
         weights = asyncio.create_task(self._weights.run(), name="weights")
         tasks = asyncio.create_task(self._tasks.run(), name="tasks")
         try:

@@ -24,7 +24,7 @@ def up(
 ) -> None:
     """Start Redis (unless REDIS_URL is set), gateway, reward, learner and rollout servers, and keep them alive."""
     from services.cli.up import detach, run_up
-    from services.common.service.lifecycle import keep_files_private
+    from services.common.service.entry import keep_files_private
 
     keep_files_private()
     home = home.resolve()

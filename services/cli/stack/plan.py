@@ -24,7 +24,7 @@ from services.cli.stack.health import health_probe, ready_probe
 from services.cli.stack.redis import EmbeddedRedis
 from services.cli.stack.runtime import Runtime
 from services.cli.stack.supervisor import KILL_MARGIN_S, ProcessSpec
-from services.common.config.settings import Platform, Settings
+from services.common.config.settings import Platform, Settings, address
 from services.common.errors import ConfigError, DeadlineExceeded
 
 START_TIMEOUT_S = 180.0
@@ -83,7 +83,7 @@ def plan_stack(
     for name, metrics_port in zip(workers, ports, strict=True):
         services.append(_worker(settings, environment, host, name, metrics_port, cores.get(name, frozenset())))
     table = (*redis, *(_with_temporary(spec, runtime.temporary_of(spec.name)) for spec in services))
-    return Stack(table, f"http://{_bracketed(host)}:{port}", redis_url, _token_file(settings, home))
+    return Stack(table, f"http://{address(host, port)}", redis_url, _token_file(settings, home))
 
 
 def _plan_redis(home: Path, runtime: Runtime, drain_timeout_s: float) -> tuple[str, list[ProcessSpec]]:
@@ -115,7 +115,7 @@ def _plan_redis(home: Path, runtime: Runtime, drain_timeout_s: float) -> tuple[s
 def _gateway(settings: Settings, environment: dict[str, str], host: str, port: int) -> ProcessSpec:
     own = {"MILLRACE_GATEWAY_PORT": str(port), "MILLRACE_WORKER": "gateway"}
     own |= {name: os.environ[name] for name in _SECRETS if name in os.environ}
-    return _service("gateway", "gateway", environment | own, f"http://{_bracketed(host)}:{port}", 1, settings, port)
+    return _service("gateway", "gateway", environment | own, f"http://{address(host, port)}", 1, settings, port)
 
 
 def _worker(
@@ -131,7 +131,7 @@ def _worker(
         cores = frozenset()
     if service == "reward":
         own["OMP_NUM_THREADS"] = "1"
-    return _service(name, service, environment | own, f"http://{_bracketed(host)}:{port}", 0, settings, port, cores)
+    return _service(name, service, environment | own, f"http://{address(host, port)}", 0, settings, port, cores)
 
 
 def _service(
@@ -197,7 +197,3 @@ def _take_ports(host: str, gateway_port: int, metrics_base: int | None, count: i
                 ) from error
             taken.append(int(probe.getsockname()[1]))
         return taken
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

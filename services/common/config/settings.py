@@ -203,6 +203,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def address(host: str, port: int) -> str:
+    """`host:port`, with an IPv6 host in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def load_settings() -> Settings:
     """The settings of this process.
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
-import sys
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from services.common.service.watchdog import BLOCKED_S, LoopGuard
 
@@ -104,14 +102,3 @@ async def every(period_s: float, drain: Drain, action: Callable[[], Awaitable[No
         await action()
         if await drain.wait(period_s):
             return
-
-
-def keep_files_private() -> None:
-    """What this process and those below it make from now on is its user's alone: first of all that a service does."""
-    os.umask(0o077)
-
-
-def refuse_to_start(service: str, error: Exception) -> NoReturn:
-    """Ends the process before it began: one clear line, exit code 2."""
-    sys.stderr.write(f"{service}: {error}\n")
-    sys.exit(2)

@@ -1,4 +1,4 @@
-"""Who reads a work stream: at-least-once delivery, and an effect that happens once.
+"""Consumer of a work stream: at-least-once delivery, and an effect that happens once.
 
     stream ── read ──► consumer ── hop ──► next stream
     (own pending, claimed, new)  (bound, dedupe, add, ack + delete: one script)
@@ -9,13 +9,11 @@ Entries that cannot be used go to a dead-letter stream with the reason. Written 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
-from prometheus_client import Counter
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
@@ -24,7 +22,6 @@ from services.common.redis import keys
 from services.common.redis.connection import OUTAGE_S, is_outage, pause_s, refusal, text
 from services.common.redis.fencing import LEASE_S, Fence, run
 from services.common.redis.keys import Stage
-from services.common.service.lifecycle import Drain
 from services.common.streams import lua
 from services.common.streams.codec import MAX_ENTRY_BYTES
 from services.common.streams.stream import MAX_STREAM_LENGTH, add
@@ -37,11 +34,6 @@ _START = "0-0"
 
 _GROUP_GONE = ("NOGROUP", "UNBLOCKED")
 """What Redis answers where there is no group, and in a blocking read (7.0) when its stream is deleted."""
-
-MAX_DELIVERIES = 5
-"""An entry delivered more often than this has brought servers down: it is put aside."""
-FULL_RETRY_S = 0.25
-"""Pause before a group is offered again to a stream that is full."""
 
 DEAD_LETTERS = 200_000
 """Letters that a stage keeps, the newest."""
@@ -160,30 +152,13 @@ class Consumer:
         self._held.discard(entry.id)
         return bool(done)
 
-    async def hop_with_room(
-        self, entry: Entry, stage: Stage, payload: bytes, *, bound: int, drain: Drain, blocked: Counter
-    ) -> bool | None:
-        """As `hop`, but waits while the next stream is full, and counts the seconds in `blocked`.
-
-        None when the drain came first: the entry stays pending, for others to claim.
-        """
-        while True:
-            try:
-                return await self.hop(entry, stage, payload, bound=bound)
-            except StreamFull:
-                blocked.inc(FULL_RETRY_S)
-                if await drain.wait(FULL_RETRY_S):
-                    return None
-
-    async def give_up(self, entry: Entry, stage: Stage, payload: bytes, reason: str, *, bound: int) -> NoReturn:
-        """Ends an entry that has brought servers down: who reads the next stream hears of it first, so that the group has its fate at once.
+    async def announce(self, entry: Entry, stage: Stage, payload: bytes, *, bound: int) -> None:
+        """Adds what became of an entry to the next stream; the entry itself stays as it is.
 
         Raises:
-            EntryError: always, with the reason; the entry is for the dead letters.
+            StreamFull: the next stream is full.
         """
-        with contextlib.suppress(StreamFull):  # the learner's deadline finds out then
-            await add(self._commands, self.job_id, stage, entry.member, payload, bound=bound, fence=self._fence)
-        raise EntryError(reason)
+        await add(self._commands, self.job_id, stage, entry.member, payload, bound=bound, fence=self._fence)
 
     async def ack(self, *entries: Entry) -> int:
         """Lets entries go for good, all at once; how many of them were still this consumer's."""

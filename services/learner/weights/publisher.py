@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from services.common.config.settings import is_loopback
+from services.common.config.settings import address, is_loopback
 from services.common.errors import ConfigError
 from services.common.weights.snapshot import Snapshot
 from services.learner.weights.server import ServerReport, WeightService, start_server
@@ -47,8 +47,7 @@ class Publisher:
         self._on_report = on_report
         service = WeightService(job_id, self._shelf, self._remember)
         self._server, self.port = start_server(service, host, port, token)
-        name = advertise_host or host
-        self.address = f"[{name}]:{self.port}" if ":" in name else f"{name}:{self.port}"
+        self.address = address(advertise_host or host, self.port)
 
     def publish(self, snapshot: Snapshot) -> None:
         """Makes the snapshot the current version and announces it. Takes microseconds and waits for no server.

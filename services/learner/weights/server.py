@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,10 +11,11 @@ from typing import Any, NoReturn
 
 import grpc
 
-from services.common.errors import ConfigError, DeadlineExceeded
+from services.common.errors import DeadlineExceeded
 from services.common.pb import weight_sync_pb2 as pb
 from services.common.pb import weight_sync_pb2_grpc as pb_grpc
-from services.common.weights.channel import FETCH_LIMIT_S, SERVER_OPTIONS, TOKEN_HEADER, WATCH_LIMIT_S, bearer
+from services.common.service.grpc_server import REFUSED, TokenCheck, bind
+from services.common.weights.channel import FETCH_LIMIT_S, SERVER_OPTIONS, WATCH_LIMIT_S
 from services.learner.weights.store import Payload, Shelf, VersionKey
 
 _MAX_CALLS = 256
@@ -124,7 +124,7 @@ class TokenInterceptor(grpc.ServerInterceptor):
 
     def __init__(self, token: str) -> None:
         """The one token that is good."""
-        self._expected = bearer(token).encode()
+        self._check = TokenCheck(token)
 
     def intercept_service(
         self,
@@ -132,11 +132,9 @@ class TokenInterceptor(grpc.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         """Lets the call through, or puts a refusal of the same kind in its place."""
-        given = [value for key, value in handler_call_details.invocation_metadata if key == TOKEN_HEADER]
-        sent = given[0] if given else ""
-        if hmac.compare_digest(sent.encode() if isinstance(sent, str) else sent, self._expected):
-            return continuation(handler_call_details)
         handler = continuation(handler_call_details)
+        if self._check.passes(handler_call_details):
+            return handler
         if handler is not None and handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(_refuse_stream)
         return grpc.unary_unary_rpc_method_handler(_refuse)
@@ -155,13 +153,7 @@ def start_server(service: WeightService, host: str, port: int, token: str | None
         maximum_concurrent_rpcs=_MAX_CALLS,
     )
     pb_grpc.add_WeightSyncServicer_to_server(service, server)  # type: ignore[no-untyped-call]  # generated code
-    literal = f"[{host}]" if ":" in host else host
-    try:
-        bound = server.add_insecure_port(f"{literal}:{port}")
-    except RuntimeError as error:
-        raise ConfigError(
-            f"cannot serve weights on {literal}:{port}: the address is taken or not of this machine"
-        ) from error
+    bound = bind(server, host, port, "weights")
     server.start()
     return server, bound
 
@@ -177,7 +169,7 @@ def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, message: str) -
 
 
 def _refuse(_request: object, context: grpc.ServicerContext) -> NoReturn:
-    _abort(context, grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong")
+    _abort(context, grpc.StatusCode.UNAUTHENTICATED, REFUSED)
 
 
 def _refuse_stream(_request: object, context: grpc.ServicerContext) -> Iterator[NoReturn]:

@@ -6,11 +6,10 @@ Generate ──► policies: which policy, loaded? ──► lane: a place ─�
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, NoReturn
 
 import grpc
@@ -24,12 +23,12 @@ from services.common.config.inference import (
     PROBLEM_HEADER,
     Problem,
 )
-from services.common.errors import ConfigError, MillraceError, PromptError
+from services.common.errors import MillraceError, PromptError
 from services.common.pb import inference_pb2 as pb
 from services.common.pb import inference_pb2_grpc as pb_grpc
+from services.common.service.grpc_server import REFUSED, TokenCheck, bind
 from services.common.service.logs import log_context
 from services.common.streams.types import Message
-from services.common.weights.channel import TOKEN_HEADER, bearer
 from services.rollout import metrics
 from services.rollout.chat.policies import Policies
 from services.rollout.chat.queue import ChatLane
@@ -39,6 +38,9 @@ from services.rollout.engine.types import ChatPiece, ChatRefused, ChatSampling
 from services.rollout.engine.version import Version
 
 log = logging.getLogger(__name__)
+
+CHATS_END_S = 2.0
+"""Time for the last words of chats that a drain has aborted."""
 
 _STATUS = {
     Problem.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
@@ -166,7 +168,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, token: str) -> None:
         """The one token that is good."""
-        self._expected = bearer(token).encode()
+        self._check = TokenCheck(token)
 
     async def intercept_service(
         self,
@@ -174,20 +176,17 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         """Lets the call through, or puts a refusal of the same kind in its place."""
-        given = [value for key, value in handler_call_details.invocation_metadata if key == TOKEN_HEADER]
-        sent = given[0] if given else ""
-        if hmac.compare_digest(sent.encode() if isinstance(sent, str) else sent, self._expected):
-            return await continuation(handler_call_details)
         handler = await continuation(handler_call_details)
+        if self._check.passes(handler_call_details):
+            return handler
         if handler is not None and handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(_refuse_stream)
         return grpc.unary_unary_rpc_method_handler(_refuse)
 
 
-async def start_inference(
-    service: InferenceService, host: str, port: int, token: str | None
-) -> tuple[grpc.aio.Server, int]:
-    """Starts serving; port 0 takes a free one. Returns the server and its port.
+@asynccontextmanager
+async def serving(service: InferenceService, host: str, port: int, token: str | None) -> AsyncIterator[int]:
+    """Serves on a port, which it gives; 0 takes a free one. In the end chats have CHATS_END_S for their last words.
 
     Raises:
         ConfigError: the address is taken, or is not of this machine.
@@ -195,15 +194,12 @@ async def start_inference(
     interceptors = [TokenInterceptor(token)] if token else []
     server = grpc.aio.server(interceptors=interceptors, options=INFERENCE_SERVER_OPTIONS)
     pb_grpc.add_InferenceServicer_to_server(service, server)  # type: ignore[no-untyped-call]  # generated code
-    literal = f"[{host}]" if ":" in host else host
-    try:
-        bound = server.add_insecure_port(f"{literal}:{port}")
-    except RuntimeError as error:
-        raise ConfigError(
-            f"cannot serve inference on {literal}:{port} (MILLRACE_INFERENCE_PORT): the address is taken or not of this machine"
-        ) from error
+    bound = bind(server, host, port, "inference (MILLRACE_INFERENCE_PORT)")
     await server.start()
-    return server, bound
+    try:
+        yield bound
+    finally:
+        await server.stop(CHATS_END_S)
 
 
 def _finished(first: ChatPiece | None, last: ChatPiece | None, prompt_tokens: int, tokens: int) -> pb.GenerateReply:
@@ -233,7 +229,7 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], refusal: ChatRefus
 
 
 async def _refuse(_request: object, context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong")
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, REFUSED)
     raise AssertionError("abort raises")
 
 

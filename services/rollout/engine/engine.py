@@ -185,7 +185,7 @@ class Engine:
         self._prompts = self._chat_prompts = None
         metrics.DEVICES.set(0)
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Ends the engine, and the processes that it has around it."""
         await self.stop()
         await self._sandbox.stop()

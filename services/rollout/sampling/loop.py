@@ -1,24 +1,19 @@
-"""Takes a job's tasks from their stream and sends the sampled groups on."""
+"""Task loop: samples the groups of a job's tasks stream."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from dataclasses import dataclass
-
-from redis.asyncio import Redis
 
 from services.common.errors import EntryError
 from services.common.redis.connection import BLOCK_S
-from services.common.redis.fencing import LEASE_S, Fence
 from services.common.redis.keys import Stage
 from services.common.service.lifecycle import Drain
 from services.common.service.logs import log_context
 from services.common.streams import codec
-from services.common.streams.consumer import MAX_DELIVERIES, Consumer, Entry, require_place
-from services.common.streams.stream import MAX_STREAM_LENGTH
+from services.common.streams.consumer import Consumer, Entry, require_place
 from services.common.streams.types import RolloutGroup, Task
+from services.common.streams.worker import MAX_DELIVERIES, StreamWorker, WorkerCounters, WorkerLimits
 from services.rollout import metrics
 from services.rollout.engine.version import Version, VersionLabel
 from services.rollout.sampling.sampler import Sampler
@@ -27,61 +22,42 @@ log = logging.getLogger(__name__)
 
 CONSUMER_GROUP = "rollout"
 READ_COUNT = 32
+"""Most tasks of one read."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskLimits:
-    """How much the loop takes on."""
-
-    max_groups: int
-    """Groups sampled at once."""
-    lease_s: float = LEASE_S
-    bound: int = MAX_STREAM_LENGTH
-    """Most entries that the rollouts stream may hold."""
+COUNTERS = WorkerCounters(
+    blocked_s=metrics.BLOCKED_SECONDS,
+    dead_letters=metrics.GROUPS.labels(outcome="dead_letter"),
+    idle_s=metrics.IDLE_SECONDS,
+)
 
 
 class TaskLoop:
     """One job's tasks; `run` until the drain, or cancelled."""
 
     def __init__(
-        self, commands: Redis, blocking: Redis, sampler: Sampler, label: VersionLabel, *, job_id: str, name: str,
-        limits: TaskLimits, drain: Drain, fence: Fence | None = None,
-    ) -> None:  # fmt: skip
-        """Reads under the stable name of this server, to which `fence` is; `label`: the version that the sampler's engine holds."""
-        self._sampler, self._label = sampler, label
-        self._job_id, self._limits, self._drain = job_id, limits, drain
-        self._consumer = Consumer(
-            commands, blocking, job_id, Stage.TASKS,
-            group=CONSUMER_GROUP, name=name, lease_s=limits.lease_s, fence=fence,
-        )  # fmt: skip
-        self._handling: set[asyncio.Task[None]] = set()
+        self, consumer: Consumer, sampler: Sampler, label: VersionLabel, limits: WorkerLimits, drain: Drain
+    ) -> None:
+        """`consumer`: of the job's tasks; `label`: the version that the sampler's engine holds."""
+        self._sampler, self._label, self._drain = sampler, label, drain
+        self._job_id = consumer.job_id
+        self._worker = StreamWorker(consumer, Stage.ROLLOUTS, limits, COUNTERS, drain)
 
     @property
     def groups(self) -> int:
         """Groups being worked on."""
-        return sum(not handling.done() for handling in self._handling)
+        return self._worker.in_flight
 
     async def run(self) -> None:
-        """Takes tasks and sends groups on.
+        """Samples groups.
 
-        Consumes: the tasks stream. Waits for: the first weights, then entries, while fewer than `max_groups` are worked on.
-        Unblocked by: the weights loop, then the learner. Produces: groups on the rollouts stream. Returns on drain, when what it
-        had taken is done; entries that are not done when it is cancelled stay pending, for others.
+        Consumes:     the tasks stream.
+        Waits for:    the first weights, then tasks, while fewer than the most groups are worked on.
+        Unblocked by: the weights loop, then the learner.
+        Produces:     groups on the rollouts stream.
         """
-        if not await self._caught_up():
-            return
-        renewing = asyncio.create_task(self._consumer.keep_renewing(), name="renew")
-        try:
-            while not self._drain.requested:
-                await self._take()
-                self._reap(renewing)
-            if self._handling:
-                await asyncio.wait(self._handling)
-            self._reap(renewing)
-        finally:
-            for task in (renewing, *self._handling):
-                task.cancel()
-            await asyncio.gather(renewing, *self._handling, return_exceptions=True)
+        if await self._caught_up():
+            await self._worker.run(self._handle)
 
     async def _caught_up(self) -> bool:
         """Waits for the weights; False when the drain came first. The server takes nothing before it holds the current version."""
@@ -90,40 +66,14 @@ class TaskLoop:
                 return True
         return False
 
-    async def _take(self) -> None:
-        """Reads as many entries as there is room for, or waits for room."""
-        room = self._limits.max_groups - len(self._handling)
-        if room <= 0:
-            await asyncio.wait(self._handling, return_when=asyncio.FIRST_COMPLETED, timeout=BLOCK_S)
-            return
-        idle, started = not self._handling, time.monotonic()
-        entries = await self._consumer.read(min(READ_COUNT, room), BLOCK_S)
-        if idle:
-            metrics.IDLE_SECONDS.inc(time.monotonic() - started)
-        for entry in entries:
-            self._handling.add(asyncio.create_task(self._handle(entry), name=f"group {entry.member}"))
-
-    def _reap(self, renewing: asyncio.Task[None]) -> None:
-        """Lets finished groups go, and raises what one of them raised."""
-        for task in [renewing, *self._handling]:
-            if task.done() and not task.cancelled():
-                self._handling.discard(task)
-                task.result()
-
     async def _handle(self, entry: Entry) -> None:
-        """One entry, from delivery to what becomes of it."""
-        try:
-            task = self._open(entry)
-            if entry.deliveries > MAX_DELIVERIES:
-                reason = f"delivered {entry.deliveries} times without success"
-                payload = codec.encode(self._sampler.failed(task, reason, permanent=True))
-                await self._consumer.give_up(entry, Stage.ROLLOUTS, payload, reason, bound=self._limits.bound)
-            with log_context(group_id=task.group_id):
-                await self._answer(entry, task)
-        except EntryError as error:
-            log.warning("entry %s (%s) is put aside: %s", entry.id, entry.member, error)
-            await self._consumer.dead_letter(entry, str(error))
-            metrics.GROUPS.labels(outcome="dead_letter").inc()
+        """One task, from its delivery to what becomes of it."""
+        task = self._open(entry)
+        if entry.deliveries > MAX_DELIVERIES:
+            reason = f"delivered {entry.deliveries} times without success"
+            await self._worker.give_up(entry, codec.encode(self._sampler.failed(task, reason, permanent=True)), reason)
+        with log_context(group_id=task.group_id):
+            await self._answer(entry, task)
 
     def _open(self, entry: Entry) -> Task:
         task = codec.decode(Task, entry.payload)
@@ -133,7 +83,7 @@ class TaskLoop:
     async def _answer(self, entry: Entry, task: Task) -> None:
         group = await self._sample(task)
         if group is None or self._stale(task):
-            await self._consumer.ack(entry)
+            await self._worker.drop(entry)
             metrics.GROUPS.labels(outcome="stale_lineage").inc()
             log.info("dropped: lineage %d is over", task.lineage)
             return
@@ -142,9 +92,7 @@ class TaskLoop:
         except EntryError as error:
             group = self._sampler.failed(task, f"the group is too large: {error}")
             payload = codec.encode(group)
-        if await self._consumer.hop_with_room(
-            entry, Stage.ROLLOUTS, payload, bound=self._limits.bound, drain=self._drain, blocked=metrics.BLOCKED_SECONDS
-        ):
+        if await self._worker.send(entry, payload):
             metrics.GROUPS.labels(outcome=_outcome(group)).inc()
 
     async def _sample(self, task: Task) -> RolloutGroup | None:

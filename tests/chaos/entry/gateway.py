@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 from services.gateway.__main__ import main
 from tests.chaos.entry import tamper
 
 if __name__ == "__main__":
     tamper("gateway")
-    sys.exit(main())
+    main()

@@ -49,15 +49,15 @@ def main() -> None:
         resource_tracker.unregister(f"/{segment.name}", "shared_memory")
         note(f"segment={segment.name}")
     sick, sleeps = Path(f"{notes}.sick-{name}"), Path(f"{notes}.sleeps-{name}")
-    HealthServer(
+    with HealthServer(
         "127.0.0.1",
         int(port),
         healthy=lambda: "sick" if sick.exists() else None,
         ready=lambda: "not yet" if mode == "unready" or sleeps.exists() else None,
         registry=CollectorRegistry(),
-    ).start()
-    while not asked:
-        time.sleep(0.02)
+    ):
+        while not asked:
+            time.sleep(0.02)
     note("term")
     time.sleep(float(drain_s))
     helper.kill()

@@ -26,7 +26,6 @@ from services.common.redis.keys import Stage
 from services.common.service.heartbeat import alive
 from services.common.service.lifecycle import Drain
 from services.common.streams.codec import decode, encode
-from services.common.streams.consumer import MAX_DELIVERIES
 from services.common.streams.stream import MAX_STREAM_LENGTH, add, depths
 from services.common.streams.types import (
     FinishReason,
@@ -39,6 +38,7 @@ from services.common.streams.types import (
     VerdictStatus,
     VersionSpan,
 )
+from services.common.streams.worker import MAX_DELIVERIES
 from services.reward.pool.pool import Pool
 from services.reward.service import RewardService
 from services.reward.session import CONSUMER_GROUP

@@ -21,15 +21,13 @@ def check(port: int) -> subprocess.CompletedProcess[str]:
 
 def test_a_container_is_healthy_when_its_service_says_so_and_else_the_reason_is_shown() -> None:
     trouble: list[str | None] = [None]
-    server = HealthServer("127.0.0.1", 0, healthy=lambda: None, ready=lambda: trouble[0], registry=CollectorRegistry())
-    server.start()
-    try:
+    with HealthServer(
+        "127.0.0.1", 0, healthy=lambda: None, ready=lambda: trouble[0], registry=CollectorRegistry()
+    ) as server:
         assert check(server.port).returncode == 0
         trouble[0] = "draining"
         done = check(server.port)
         assert (done.returncode, done.stderr) == (1, "503: draining\n")
-    finally:
-        server.stop()
 
 
 def test_a_service_that_does_not_answer_is_not_healthy() -> None:

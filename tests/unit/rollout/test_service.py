@@ -15,6 +15,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from services.common.config.settings import Platform, Settings
 from services.common.errors import ConfigError, MillraceError, ModelError
 from services.common.jobs import deaths
+from services.common.jobs.follower import BLOCKED_S
 from services.common.jobs.record import ActiveJob
 from services.common.jobs.store import JobStore
 from services.common.redis import keys
@@ -23,7 +24,7 @@ from services.common.service.lifecycle import Drain
 from services.common.spec import JobSpec
 from services.rollout.engine.engine import Engine
 from services.rollout.engine.update import EngineError
-from services.rollout.service import BLOCKED_S, RolloutService, run
+from services.rollout.service import RolloutService, run
 from services.rollout.session import Wiring
 from tests.unit.rollout.engine.test_prompts import TEMPLATE, save
 
@@ -52,9 +53,9 @@ async def test_an_engine_that_hangs_is_killed_and_the_process_ends(
 async def test_a_process_that_no_longer_looks_is_unhealthy(service: tuple[RolloutService, Engine, Drain]) -> None:
     rollout, _, _ = service
     assert rollout.ready() == "starting"
-    rollout._looked_at = time.monotonic() - BLOCKED_S - 1
+    rollout._follower._looked_at = time.monotonic() - BLOCKED_S - 1
     assert "no look" in (rollout.healthy() or "")
-    rollout._looked_at = time.monotonic()
+    rollout._follower._looked_at = time.monotonic()
     assert (rollout.healthy(), rollout.ready()) == (None, None)
 
 
@@ -230,7 +231,7 @@ async def test_a_model_that_loads_keeps_nobody_waiting(
 
     monkeypatch.setattr(engine, "start", start)
     await attached_to(rollout, redis, tmp_path)
-    rollout._looked_at = time.monotonic()
+    rollout._follower._looked_at = time.monotonic()
     await rollout._beat()
     (worker,) = await alive(redis)
     assert (rollout.ready(), worker.state) == (None, "loading")

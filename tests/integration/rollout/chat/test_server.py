@@ -31,7 +31,7 @@ from services.rollout import metrics
 from services.rollout.chat.exports import ExportLoader
 from services.rollout.chat.policies import Policies
 from services.rollout.chat.queue import ChatLane
-from services.rollout.chat.server import InferenceService, start_inference
+from services.rollout.chat.server import InferenceService, serving
 from services.rollout.engine.engine import Engine
 from services.rollout.sampling.sampler import Sampler
 from tests.integration.rollout.conftest import StageWeights, Tensors, that_say
@@ -111,11 +111,10 @@ async def world(
     await engine.start(model_dir, spec)
     made = World(engine, redis, Settings(home=tmp_path_factory.mktemp("home"), model_roots=[model_dir.parent]))
     await made.policies.claim(JOB)
-    server, port = await start_inference(InferenceService(engine, made.policies, made.lane), "127.0.0.1", 0, TOKEN)
-    made.address = f"127.0.0.1:{port}"
-    yield made
-    await server.stop(0)
-    await engine.close()
+    async with serving(InferenceService(engine, made.policies, made.lane), "127.0.0.1", 0, TOKEN) as port:
+        made.address = f"127.0.0.1:{port}"
+        yield made
+    await engine.aclose()
     await redis.aclose()
 
 

@@ -253,7 +253,7 @@ async def test_half_applied_weights_are_never_sampled_and_no_process_stays(
     assert len(processes) >= 2
     sampling.cancel()
     await asyncio.gather(sampling, return_exceptions=True)
-    await engine.close()
+    await engine.aclose()
     assert not any(lives(process) for process in processes)
 
 

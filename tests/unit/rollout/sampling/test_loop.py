@@ -19,10 +19,11 @@ from services.common.streams import codec
 from services.common.streams import stream as streams
 from services.common.streams.consumer import Consumer
 from services.common.streams.types import Message, Purpose, RolloutGroup, Task
+from services.common.streams.worker import WorkerLimits
 from services.rollout.engine.types import Piece
 from services.rollout.engine.version import Version, VersionLabel
 from services.rollout.sampling import sampler as sampler_module
-from services.rollout.sampling.loop import CONSUMER_GROUP, TaskLimits, TaskLoop
+from services.rollout.sampling.loop import CONSUMER_GROUP, READ_COUNT, TaskLoop
 from services.rollout.sampling.sampler import Sampler
 
 JOB = "job-1"
@@ -76,18 +77,19 @@ class Bench:
     label: VersionLabel
     engine: OneToken
     drain: Drain
-    limits: TaskLimits
+    limits: WorkerLimits
 
     async def ask(self, *tasks: Task) -> None:
         for task in tasks:
             await streams.add(self.redis, JOB, Stage.TASKS, task.member, codec.encode(task))
 
+    def loop(self, name: str = "r0") -> TaskLoop:
+        consumer = Consumer(self.redis, self.blocking, JOB, Stage.TASKS, group=CONSUMER_GROUP, name=name)
+        return TaskLoop(consumer, Sampler(self.engine, name), self.label, self.limits, self.drain)
+
     @asynccontextmanager
     async def running(self, name: str = "r0") -> AsyncIterator[TaskLoop]:
-        sampler = Sampler(self.engine, name)
-        loop = TaskLoop(
-            self.redis, self.blocking, sampler, self.label, job_id=JOB, name=name, limits=self.limits, drain=self.drain
-        )
+        loop = self.loop(name)
         task = asyncio.create_task(loop.run())
         try:
             yield loop
@@ -122,7 +124,7 @@ async def bench(redis: Redis, redis_url: str) -> AsyncIterator[Bench]:
     label = VersionLabel()
     await label.change(Version(1, 3))
     blocking = connect(redis_url, block_s=2.0)
-    yield Bench(redis, blocking, label, OneToken(label), Drain(), TaskLimits(max_groups=4))
+    yield Bench(redis, blocking, label, OneToken(label), Drain(), WorkerLimits(entries=4, read_count=READ_COUNT))
     await blocking.aclose()
 
 
@@ -304,10 +306,7 @@ async def test_an_engine_that_dies_ends_the_loop(bench: Bench, monkeypatch: pyte
 
     monkeypatch.setattr(sampler_module.Sampler, "sample", die)
     await bench.ask(TASK)
-    loop = TaskLoop(
-        bench.redis, bench.blocking, Sampler(bench.engine, "r0"), bench.label, job_id=JOB, name="r0",
-        limits=bench.limits, drain=bench.drain,
-    )  # fmt: skip
+    loop = bench.loop()
     with pytest.raises(RuntimeError, match="the engine died"):
         async with asyncio.timeout(10):
             await loop.run()
