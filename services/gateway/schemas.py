@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from services.common.jobs.record import RECORD_FIELDS, JobRecord, JobRow, JobState
+from services.common.jobs.record import JobState
 from services.common.redis.keys import Stage
 from services.common.service.heartbeat import WorkerKind
 from services.common.spec import JobSpec
-from services.common.streams.dead_letters import DeadLetter
 
 JOB_ID_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}-[0-9a-f]{8}$"
 
@@ -22,7 +20,7 @@ EXAMPLE_SPEC: dict[str, Any] = {
     "data": {"train": {"source": "reasoning_gym:chain_sum", "config": {"max_terms": 2}}},
     "learner": {"steps": 200, "lr": 6e-4},
 }
-EXAMPLE_STEP: dict[str, Any] = {"step": 17, "reward_mean": 0.41, "policy_age_max": 1}
+EXAMPLE_STEP: dict[str, Any] = {"step": 17, "reward": 0.41, "policy_age_max": 1}
 EXAMPLE_EVAL: dict[str, Any] = {"step": 0, "avg_at_k": 0.38, "pass_at_k": 0.81}
 EXAMPLE_SAMPLE: dict[str, Any] = {
     "group_id": 131,
@@ -37,9 +35,9 @@ OpenObject = dict[str, Any]
 
 
 class Answer(BaseModel):
-    """Base of all answers."""
+    """Base of all answers. `model_validate` takes the object that an answer is about, by its attributes."""
 
-    model_config = ConfigDict(frozen=True, protected_namespaces=())
+    model_config = ConfigDict(frozen=True, protected_namespaces=(), from_attributes=True)
 
 
 class FieldProblem(Answer):
@@ -89,11 +87,6 @@ class JobSummary(Answer):
     )
     export: str | None = Field(description="Directory of the newest weights in Hugging Face format.")
 
-    @classmethod
-    def of_row(cls, row: JobRow) -> JobSummary:
-        """The row as people read it."""
-        return cls(**{name: getattr(row, name) for name in JobRow.__slots__})
-
 
 class Job(JobSummary):
     """A job and its resolved spec."""
@@ -103,11 +96,6 @@ class Job(JobSummary):
         examples=[{"8 of 8 checks failed: ValueError: boom": 17}],
     )
     spec: JobSpec = Field(description="The spec with every default written out.")
-
-    @classmethod
-    def of(cls, record: JobRecord) -> Job:
-        """The record as people read it."""
-        return cls(**_shallow(record))
 
 
 class JobList(Answer):
@@ -178,11 +166,6 @@ class DeadLetterInfo(Answer):
     size_bytes: int = Field(ge=0, description="Size of its payload.", examples=[40960])
     whole: bool = Field(description="Whether all of the payload was kept, so that it can be put back.")
 
-    @classmethod
-    def of(cls, letter: DeadLetter) -> DeadLetterInfo:
-        """The letter as people read it."""
-        return cls(**_of_letter(letter))
-
 
 class DeadLetterContent(DeadLetterInfo):
     """A dead letter with its payload."""
@@ -192,11 +175,6 @@ class DeadLetterContent(DeadLetterInfo):
         description="What a payload of MessagePack says, byte strings by their length; null for any other, and beyond 64 KiB.",
         examples=[{"task": {"group_id": 17}}],
     )
-
-    @classmethod
-    def of(cls, letter: DeadLetter, *, payload: str = "", content: OpenObject | None = None) -> DeadLetterContent:
-        """The letter as people read it."""
-        return cls(**_of_letter(letter), payload=payload, content=content)
 
 
 class DeadLetters(Answer):
@@ -220,16 +198,3 @@ class Health(Answer):
     """That the process answers."""
 
     status: str = Field(description="`ok`.", examples=["ok"])
-
-
-def worker_answer(status: Any) -> Worker:  # noqa: ANN401  any dataclass with a worker's fields
-    """A heartbeat as people read it."""
-    return Worker(**asdict(status))
-
-
-def _of_letter(letter: DeadLetter) -> dict[str, Any]:
-    return {name: getattr(letter, name) for name in DeadLetterInfo.model_fields}
-
-
-def _shallow(record: JobRecord) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in RECORD_FIELDS}

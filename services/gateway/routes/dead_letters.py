@@ -63,7 +63,7 @@ async def list_dead_letters(
         for letter in await dead_letters.read(context.redis, record.id, name, before=before or "+", limit=limit)
     ]
     totals = {name.value: total for name, total in (await dead_letters.count(context.redis, record.id)).items()}
-    return DeadLetters(totals=totals, letters=[DeadLetterInfo.of(letter) for letter in letters])
+    return DeadLetters(totals=totals, letters=[DeadLetterInfo.model_validate(letter) for letter in letters])
 
 
 @router.get(
@@ -79,7 +79,8 @@ async def get_dead_letter(
     letter = await _find(context, record.id, stage, entry)
     shown = letter.payload[:SHOWN_BYTES]
     content = _content(letter.payload) if len(letter.payload) <= SHOWN_BYTES else None
-    return DeadLetterContent.of(letter, payload=base64.b64encode(shown).decode(), content=content)
+    about = DeadLetterInfo.model_validate(letter).model_dump()
+    return DeadLetterContent(**about, payload=base64.b64encode(shown).decode(), content=content)
 
 
 @router.post(

@@ -98,7 +98,7 @@ async def submit(
     else:
         response.headers["Idempotency-Replayed"] = "true"
     response.headers["Location"] = f"/jobs/{record.id}"
-    return Job.of(record)
+    return Job.model_validate(record)
 
 
 async def _created(context: Context, record: JobRecord, unchecked: tuple[str, ...]) -> None:
@@ -117,7 +117,7 @@ async def list_jobs(
     """Jobs, newest first, without their specs."""
     rows = await context.store.list(offset=offset, limit=limit)
     total = int(await context.redis.zcard(keys.JOBS))
-    return JobList(total=total, jobs=[JobSummary.of_row(row) for row in rows])
+    return JobList(total=total, jobs=[JobSummary.model_validate(row) for row in rows])
 
 
 @router.get("/schema", operation_id="job_schema", summary="JSON schema of the job spec", responses=documented())
@@ -129,7 +129,7 @@ async def schema() -> dict[str, Any]:
 @router.get("/{job_id}", operation_id="get_job", summary="Read a job", responses=documented(404, 422))
 async def get_job(context: ContextDep, record: RecordDep) -> Job:
     """The job's record and its resolved spec."""
-    return Job.of(await with_cause(context.redis, record))
+    return Job.model_validate(await with_cause(context.redis, record))
 
 
 @router.post(
@@ -141,7 +141,7 @@ async def get_job(context: ContextDep, record: RecordDep) -> Job:
 )
 async def cancel(context: ContextDep, record: RecordDep) -> Job:
     """Cancels a queued job at once and asks the learner of a running one to stop; 409 when the job has ended."""
-    return Job.of(await context.store.cancel(record.id))
+    return Job.model_validate(await context.store.cancel(record.id))
 
 
 @router.post(
@@ -157,7 +157,7 @@ async def pause(context: ContextDep, record: RecordDep) -> Job:
     Learner and rollout servers stay with the job, so that it goes on at once when resumed. Pausing twice is pausing once; 409 when the
     job has ended.
     """
-    return Job.of(await context.store.pause(record.id))
+    return Job.model_validate(await context.store.pause(record.id))
 
 
 @router.post(
@@ -169,7 +169,7 @@ async def pause(context: ContextDep, record: RecordDep) -> Job:
 )
 async def resume(context: ContextDep, record: RecordDep) -> Job:
     """Goes on with the next step; 409 when the job is not paused and was not asked to be."""
-    return Job.of(await context.store.resume(record.id))
+    return Job.model_validate(await context.store.resume(record.id))
 
 
 CAUSE = "Redis takes no writes: its disk is full or cannot be written; everything waits, and goes on when there is space again"

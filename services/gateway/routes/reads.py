@@ -21,7 +21,7 @@ from services.gateway.errors import documented, too_many
 from services.gateway.events.hub import BEGINNING, parse_id
 from services.gateway.events.stream import EVENT_ID_PATTERN, EVENT_SCHEMA, EventStream, follow, is_over
 from services.gateway.roster import roster
-from services.gateway.schemas import History, OpenObject, Samples, WorkerList, worker_answer
+from services.gateway.schemas import History, OpenObject, Samples, Worker, WorkerList
 
 log = logging.getLogger(__name__)
 router = APIRouter()
@@ -129,7 +129,7 @@ async def job_events(
 async def list_workers(context: ContextDep) -> WorkerList:
     """Every rollout, reward and learner process whose heartbeat is fresh, and those that the stack cannot keep alive, with the cause."""
     lost = await asyncio.to_thread(lost_processes, context.settings.home)
-    return WorkerList(workers=[worker_answer(status) for status in roster(await alive(context.redis), lost)])
+    return WorkerList(workers=[Worker.model_validate(status) for status in roster(await alive(context.redis), lost)])
 
 
 def _from_folder(folder: Path, first: int | None, limit: int) -> History:
