@@ -44,19 +44,26 @@ def make_model(folder: Path, hidden: int) -> None:
 def make_trainer(model: Path) -> MegatronTrainer:
     """One rank on the CPU."""
     from services.common.config.settings import Platform
+    from services.common.spec import JobSpec
     from services.learner.megatron.platform import prepare
 
     prepare(Platform.CPU)
     import torch
 
     from services.learner.algorithms.inputs import LossInputs
-    from services.learner.megatron.settings import TrainerSettings
     from services.learner.megatron.trainer import MegatronTrainer
 
     def loss(inputs: LossInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         return -inputs.advantages * (inputs.trainer_logprobs - inputs.old_logprobs).exp(), {}
 
-    return MegatronTrainer(model, TrainerSettings(dtype="float32", max_tokens_per_micro_batch=512), loss)
+    spec = JobSpec.model_validate(
+        {
+            "model": {"path": "tiny", "dtype": "float32"},
+            "data": {"train": {"source": "reasoning_gym:chain_sum"}},
+            "learner": {"max_tokens_per_micro_batch": 512},
+        }
+    )
+    return MegatronTrainer(model, spec, Platform.CPU, loss)
 
 
 def step(trainer: MegatronTrainer) -> None:

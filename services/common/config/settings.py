@@ -17,6 +17,10 @@ from services.common.errors import ConfigError
 _ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104  compared with, not bound to
 
 
+COLLECTIVE_TIMEOUT_S = 1800.0
+"""A collective operation of the ranks that waits longer ends its rank; HCCL's own limits are shorter (deploy/compose.ascend.yaml)."""
+
+
 class Platform(StrEnum):
     """What the engine and the ranks compute on."""
 

@@ -12,13 +12,13 @@ from megatron.core.tensor_parallel import set_defaults_if_not_set_tensor_model_p
 from megatron.core.transformer.module import Float16Module
 
 from services.common.errors import ModelError
+from services.common.spec import DType, JobSpec
 from services.learner.megatron.attention import block_diagonal_mask
 from services.learner.megatron.batch import MicroBatch
 from services.learner.megatron.bridges import open_bridge
 from services.learner.megatron.parallel import Layout
-from services.learner.megatron.settings import TrainerSettings
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {DType.FLOAT32: torch.float32, DType.BFLOAT16: torch.bfloat16}
 
 
 @dataclass(slots=True)
@@ -68,26 +68,26 @@ class ResponseSelection:
         return (chosen.float(), *rest), named | {"weight": weight.float()}
 
 
-def build_policy(model_dir: Path, settings: TrainerSettings, layout: Layout) -> Policy:
+def build_policy(model_dir: Path, spec: JobSpec, layout: Layout) -> Policy:
     """Builds this rank's part and loads its weights.
 
     Raises:
         ModelError: the directory's model cannot be trained with this layout, or tensors are missing.
     """
-    dtype = DTYPES[settings.dtype]
+    dtype = DTYPES[spec.model.dtype]
     bridge = open_bridge(model_dir, layout, dtype, _overrides())
     provider = bridge._model_provider([])  # noqa: SLF001  its public get_model prints, and wraps in its own way
     chunk = provider(pre_process=layout.is_first_stage, post_process=layout.is_last_stage)
     for parameter in chunk.parameters():
         set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
     chunk.cuda(torch.cuda.current_device())
-    selection = ResponseSelection(in_float32=settings.fp32_output_layer)
+    selection = ResponseSelection(in_float32=spec.model.fp32_output_layer)
     if layout.is_last_stage:
         chunk.output_layer.register_forward_pre_hook(selection, with_kwargs=True)
     wrapped = Float16Module(bridge.config, chunk) if dtype is torch.bfloat16 else chunk
     ddp_config = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
-        use_distributed_optimizer=settings.use_distributed_optimizer,
+        use_distributed_optimizer=spec.learner.use_distributed_optimizer,
         overlap_grad_reduce=False,
     )
     model = DistributedDataParallel(bridge.config, ddp_config, wrapped, disable_bucketing=True)

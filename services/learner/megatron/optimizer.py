@@ -9,27 +9,26 @@ import megatron.core.optimizer as megatron_optimizer
 import torch
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
-from services.learner.megatron.settings import TrainerSettings
+from services.common.spec import LearnerSpec
 
 
 class Optimizer:
     """AdamW over this rank's part of the model (and, with the distributed optimizer, of the state)."""
 
-    def __init__(self, settings: TrainerSettings, model: Any) -> None:  # noqa: ANN401  Megatron comes without types
+    def __init__(self, spec: LearnerSpec, dtype: torch.dtype, model: Any) -> None:  # noqa: ANN401  Megatron comes without types
         """Builds Megatron's optimizer over a model in Megatron's gradient buffers."""
-        bf16 = settings.dtype == "bfloat16"
         config = OptimizerConfig(
-            optimizer="adam", lr=settings.lr, min_lr=settings.lr, adam_beta1=settings.adam_beta1, adam_beta2=settings.adam_beta2,
-            adam_eps=settings.adam_eps, weight_decay=settings.weight_decay, clip_grad=settings.clip_grad, bf16=bf16,
-            params_dtype=torch.bfloat16 if bf16 else torch.float32, use_distributed_optimizer=settings.use_distributed_optimizer,
+            optimizer="adam", lr=spec.lr, min_lr=spec.lr, adam_beta1=spec.adam_beta1, adam_beta2=spec.adam_beta2,
+            adam_eps=spec.adam_eps, weight_decay=spec.weight_decay, clip_grad=spec.clip_grad, bf16=dtype is torch.bfloat16,
+            params_dtype=dtype, use_distributed_optimizer=spec.use_distributed_optimizer,
         )  # fmt: skip
         # Older releases leave biases and norms out of the decay by themselves; newer ones when they are asked to.
         overrides = getattr(megatron_optimizer, "get_standard_config_overrides", None)
         extra = {"config_overrides": overrides(config)} if overrides is not None else {}
-        self._settings = settings
+        self._spec = spec
         self._megatron = get_megatron_optimizer(config, [model], use_gloo_process_groups=False, **extra)
         for group in self._megatron.param_groups:
-            group["weight_decay"] = settings.weight_decay * group.get("wd_mult", 1.0)
+            group["weight_decay"] = spec.weight_decay * group.get("wd_mult", 1.0)
 
     def zero_grad(self) -> None:
         """Forgets the gradients of the step before."""
@@ -44,7 +43,7 @@ class Optimizer:
     def step(self, step: int) -> bool:
         """Takes optimizer step `step` (from 1) on the prepared gradients, clipped to `clip_grad`; whether it was taken."""
         for group in self._megatron.param_groups:
-            group["lr"] = learning_rate(self._settings, step)
+            group["lr"] = learning_rate(self._spec, step)
         taken, _, _ = self._megatron.step()
         return bool(taken)
 
@@ -59,8 +58,8 @@ class Optimizer:
         return [part.optimizer for part in chained if getattr(part, "optimizer", None) is not None]
 
 
-def learning_rate(settings: TrainerSettings, step: int) -> float:
+def learning_rate(spec: LearnerSpec, step: int) -> float:
     """The rate of optimizer step `step`, counted from 1: rises linearly to `lr` at step `lr_warmup_steps`, then stays."""
-    if step >= settings.lr_warmup_steps:
-        return settings.lr
-    return settings.lr * step / settings.lr_warmup_steps
+    if step >= spec.lr_warmup_steps:
+        return spec.lr
+    return spec.lr * step / spec.lr_warmup_steps

@@ -10,10 +10,11 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch._C._distributed_c10d import HashStore
 
+from services.common.config.settings import COLLECTIVE_TIMEOUT_S, Platform
 from services.common.errors import ConfigError
+from services.common.spec import LearnerSpec
 from services.learner.megatron.platform import backend_name
 from services.learner.megatron.rendezvous import meet
-from services.learner.megatron.settings import TrainerSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +54,20 @@ class Layout:
         }
 
 
-def join(settings: TrainerSettings) -> Layout:
+def join(spec: LearnerSpec, platform: Platform) -> Layout:
     """Joins the process group that the launcher's environment names (without a launcher: a group of one) and Megatron's groups.
 
     Raises:
         ConfigError: the number of ranks does not divide.
     """
     if not dist.is_initialized():
-        backend = backend_name(settings.platform)
-        timeout = timedelta(seconds=settings.collective_timeout_s)
+        backend = backend_name(platform)
+        timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
         if "RANK" in os.environ:
             meet(backend, timeout)
         else:
             dist.init_process_group(backend, timeout=timeout, store=HashStore(), rank=0, world_size=1)
-    tp_size, pp_size, world_size = settings.tensor_parallel_size, settings.pipeline_parallel_size, dist.get_world_size()
+    tp_size, pp_size, world_size = spec.tensor_parallel_size, spec.pipeline_parallel_size, dist.get_world_size()
     if world_size % (tp_size * pp_size):
         raise ConfigError(
             f"{world_size} ranks cannot be split into tensor_parallel_size {tp_size} × pipeline_parallel_size {pp_size}"

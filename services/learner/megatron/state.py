@@ -14,11 +14,12 @@ import torch
 from safetensors import safe_open
 
 from services.common.checkpoints.manifest import WrittenFile
+from services.common.config.settings import Platform
 from services.common.errors import ConfigError
+from services.common.spec import DType, JobSpec
 from services.learner.megatron.optimizer import Optimizer
 from services.learner.megatron.parallel import Layout
 from services.learner.megatron.platform import rng_states, set_rng_states
-from services.learner.megatron.settings import TrainerSettings
 from services.learner.megatron.tensor_file import write_tensors
 
 FORMAT = 2
@@ -45,9 +46,12 @@ def rank_file(rank: int) -> str:
 class RankState:
     """Saves and loads what this rank holds."""
 
-    def __init__(self, settings: TrainerSettings, layout: Layout, chunk: torch.nn.Module, optimizer: Optimizer) -> None:
+    def __init__(
+        self, spec: JobSpec, platform: Platform, layout: Layout, chunk: torch.nn.Module, optimizer: Optimizer
+    ) -> None:
         """Looks at the model and the optimizer; copies nothing."""
-        self._settings = settings
+        self._spec = spec
+        self._platform = platform
         self._layout = layout
         self._chunk = chunk
         self._optimizer = optimizer
@@ -60,7 +64,7 @@ class RankState:
             counters[key] = group.get("step")
             for name, value in self._optimizer_of(key).state.get(parameter, {}).items():
                 tensors[f"{key}.{name}"] = torch.as_tensor(value)
-        tensors |= {f"rng.{name}": value for name, value in rng_states(self._settings.platform).items()}
+        tensors |= {f"rng.{name}": value for name, value in rng_states(self._platform).items()}
         copies = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}
         about = {"format": FORMAT, "step": step, "layout": self.described_layout(), "counters": counters}
         return StateCopy(rank_file(self._layout.rank), copies, json.dumps(about))
@@ -90,7 +94,7 @@ class RankState:
             self._optimizer.follow_weights()
         if rng:
             states = {name.removeprefix("rng."): value for name, value in stored.items() if name.startswith("rng.")}
-            set_rng_states(self._settings.platform, states)
+            set_rng_states(self._platform, states)
         return int(about["step"])
 
     def _load_moments(self, about: dict[str, Any], stored: dict[str, torch.Tensor], device: torch.device) -> None:
@@ -110,7 +114,7 @@ class RankState:
 
     def _weights(self) -> dict[str, torch.Tensor]:
         weights = self._model()
-        if self._settings.dtype == "bfloat16":
+        if self._spec.model.dtype is DType.BFLOAT16:
             weights |= {f"{key}.master": parameter for key, _, parameter in self._groups()}
         return weights
 
@@ -130,8 +134,8 @@ class RankState:
         """What must be the same where this is loaded."""
         return {
             **self._layout.sizes,
-            "use_distributed_optimizer": self._settings.use_distributed_optimizer,
-            "dtype": self._settings.dtype,
+            "use_distributed_optimizer": self._spec.learner.use_distributed_optimizer,
+            "dtype": self._spec.model.dtype.value,
         }
 
     def _check(self, path: Path, about: dict[str, Any]) -> None:

@@ -21,6 +21,8 @@ from megatron.core.parallel_state import get_tensor_model_parallel_group
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from services.common.checkpoints.manifest import EXPORT, WrittenFile
+from services.common.config.settings import Platform
+from services.common.spec import JobSpec
 from services.common.streams.types import Float32Array
 from services.learner.algorithms.inputs import LossFunction, LossInputs
 from services.learner.algorithms.mismatch import mismatch_metrics
@@ -34,7 +36,6 @@ from services.learner.megatron.model import DTYPES, build_policy, load_weights
 from services.learner.megatron.optimizer import Optimizer, learning_rate
 from services.learner.megatron.parallel import join
 from services.learner.megatron.platform import device_of, seed_all
-from services.learner.megatron.settings import TrainerSettings
 from services.learner.megatron.state import RankState
 from services.learner.megatron.stats import StepStats
 from services.learner.megatron.tally import Tally
@@ -53,22 +54,22 @@ OnLogits = Callable[[MicroBatch, torch.Tensor], tuple[torch.Tensor, torch.Tensor
 class MegatronTrainer:
     """One rank's part of the policy in training. `platform.prepare` comes first, before this module is imported."""
 
-    def __init__(self, model_dir: Path, settings: TrainerSettings, loss_fn: LossFunction) -> None:
+    def __init__(self, model_dir: Path, spec: JobSpec, platform: Platform, loss_fn: LossFunction) -> None:
         """Joins the other ranks and loads the model.
 
         Raises:
             ConfigError: the ranks or the model do not divide, or the model is not one that can be trained; names what.
         """
         self._model_dir = Path(model_dir)
-        self._settings = settings
+        self._spec = spec
         self._loss_fn = loss_fn
-        self.layout = join(settings)
-        self.device = device_of(settings.platform)
-        seed_all(settings.seed + self.layout.rank)
-        self._policy = build_policy(self._model_dir, settings, self.layout)
-        self._optimizer = Optimizer(settings, self._policy.model)
+        self.layout = join(spec.learner, platform)
+        self.device = device_of(platform)
+        seed_all(spec.learner.seed + self.layout.rank)
+        self._policy = build_policy(self._model_dir, spec, self.layout)
+        self._optimizer = Optimizer(spec.learner, DTYPES[spec.model.dtype], self._policy.model)
         self._exporter = Exporter(self._policy, self.layout, self.device)
-        self._state = RankState(settings, self.layout, self._policy.chunk, self._optimizer)
+        self._state = RankState(spec, platform, self.layout, self._policy.chunk, self._optimizer)
         self._writer = BackgroundWriter()
         self.step = 0
         """Optimizer steps asked for so far, the skipped ones included."""
@@ -91,7 +92,7 @@ class MegatronTrainer:
             step=self.step,
             loss=0.0,
             grad_norm=0.0,
-            lr=learning_rate(self._settings, self.step),
+            lr=learning_rate(self._spec.learner, self.step),
             tokens=global_tokens,
             sequences=len(sequences),
             micro_batches=len(micro_batches),
@@ -134,7 +135,7 @@ class MegatronTrainer:
 
     def export(self) -> dict[str, torch.Tensor] | None:
         """Hugging Face name → CPU tensor in `publish_dtype`, `lm_head.weight` always among them, on rank 0; None elsewhere."""
-        return self._exporter.gather(DTYPES[self._settings.publish_dtype])
+        return self._exporter.gather(DTYPES[self._spec.model.dtype])
 
     def save(self, folder: Path, *, export: bool = False) -> None:
         """Copies every rank's part of a checkpoint to host memory, and begins to write it into the directory, which all ranks see.
@@ -190,8 +191,8 @@ class MegatronTrainer:
         plan = plan_micro_batches(
             sequences,
             self.layout.dp_size,
-            max_tokens=self._settings.max_tokens_per_micro_batch,
-            packing=self._settings.packing,
+            max_tokens=self._spec.learner.max_tokens_per_micro_batch,
+            packing=self._spec.learner.packing,
         )
         offsets = response_offsets(sequences)
         return plan, [collate(sequences, rows, offsets, self.device) for rows in plan[self.layout.dp_rank]]
@@ -221,7 +222,7 @@ class MegatronTrainer:
 
     def _token_logprobs(self, batch: MicroBatch, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         group = get_tensor_model_parallel_group() if self.layout.tp_size > 1 else None
-        return token_logprobs(logits, batch.targets, temperature=self._settings.temperature, group=group)
+        return token_logprobs(logits, batch.targets, temperature=self._spec.rollout.temperature, group=group)
 
     def _loss(
         self, tally: Tally, old: OldLogprobs, totals: tuple[int, int], batch: MicroBatch, logits: torch.Tensor

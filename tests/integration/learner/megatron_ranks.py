@@ -16,7 +16,9 @@ import torch.distributed as dist
 import xxhash
 from safetensors.torch import save_file
 
+from services.common.config.settings import Platform
 from services.common.errors import ConfigError
+from services.common.spec import DType, JobSpec
 from services.common.streams.types import Int32Array
 from services.learner.megatron.platform import prepare
 from tests.integration.learner.megatron_cases import (
@@ -30,28 +32,40 @@ from tests.integration.learner.megatron_cases import (
     arrays,
 )
 
-prepare("cpu", threads=1)
+prepare(Platform.CPU, threads=1)
 
 from megatron.core import parallel_state  # noqa: E402  Megatron comes after prepare
 
 from services.learner.algorithms.inputs import LossFunction, LossInputs  # noqa: E402
 from services.learner.groups.sequence import Sequence  # noqa: E402
 from services.learner.megatron.collectives import gather_json  # noqa: E402
-from services.learner.megatron.settings import TrainerSettings  # noqa: E402
 from services.learner.megatron.trainer import MegatronTrainer  # noqa: E402
 
-BASE = TrainerSettings(
-    dtype="float32", publish_dtype="float32", temperature=TEMPERATURE, lr_warmup_steps=WARMUP_STEPS,
-    max_tokens_per_micro_batch=96, **ADAM,
-)  # fmt: skip
+
+def variant(base: JobSpec, *, dtype: DType = DType.FLOAT32, fp32_output_layer: bool = False, **learner: Any) -> JobSpec:
+    """The spec with another type, and other settings of the learner."""
+    model = {"dtype": dtype, "fp32_output_layer": fp32_output_layer}
+    return base.model_copy(
+        update={"model": base.model.model_copy(update=model), "learner": base.learner.model_copy(update=learner)}
+    )
+
+
+BASE = JobSpec.model_validate(
+    {
+        "model": {"path": "tiny", "dtype": "float32"},
+        "data": {"train": {"source": "reasoning_gym:chain_sum"}},
+        "rollout": {"temperature": TEMPERATURE},
+        "learner": {"lr_warmup_steps": WARMUP_STEPS, "max_tokens_per_micro_batch": 96, **ADAM},
+    }
+)
 
 LAYOUTS = {
     1: {"one": BASE},
     2: {
-        "tp": replace(BASE, tensor_parallel_size=2),
-        "pp": replace(BASE, pipeline_parallel_size=2),
+        "tp": variant(BASE, tensor_parallel_size=2),
+        "pp": variant(BASE, pipeline_parallel_size=2),
         "dp": BASE,
-        "dist": replace(BASE, use_distributed_optimizer=True),
+        "dist": variant(BASE, use_distributed_optimizer=True),
     },
 }
 
@@ -122,11 +136,11 @@ def logits_of(trainer: MegatronTrainer) -> dict[str, torch.Tensor]:
     return found
 
 
-def scenario(name: str, settings: TrainerSettings, root: Path, out: Path) -> dict[str, Any]:
+def scenario(name: str, spec: JobSpec, root: Path, out: Path) -> dict[str, Any]:
     """All that is asked of one layout."""
     said: dict[str, Any] = {}
     for model in MODELS:
-        trainer = MegatronTrainer(root / model, settings, dapo)
+        trainer = MegatronTrainer(root / model, spec, Platform.CPU, dapo)
         logits, exported = logits_of(trainer), trainer.export()
         if trainer.layout.is_last_stage and trainer.layout.tp_rank == 0 and trainer.layout.dp_rank == 0:
             save_file(logits, out / f"{name}.{model}.logits.safetensors")
@@ -137,35 +151,33 @@ def scenario(name: str, settings: TrainerSettings, root: Path, out: Path) -> dic
         write(exported, out / f"{name}.{model}.exported.safetensors")
         write(trainer.export(), out / f"{name}.{model}.trained.safetensors")
     llama = root / "llama"
-    said["splits"] = [split(llama, s, out / f"{name}.split{i}.safetensors") for i, s in enumerate(splits(settings))]
-    said["logprobs"] = [values.tolist() for values in MegatronTrainer(llama, settings, dapo).logprobs(sequences())]
+    said["splits"] = [split(llama, s, out / f"{name}.split{i}.safetensors") for i, s in enumerate(splits(spec))]
+    said["logprobs"] = [
+        values.tolist() for values in MegatronTrainer(llama, spec, Platform.CPU, dapo).logprobs(sequences())
+    ]
     said["resume"] = {
-        dtype: resume(root / "qwen3", replace(settings, dtype=dtype), out / f"{name}.{dtype}")
-        for dtype in ("float32", "bfloat16")
+        dtype: resume(root / "qwen3", variant(spec, dtype=dtype), out / f"{name}.{dtype}") for dtype in DType
     }
     said["beginnings"] = {
-        dtype: beginnings(
-            root / "qwen3", replace(settings, dtype=dtype, publish_dtype=dtype), out / f"{name}.{dtype}.begun"
-        )
-        for dtype in ("float32", "bfloat16")
+        dtype: beginnings(root / "qwen3", variant(spec, dtype=dtype), out / f"{name}.{dtype}.begun") for dtype in DType
     }
-    said["broken"] = step_over_a_broken_batch(llama, settings, broken)
-    said["broken_gradient"] = step_over_a_broken_batch(llama, settings, broken_gradient)
+    said["broken"] = step_over_a_broken_batch(llama, spec, broken)
+    said["broken_gradient"] = step_over_a_broken_batch(llama, spec, broken_gradient)
     said["output_layer"] = {
         model: [
-            output_layer(root / model, replace(settings, dtype="bfloat16", fp32_output_layer=fp32))
+            output_layer(root / model, variant(spec, dtype=DType.BFLOAT16, fp32_output_layer=fp32))
             for fp32 in (False, True)
         ]
         for model in ("llama", "qwen2")
     }
-    said["lonely"] = MegatronTrainer(llama, settings, dapo).train(sequences(1)).as_record()
-    said["refused"] = refusal(root / "qwen3", settings, out / f"{name}.float32" / "saved")
+    said["lonely"] = MegatronTrainer(llama, spec, Platform.CPU, dapo).train(sequences(1)).as_record()
+    said["refused"] = refusal(root / "qwen3", spec, out / f"{name}.float32" / "saved")
     return said
 
 
-def output_layer(model: Path, settings: TrainerSettings) -> dict[str, float]:
+def output_layer(model: Path, spec: JobSpec) -> dict[str, float]:
     """How far logits lie from the exact product of what the output layer was given, on the last stage; and a step's figures."""
-    trainer = MegatronTrainer(model, settings, dapo)
+    trainer = MegatronTrainer(model, spec, Platform.CPU, dapo)
     given: list[torch.Tensor] = []
     chunk: Any = trainer._policy.chunk
     if trainer.layout.is_last_stage:
@@ -188,31 +200,31 @@ def output_layer(model: Path, settings: TrainerSettings) -> dict[str, float]:
     return max(gather_json(mine, trainer.device), key=lambda item: item["error"])
 
 
-def splits(settings: TrainerSettings) -> list[TrainerSettings]:
+def splits(spec: JobSpec) -> list[JobSpec]:
     """The same step, split in other ways: one micro-batch, nearly one per sequence, packed small, packed large."""
     return [
-        replace(settings, max_tokens_per_micro_batch=tokens, packing=packing)
+        variant(spec, max_tokens_per_micro_batch=tokens, packing=packing)
         for tokens, packing in ((4096, False), (40, False), (80, True), (4096, True))
     ]
 
 
-def split(model: Path, settings: TrainerSettings, path: Path) -> dict[str, Any]:
+def split(model: Path, spec: JobSpec, path: Path) -> dict[str, Any]:
     """One step under these settings."""
-    trainer = MegatronTrainer(model, settings, dapo)
+    trainer = MegatronTrainer(model, spec, Platform.CPU, dapo)
     stats = trainer.train(sequences(), old_logprobs="inference").as_record()
     write(trainer.export(), path)
     return stats
 
 
-def resume(model: Path, settings: TrainerSettings, folder: Path) -> dict[str, Any]:
+def resume(model: Path, spec: JobSpec, folder: Path) -> dict[str, Any]:
     """Whether save → load → continue ends in the very weights of the run that was not interrupted."""
-    straight = MegatronTrainer(model, settings, dapo)
+    straight = MegatronTrainer(model, spec, Platform.CPU, dapo)
     straight.train(sequences(9))
     straight.save(folder / "saved")
     expected = straight.train(sequences()).as_record()  # while the checkpoint is being written
     files_of(straight)
     noise = draw()
-    restarted = MegatronTrainer(model, settings, dapo)
+    restarted = MegatronTrainer(model, spec, Platform.CPU, dapo)
     torch.rand(17), random.random(), np.random.random(5)
     restarted.load(folder / "saved")
     steps = restarted.step
@@ -224,7 +236,7 @@ def resume(model: Path, settings: TrainerSettings, folder: Path) -> dict[str, An
         "weights": a is None or b is None or all(torch.equal(a[k], b[k]) for k in a),
         "random": noise == draw(),
         "moved": a is None
-        or any(not torch.equal(v, w) for v, w in zip(a.values(), _fresh(model, settings).values(), strict=True)),
+        or any(not torch.equal(v, w) for v, w in zip(a.values(), _fresh(model, spec).values(), strict=True)),
     }
 
 
@@ -242,9 +254,9 @@ def files_of(trainer: MegatronTrainer) -> list[str]:
     return [file["name"] for report in reports for file in report["files"]]
 
 
-def beginnings(model: Path, settings: TrainerSettings, folder: Path) -> dict[str, Any]:
+def beginnings(model: Path, spec: JobSpec, folder: Path) -> dict[str, Any]:
     """What is taken of a checkpoint that is loaded in part; `straight` went on from it whole, other trainers are new."""
-    straight = MegatronTrainer(model, settings, dapo)
+    straight = MegatronTrainer(model, spec, Platform.CPU, dapo)
     straight.train(sequences(9))
     straight.save(folder, export=True)
     files_of(straight)
@@ -252,7 +264,7 @@ def beginnings(model: Path, settings: TrainerSettings, folder: Path) -> dict[str
     noise = draw()
     said: dict[str, Any] = {}
     for kind in ("no_load_optim", "no_load_rng", "finetune", "hugging_face"):
-        trainer = MegatronTrainer(model, settings, dapo)
+        trainer = MegatronTrainer(model, spec, Platform.CPU, dapo)
         fresh = moments_of(trainer)
         torch.manual_seed(99)
         match kind:
@@ -300,19 +312,20 @@ def digest(tensors: Iterable[torch.Tensor]) -> str:
     return found.hexdigest()
 
 
-def _fresh(model: Path, settings: TrainerSettings) -> dict[str, torch.Tensor]:
+def _fresh(model: Path, spec: JobSpec) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
     weights = load_file(model / "model.safetensors")
     weights.setdefault("lm_head.weight", weights["model.embed_tokens.weight"])
     return {
-        k: v.to(torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32) for k, v in sorted(weights.items())
+        k: v.to(torch.bfloat16 if spec.model.dtype is DType.BFLOAT16 else torch.float32)
+        for k, v in sorted(weights.items())
     }
 
 
-def step_over_a_broken_batch(model: Path, settings: TrainerSettings, loss: LossFunction) -> dict[str, Any]:
+def step_over_a_broken_batch(model: Path, spec: JobSpec, loss: LossFunction) -> dict[str, Any]:
     """A step that is not finite, and a good one after it; what every rank holds afterwards, weights and moments."""
-    trainer = MegatronTrainer(model, settings, loss)
+    trainer = MegatronTrainer(model, spec, Platform.CPU, loss)
     before = trainer.export()
     bad = trainer.train(sequences()).as_record()
     after = trainer.export()
@@ -323,9 +336,9 @@ def step_over_a_broken_batch(model: Path, settings: TrainerSettings, loss: LossF
     return {"bad": bad, "good": good, "unchanged": unchanged, "skips": skips}
 
 
-def refusal(model: Path, settings: TrainerSettings, folder: Path) -> str:
+def refusal(model: Path, spec: JobSpec, folder: Path) -> str:
     """What loading says under settings that the checkpoint was not saved with."""
-    trainer = MegatronTrainer(model, replace(settings, dtype="bfloat16"), dapo)
+    trainer = MegatronTrainer(model, variant(spec, dtype=DType.BFLOAT16), dapo)
     try:
         trainer.load(folder)
     except ConfigError as error:
@@ -346,8 +359,8 @@ def main(root: Path) -> None:
     said = {}
     if not dist.is_initialized():
         dist.init_process_group("gloo")
-    for name, settings in LAYOUTS[dist.get_world_size()].items():
-        said[name] = scenario(name, settings, root, out)
+    for name, spec in LAYOUTS[dist.get_world_size()].items():
+        said[name] = scenario(name, spec, root, out)
         parallel_state.destroy_model_parallel()
         parallel_state._POSITION_EMBEDDING_GLOBAL_RANKS = None  # which 0.12 leaves to the next layout
     if dist.get_rank() == 0:
