@@ -44,7 +44,7 @@ def make_model(folder: Path, hidden: int) -> None:
 def make_trainer(model: Path) -> MegatronTrainer:
     """One rank on the CPU."""
     from services.common.config.settings import Platform
-    from services.common.spec import JobSpec
+    from services.common.spec.job import JobSpec
     from services.learner.megatron.platform import prepare
 
     prepare(Platform.CPU)

@@ -31,7 +31,7 @@ import redis as sync_redis
 from services.cli.stack.children import free_port
 from services.cli.stack.redis import EmbeddedRedis
 from services.common.redis import keys
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 
 START_S = 60.0
 WARM_UP = 50

@@ -26,7 +26,7 @@ from services.cli.up import detach, run_down
 from services.cli.views.follow import show_steps
 from services.common.errors import MillraceError, ModelError
 from services.common.jobs.record import JobState
-from services.common.spec import parse_spec
+from services.common.spec.job import parse_spec
 
 JOBS = Path(__file__).parents[2] / "deploy" / "config" / "jobs"
 

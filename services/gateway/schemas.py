@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from services.common.jobs.record import JobState
 from services.common.redis.keys import Stage
 from services.common.service.heartbeat import WorkerKind
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 
 JOB_ID_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}-[0-9a-f]{8}$"
 

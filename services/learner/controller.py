@@ -27,7 +27,7 @@ from services.common.redis.keys import Stage
 from services.common.sandbox.pool import Sandbox
 from services.common.service.lifecycle import Drain, run_service
 from services.common.service.logs import log_context
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.common.streams.consumer import Consumer
 from services.learner.groups.buffer import Intake
 from services.learner.groups.data import JobData

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from services.common.config.verifiers import choose
 from services.common.errors import ConfigError
-from services.common.spec import RewardSpec
+from services.common.spec.rollout import RewardSpec
 from services.common.streams.types import Rollout, RolloutGroup, ScoredGroup, Verdict, VerdictStatus
 from services.reward import metrics
 from services.reward.pool.messages import Check

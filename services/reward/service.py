@@ -26,7 +26,7 @@ from services.common.service.health import HealthServer
 from services.common.service.heartbeat import HEARTBEAT_S, WorkerKind, WorkerStatus, beat
 from services.common.service.lifecycle import Drain, every, run_service
 from services.common.service.worker import worker_process
-from services.common.spec import RewardSpec
+from services.common.spec.rollout import RewardSpec
 from services.common.streams.consumer import Consumer
 from services.common.streams.stream import MAX_STREAM_LENGTH, forget
 from services.reward import metrics

@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 from services.common.redis.keys import Stage
 from services.common.service.lifecycle import Drain
 from services.common.service.logs import log_context
-from services.common.spec import RewardSpec
+from services.common.spec.rollout import RewardSpec
 from services.common.streams import codec
 from services.common.streams.consumer import Consumer, Entry, require_place
 from services.common.streams.types import RolloutGroup, ScoredGroup

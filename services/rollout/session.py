@@ -19,7 +19,8 @@ from services.common.redis.fencing import Fence
 from services.common.service.heartbeat import WorkerKind, WorkerStatus
 from services.common.service.lifecycle import Drain
 from services.common.service.logs import log_context
-from services.common.spec import DType, JobSpec
+from services.common.spec.job import JobSpec
+from services.common.spec.rollout import DType
 from services.common.streams.consumer import Consumer
 from services.common.streams.worker import WorkerLimits
 from services.rollout.engine.engine import Engine

@@ -15,7 +15,7 @@ from pathlib import Path
 from services.common.data.order import task_index
 from services.common.errors import MillraceError
 from services.common.jobs.folder import SPEC_FILE
-from services.common.spec import JobSpec, parse_spec
+from services.common.spec.job import JobSpec, parse_spec
 from services.common.streams.codec import decode
 from services.common.streams.types import RolloutGroup, ScoredGroup
 from services.learner.audit.files import audit_job

@@ -26,7 +26,7 @@ from services.common.checkpoints.manifest import CHECKPOINTS_DIR, verify_files
 from services.common.jobs.record import JobRecord, JobState
 from services.common.jobs.store import JobStore
 from services.common.redis.connection import connect
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.common.streams.codec import decode
 from services.common.streams.types import ScoredGroup
 from services.learner.storage.checkpoints import CheckpointStore

@@ -198,7 +198,7 @@ def test_the_lifelike_script_samples_whatever_a_prompt_says(words: str) -> None:
 
 async def test_the_scripted_engine_prints_why_it_refuses_a_model_as_the_real_one_does(home: Path) -> None:
     from services.common.config.settings import Platform
-    from services.common.spec import JobSpec
+    from services.common.spec.job import JobSpec
     from tests.chaos.scripted.engine import ScriptedEngine
 
     spec = JobSpec.model_validate({"model": {"path": "tiny"}, "data": {"train": {"source": "reasoning_gym:chain_sum"}}})

@@ -12,7 +12,7 @@ import numpy as np
 from services.common.checkpoints.manifest import CHECKPOINTS_DIR
 from services.common.jobs.fates import Fate
 from services.common.jobs.folder import SPEC_FILE
-from services.common.spec import JobSpec, dump_spec
+from services.common.spec.job import JobSpec, dump_spec
 from services.common.streams.codec import encode
 from services.common.streams.types import (
     FinishReason,

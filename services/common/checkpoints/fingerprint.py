@@ -11,7 +11,7 @@ import xxhash
 
 from services.common.differences import MISSING, differences
 from services.common.models.directory import inspect_model
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 
 SAMPLES = 64
 SAMPLE_BYTES = 64 * 1024

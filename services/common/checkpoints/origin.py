@@ -35,7 +35,7 @@ from services.common.errors import ConfigError, ModelError
 from services.common.jobs.folder import SPEC_FILE
 from services.common.models.directory import inspect_model, read_json
 from services.common.models.weight_files import check_weights
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 
 FIELD = "checkpoint.load"
 _LAYOUT = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "use_distributed_optimizer")

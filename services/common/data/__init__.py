@@ -1,7 +1,6 @@
-"""Where tasks come from (files, procedural sources) and in which order."""
+"""Data: where tasks come from, and in which order.
 
-from services.common.data.order import task_index
-from services.common.data.record import TaskRecord, TaskSource
-from services.common.data.source import open_source
-
-__all__ = ["TaskRecord", "TaskSource", "open_source", "task_index"]
+source      opens files and procedural sources       record     a task as data has it
+files, jsonl, parquet, rows, procedural   the kinds  bounds     of what is read
+order       the task of each draw                    trial      of a source, in a child
+"""

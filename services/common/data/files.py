@@ -14,7 +14,7 @@ from services.common.data.parquet import ParquetRows
 from services.common.data.record import TaskRecord, prepare
 from services.common.data.rows import LazyRow, read_row
 from services.common.errors import DataError
-from services.common.spec import DataSourceSpec
+from services.common.spec.data import DataSourceSpec
 
 
 class Rows(Protocol):

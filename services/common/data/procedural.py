@@ -15,7 +15,7 @@ from services.common.data.bounds import DataBounds
 from services.common.data.jsonable import jsonable
 from services.common.data.record import TaskRecord, prepare
 from services.common.errors import DataError
-from services.common.spec import DataSourceSpec
+from services.common.spec.data import DataSourceSpec
 from services.common.streams.types import Message
 
 DEFAULT_SIZE = 10_000

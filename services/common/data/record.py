@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from services.common.errors import DataError
-from services.common.spec import DataSourceSpec
+from services.common.spec.data import DataSourceSpec
 from services.common.streams.types import Message
 
 

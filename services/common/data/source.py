@@ -11,7 +11,7 @@ from services.common.data.bounds import DataBounds
 from services.common.data.files import FileSource
 from services.common.data.procedural import ProceduralSource
 from services.common.errors import DataError
-from services.common.spec import DataSourceSpec
+from services.common.spec.data import DataSourceSpec
 
 
 def open_source(

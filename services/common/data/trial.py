@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 from services.common.data.bounds import DataBounds
 from services.common.data.procedural import ProceduralSource
 from services.common.data.source import open_within
-from services.common.spec import DataSourceSpec
+from services.common.spec.data import DataSourceSpec
 
 TRIED_TASKS = 16
 """Of a procedural source, spread over its tasks."""

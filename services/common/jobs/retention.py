@@ -28,7 +28,7 @@ from services.common.jobs.record import JobRecord, JobState
 from services.common.jobs.store import JobStore
 from services.common.redis import keys
 from services.common.redis.connection import text
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from services.common.jobs.history import JobHistory
 from services.common.jobs.record import LIVE, JobRecord, JobState, from_document, from_hash, to_document, to_hash
 from services.common.redis import keys
 from services.common.redis.connection import text
-from services.common.spec import dump_spec, parse_recorded_spec
+from services.common.spec.job import dump_spec, parse_recorded_spec
 
 log = logging.getLogger(__name__)
 

@@ -40,7 +40,7 @@ from services.common.jobs.saved import KEY_KEPT_S, SavedJobs
 from services.common.redis import keys
 from services.common.redis.connection import text
 from services.common.redis.fencing import Fence, run
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 
 Owners = list[list[bytes | None]]
 """Learner, state and time of start of jobs, as Redis has them."""

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from services.common.config.paths import is_below, locate, near, resolve
 from services.common.config.settings import Settings
 from services.common.errors import ModelError
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 
 FIELD = "model.path"
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")

@@ -32,7 +32,8 @@ from services.common.models.directory import ModelInfo
 from services.common.models.trial import ModelFacts
 from services.common.sandbox.limits import MIB, Limits
 from services.common.sandbox.pool import Child, Sandbox
-from services.common.spec import DataSourceSpec, JobSpec
+from services.common.spec.data import DataSourceSpec
+from services.common.spec.job import JobSpec
 from services.gateway.admission.limits import Machine, over_limits
 from services.gateway.admission.spec_body import problems_of
 from services.gateway.errors import AdmissionBusy, SpecRefused

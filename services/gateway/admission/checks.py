@@ -22,7 +22,8 @@ from services.common.data.trial import SourceFacts, try_source
 from services.common.errors import ConfigError
 from services.common.models.directory import ModelInfo, check_parallel_sizes, resolve_model
 from services.common.models.trial import ModelFacts, try_model
-from services.common.spec import DataSourceSpec, JobSpec
+from services.common.spec.data import DataSourceSpec
+from services.common.spec.job import JobSpec
 from services.gateway.admission.spec_body import parse_body
 from services.gateway.errors import MAX_TEXT, SpecRefused
 

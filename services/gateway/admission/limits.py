@@ -15,7 +15,8 @@ import psutil
 
 from services.common.config.settings import Platform, Settings
 from services.common.models.directory import ModelInfo
-from services.common.spec import DType, JobSpec
+from services.common.spec.job import JobSpec
+from services.common.spec.rollout import DType
 
 GIB = 1 << 30
 _LOOSE = 1 << 62

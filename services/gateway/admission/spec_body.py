@@ -9,9 +9,8 @@ from pydantic import ConfigDict, JsonValue, TypeAdapter, ValidationError
 from starlette.requests import Request
 
 from services.common.errors import ConfigError
-from services.common.spec import JobSpec
 from services.common.spec.document import parse_document, parse_json
-from services.common.spec.job import describe_errors
+from services.common.spec.job import JobSpec, describe_errors
 from services.gateway.errors import SpecRefused
 from services.gateway.schemas import FieldProblem
 

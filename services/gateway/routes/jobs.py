@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from services.common.errors import ConfigError, KeyReused
 from services.common.jobs.record import LIVE, JobRecord
 from services.common.redis import keys
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.gateway.admission.spec_body import MEDIA_TYPES, UnsupportedMediaType, media_type_of
 from services.gateway.dependencies import Context, ContextDep, RecordDep
 from services.gateway.errors import SpecRefused, documented

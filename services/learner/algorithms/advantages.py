@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from services.common.spec import AdvantageEstimator, FilterMetric
-from services.common.spec.algorithm import CURRENT_REVISION, FIRST_REVISION
+from services.common.spec.algorithm import CURRENT_REVISION, FIRST_REVISION, AdvantageEstimator, FilterMetric
 
 Float64Array = npt.NDArray[np.float64]
 RewardGroups = Sequence[npt.ArrayLike]

@@ -12,8 +12,7 @@ import math
 
 import torch
 
-from services.common.spec import AlgorithmSpec, ImportanceCorrection, KlEstimator, LossName
-from services.common.spec.algorithm import FIRST_REVISION
+from services.common.spec.algorithm import FIRST_REVISION, AlgorithmSpec, ImportanceCorrection, KlEstimator, LossName
 from services.learner.algorithms.inputs import LossFunction, LossInputs
 
 Metrics = dict[str, torch.Tensor]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from services.common.spec import KlEstimator
+from services.common.spec.algorithm import KlEstimator
 from services.learner.algorithms.losses import bounded, kl_estimate
 
 

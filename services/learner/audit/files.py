@@ -20,7 +20,7 @@ from services.common.errors import ConfigError, MillraceError
 from services.common.jobs.fates import Fate
 from services.common.jobs.folder import JOB_FILE, SPEC_FILE, JobFolder
 from services.common.jobs.record import JobState
-from services.common.spec import JobSpec, parse_recorded_spec
+from services.common.spec.job import JobSpec, parse_recorded_spec
 from services.learner.audit.audit import Audit
 from services.learner.audit.history import HistoryAudit
 from services.learner.audit.report import AuditReport, Breach

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.common.streams.types import Rollout
 from services.learner.algorithms.advantages import batch_advantages, overlong_penalty
 from services.learner.groups.buffer import Judged

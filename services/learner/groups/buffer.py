@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.common.jobs.fates import Fate
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.common.streams.consumer import Entry
 from services.common.streams.types import ScoredGroup, VerdictStatus
 from services.learner.algorithms.advantages import filter_values, is_degenerate

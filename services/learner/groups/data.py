@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.common.config.settings import Settings
-from services.common.data import TaskRecord
+from services.common.data.record import TaskRecord
 from services.common.errors import ChildDied, ChildLost, ChildTimeout, DataError, MillraceError, SandboxError
 from services.common.sandbox.limits import Limits
 from services.common.sandbox.pool import Child, Sandbox
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.learner.groups.sources import Made, unpack
 
 log = logging.getLogger(__name__)

@@ -14,9 +14,11 @@ from typing import Any
 import msgpack
 
 from services.common.config.settings import Settings
-from services.common.data import TaskRecord, TaskSource, open_source, task_index
+from services.common.data.order import task_index
+from services.common.data.record import TaskRecord, TaskSource
+from services.common.data.source import open_source
 from services.common.errors import ConfigError, DataError
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.common.streams.types import Message
 
 log = logging.getLogger(__name__)

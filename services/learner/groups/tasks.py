@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from services.common.data import TaskRecord
-from services.common.spec import JobSpec
+from services.common.data.record import TaskRecord
+from services.common.spec.job import JobSpec
 from services.common.streams.types import Purpose, Task
 from services.learner.groups.data import JobData
 

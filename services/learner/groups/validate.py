@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 
 from services.common.models.directory import ModelInfo
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.common.streams.types import Int32Array, RolloutGroup, ScoredGroup, VerdictStatus
 
 LARGEST_REWARD = 1e9

@@ -14,7 +14,7 @@ from services.common.checkpoints.fingerprint import Identity
 from services.common.config.settings import Settings
 from services.common.errors import ConfigError, MillraceError
 from services.common.service.lifecycle import Drain
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.common.streams.consumer import Consumer
 from services.common.streams.types import ScoredGroup, VerdictStatus
 from services.learner.groups.buffer import Intake, Judged

@@ -12,7 +12,8 @@ from megatron.core.tensor_parallel import set_defaults_if_not_set_tensor_model_p
 from megatron.core.transformer.module import Float16Module
 
 from services.common.errors import ModelError
-from services.common.spec import DType, JobSpec
+from services.common.spec.job import JobSpec
+from services.common.spec.rollout import DType
 from services.learner.megatron.attention import block_diagonal_mask
 from services.learner.megatron.batch import MicroBatch
 from services.learner.megatron.bridges import open_bridge

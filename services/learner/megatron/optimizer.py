@@ -9,7 +9,7 @@ import megatron.core.optimizer as megatron_optimizer
 import torch
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
-from services.common.spec import LearnerSpec
+from services.common.spec.learner import LearnerSpec
 
 
 class Optimizer:

@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import HashStore
 
 from services.common.config.settings import COLLECTIVE_TIMEOUT_S, Platform
 from services.common.errors import ConfigError
-from services.common.spec import LearnerSpec
+from services.common.spec.learner import LearnerSpec
 from services.learner.megatron.platform import backend_name
 from services.learner.megatron.rendezvous import meet
 

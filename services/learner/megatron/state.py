@@ -16,7 +16,8 @@ from safetensors import safe_open
 from services.common.checkpoints.manifest import WrittenFile
 from services.common.config.settings import Platform
 from services.common.errors import ConfigError
-from services.common.spec import DType, JobSpec
+from services.common.spec.job import JobSpec
+from services.common.spec.rollout import DType
 from services.learner.megatron.optimizer import Optimizer
 from services.learner.megatron.parallel import Layout
 from services.learner.megatron.platform import rng_states, set_rng_states

@@ -22,7 +22,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from services.common.checkpoints.manifest import EXPORT, WrittenFile
 from services.common.config.settings import Platform
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.common.streams.types import Float32Array
 from services.learner.algorithms.inputs import LossFunction, LossInputs
 from services.learner.algorithms.mismatch import mismatch_metrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from services.common.config.settings import Platform
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.learner.algorithms.losses import make_loss
 from services.learner.megatron.trainer import MegatronTrainer, OldLogprobs
 

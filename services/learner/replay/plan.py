@@ -14,8 +14,7 @@ from services.common.differences import differences
 from services.common.errors import ConfigError
 from services.common.jobs.folder import SPEC_FILE
 from services.common.models.directory import resolve_model
-from services.common.spec import JobSpec, parse_recorded_spec
-from services.common.spec.job import describe_errors
+from services.common.spec.job import JobSpec, describe_errors, parse_recorded_spec
 from services.learner.storage.checkpoints import sound_checkpoints
 from services.learner.storage.folder import JOURNAL_DIR
 from services.learner.storage.journal import Journal, JournalError

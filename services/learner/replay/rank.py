@@ -20,7 +20,7 @@ from services.common.config.settings import load_settings
 from services.common.errors import ConfigError
 from services.common.service.logs import configure_logging
 from services.common.service.processes import die_with_parent
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.common.streams.codec import decode
 from services.common.streams.types import ScoredGroup
 from services.learner.replay.plan import RESULTS, Pass

@@ -15,7 +15,7 @@ from typing import Any
 
 from services.common.config.settings import Settings
 from services.common.errors import MillraceError
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.learner.ranks.launch import Nodes, launch_command, rank_environment
 from services.learner.replay.plan import RESULTS, Pass, Plan
 from services.learner.replay.report import ReplayReport

@@ -22,7 +22,7 @@ from services.common.config.settings import Platform
 from services.common.errors import MillraceError, ModelError, PromptError
 from services.common.sandbox.pool import Sandbox
 from services.common.service.processes import family, kill
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.common.streams.types import Message
 from services.rollout import metrics
 from services.rollout.engine.health import StartWatch

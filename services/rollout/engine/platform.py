@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.common.config.settings import Platform
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 
 _GIB = 1 << 30
 

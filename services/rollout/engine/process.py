@@ -19,7 +19,8 @@ from typing import Any, TypeVar, cast
 import psutil
 
 from services.common.config.settings import Platform
-from services.common.spec import DType, JobSpec
+from services.common.spec.job import JobSpec
+from services.common.spec.rollout import DType
 from services.rollout.engine.platform import plan_engine
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from tests.chaos.grammar.draft import Draft, Expected, Part, Parts
 
 _HUGE = 10**30

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.common.streams.types import Message
 from services.rollout.engine.engine import Engine
 from services.rollout.engine.output import EngineOutput

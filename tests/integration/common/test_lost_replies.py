@@ -22,7 +22,7 @@ from services.common.redis import connection, keys
 from services.common.redis.connection import Patience, connect, redis_is_away
 from services.common.redis.keys import Stage
 from services.common.service.heartbeat import WorkerKind, WorkerStatus, alive, beat, leave
-from services.common.spec import parse_spec
+from services.common.spec.job import parse_spec
 from services.common.streams import dead_letters, stream
 from services.common.streams.consumer import Consumer
 from services.common.streams.stream import add

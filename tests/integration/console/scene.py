@@ -11,7 +11,7 @@ from services.common.jobs.record import JobState
 from services.common.jobs.store import JobStore
 from services.common.redis import keys
 from services.common.service.heartbeat import WorkerKind, WorkerStatus, beat
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 
 HOSTILE = (
     '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script> [a](javascript:pwned) \u202e\x00 ' + "w" * 400

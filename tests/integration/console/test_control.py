@@ -7,7 +7,7 @@ from playwright.async_api import Page, expect
 
 from services.common.jobs.record import JobState
 from services.common.jobs.store import JobStore
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from tests.integration.console.conftest import Console
 from tests.integration.console.scene import make_step, started
 

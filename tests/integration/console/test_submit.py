@@ -9,7 +9,7 @@ import pytest
 from playwright.async_api import APIResponse, Route, expect
 
 from services.common.jobs.store import JobStore
-from services.common.spec import JobSpec, parse_spec
+from services.common.spec.job import JobSpec, parse_spec
 from tests.integration.console.conftest import Console
 
 UNPROCESSABLE = "422 (Unprocessable"

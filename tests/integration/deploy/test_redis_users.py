@@ -22,7 +22,7 @@ from services.common.redis import keys
 from services.common.redis.fencing import Fence
 from services.common.redis.keys import Stage
 from services.common.service.heartbeat import WorkerKind, WorkerStatus, alive, beat, begin, leave
-from services.common.spec import JobSpec, parse_spec
+from services.common.spec.job import JobSpec, parse_spec
 from services.common.streams import dead_letters
 from services.common.streams.consumer import Consumer
 from services.common.streams.stream import add, depths, forget

@@ -24,7 +24,7 @@ from fastapi import FastAPI
 from services.common.config.settings import Settings
 from services.common.jobs.store import JobStore
 from services.common.sandbox.pool import Sandbox
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.gateway.admission.admission import PREPARE, ChildAdmission
 from services.gateway.admission.spec_body import parse_body
 from services.gateway.app import create_app

@@ -10,7 +10,7 @@ import redis.asyncio
 from fastapi import FastAPI
 
 from services.common.config.settings import Settings
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.gateway.admission.admission import Admission
 from services.gateway.app import create_app
 from services.gateway.routes.console import ASSETS, FOLDER, HEADERS, HOME, PATHS

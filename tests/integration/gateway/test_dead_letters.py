@@ -15,7 +15,7 @@ from services.common.jobs.record import JobState
 from services.common.jobs.store import JobStore
 from services.common.redis import keys
 from services.common.redis.keys import Stage
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.common.streams import consumer as consumer_module
 from services.common.streams.consumer import DEAD_PAYLOAD_BYTES, Consumer, Entry
 from services.common.streams.stream import add

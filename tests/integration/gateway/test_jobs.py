@@ -11,7 +11,7 @@ import yaml
 from services.common.jobs.record import JobState
 from services.common.jobs.store import JobStore
 from services.common.redis import keys
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 
 JobJson = dict[str, Any]
 

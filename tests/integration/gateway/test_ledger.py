@@ -12,7 +12,7 @@ import pytest
 
 from services.common.jobs.fates import FATES_FILE, Fate, FateLine
 from services.common.jobs.store import JobStore
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 
 LINES = [
     FateLine(1, 1, 8, ((Fate.TRAINED, "", (0, 1)), (Fate.FAILED, "a reward is not finite", (3,)))),

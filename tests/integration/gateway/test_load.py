@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from services.common.jobs.store import JobStore
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 
 STREAMS = 150
 """More than redis-py's own pool has connections."""

@@ -14,7 +14,7 @@ from services.common.jobs.record import JobRow, JobState
 from services.common.jobs.restore import Restorer
 from services.common.jobs.store import JobStore
 from services.common.redis import keys
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.gateway.schemas import JobSummary
 
 JOBS = 1000

@@ -23,7 +23,7 @@ from services.common.jobs.store import JobStore
 from services.common.pb import inference_pb2 as pb
 from services.common.pb import inference_pb2_grpc as pb_grpc
 from services.common.service.heartbeat import WorkerKind, WorkerStatus, beat
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 
 Script = Callable[[pb.GenerateRequest, Any], AsyncIterator[pb.GenerateReply]]
 HELLO: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "hello"}]

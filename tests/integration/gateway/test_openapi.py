@@ -17,7 +17,7 @@ from services.common.jobs.record import JobState
 from services.common.jobs.store import JobStore
 from services.common.redis import keys
 from services.common.redis.keys import Stage
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.gateway.schemas import EXAMPLE_JOB_ID
 
 CHECKS = (

@@ -11,7 +11,7 @@ import redis.asyncio
 from services.common.jobs.store import JobStore
 from services.common.redis import keys
 from services.common.service.heartbeat import WorkerKind, WorkerStatus, beat, leave
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.common.streams.types import (
     FinishReason,
     Message,

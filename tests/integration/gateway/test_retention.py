@@ -20,7 +20,7 @@ from services.common.jobs.restore import Restorer
 from services.common.jobs.retention import Retention
 from services.common.jobs.store import JobStore
 from services.common.redis import keys
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 
 HOUR_S = 3600.0
 

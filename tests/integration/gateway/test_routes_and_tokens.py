@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from services.common.config.settings import Settings
 from services.common.jobs.record import JobState
 from services.common.jobs.store import JobStore
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.gateway.admission.admission import Admission
 from services.gateway.app import create_app
 

@@ -13,7 +13,7 @@ from services.common.jobs.store import JobStore
 from services.common.redis import keys
 from services.common.redis.keys import Stage
 from services.common.service.heartbeat import WorkerKind, WorkerStatus, beat, leave
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.common.streams import stream
 from services.common.streams.consumer import Consumer
 from services.gateway.system_metrics import JobCensus

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from services.common.config.settings import Platform
 from services.common.jobs.folder import SPEC_FILE
-from services.common.spec import parse_spec
+from services.common.spec.job import parse_spec
 from services.common.streams.codec import decode
 from services.common.streams.types import ScoredGroup
 from services.learner.megatron.platform import prepare

@@ -18,7 +18,8 @@ from safetensors.torch import save_file
 
 from services.common.config.settings import Platform
 from services.common.errors import ConfigError
-from services.common.spec import DType, JobSpec
+from services.common.spec.job import JobSpec
+from services.common.spec.rollout import DType
 from services.common.streams.types import Int32Array
 from services.learner.megatron.platform import prepare
 from tests.integration.learner.megatron_cases import (

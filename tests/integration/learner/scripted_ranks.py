@@ -20,7 +20,7 @@ from services.common.jobs.folder import SPEC_FILE
 from services.common.jobs.record import JobRecord, JobState
 from services.common.jobs.store import JobStore
 from services.common.redis import keys
-from services.common.spec import JobSpec, dump_spec
+from services.common.spec.job import JobSpec, dump_spec
 from services.learner.controller import Head
 from services.learner.groups.sequence import Sequence
 from services.learner.megatron.stats import StepStats

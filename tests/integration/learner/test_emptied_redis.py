@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from services.common.jobs.record import JobRecord, JobState
 from services.common.jobs.store import JobStore
 from services.common.redis import keys
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from tests.integration.learner.accounts import check_accounts
 from tests.integration.learner.peers import Learner, peers_of, until
 

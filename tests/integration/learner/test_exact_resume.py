@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from services.common.checkpoints.manifest import verify_files
 from services.common.jobs.record import JobRecord, JobState
 from services.common.jobs.store import JobStore
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.common.streams.codec import decode
 from services.common.streams.types import ScoredGroup
 from services.learner.storage.checkpoints import CheckpointStore

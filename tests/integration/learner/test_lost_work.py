@@ -17,7 +17,7 @@ from services.common.errors import Fenced
 from services.common.jobs.record import JobRecord, JobState
 from services.common.jobs.restore import Restorer
 from services.common.jobs.store import JobStore
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.learner.controller import Head
 from services.learner.groups.sequence import Sequence
 from services.learner.megatron.stats import StepStats

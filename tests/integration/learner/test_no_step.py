@@ -17,7 +17,7 @@ from services.common.jobs import deaths
 from services.common.jobs.deaths import Death
 from services.common.jobs.fates import FATES_FILE, Fate, read_fates
 from services.common.jobs.record import JobRecord, JobState
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.common.streams.types import RolloutGroup, ScoredGroup, Task, Verdict, VerdictStatus
 from services.learner.groups import buffer, data, failures
 from tests.integration.learner.peers import answer, peers_of

@@ -14,7 +14,7 @@ from services.common.config.settings import Settings
 from services.common.jobs.record import JobState
 from services.common.jobs.store import JobStore
 from services.common.service.lifecycle import Drain
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.learner.agent.agent import Agent
 from services.learner.ranks import launch
 from services.learner.ranks.launch import Nodes

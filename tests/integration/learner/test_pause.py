@@ -12,7 +12,7 @@ from services.common.jobs.record import PAUSED_CAUSE, JobState
 from services.common.jobs.store import JobStore
 from services.common.redis import keys
 from services.common.service.heartbeat import alive
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from tests.integration.learner.accounts import check_accounts
 from tests.integration.learner.peers import Learner, peers_of, settled, until
 

@@ -20,7 +20,7 @@ import pytest
 from services.common.jobs.record import JobState
 from services.common.jobs.store import JobStore
 from services.common.redis.connection import connect
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.learner.storage.journal import Journal
 from tests.integration.learner.peers import Learner, Peers, until
 from tests.integration.rollout.conftest import write_model

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from services.common.config.settings import Settings
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.learner.replay import run
 from services.learner.replay.plan import Plan, make_plan
 from services.learner.replay.run import ReplayError, replay

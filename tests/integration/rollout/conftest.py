@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.common.weights.snapshot import Snapshot
 from services.rollout.engine.types import StagedWeights
 from services.rollout.weights.staging import Stage

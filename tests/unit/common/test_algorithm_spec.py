@@ -10,15 +10,8 @@ from pydantic import ValidationError
 
 from services.common.errors import ConfigError
 from services.common.jobs.record import JobRecord, JobState, from_hash, to_hash
-from services.common.spec import (
-    AlgorithmSpec,
-    ImportanceCorrection,
-    KlEstimator,
-    LossName,
-    dump_spec,
-    parse_recorded_spec,
-    parse_spec,
-)
+from services.common.spec.algorithm import AlgorithmSpec, ImportanceCorrection, KlEstimator, LossName
+from services.common.spec.job import dump_spec, parse_recorded_spec, parse_spec
 
 JOB = "model: {path: tiny}\ndata: {train: {source: tasks.jsonl}}\nalgorithm: "
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.common.errors import ConfigError
-from services.common.spec import parse_spec
+from services.common.spec.job import parse_spec
 
 SPEC = "model: {path: tiny}\ndata: {train: {source: sums.jsonl}}\ncheckpoint: {%s}\n"
 

@@ -18,12 +18,12 @@ import pytest
 from pyarrow import parquet
 
 from services.common.config.settings import Settings
-from services.common.data import TaskRecord, TaskSource, open_source
 from services.common.data.bounds import DataBounds
-from services.common.data.source import data_roots, open_within
+from services.common.data.record import TaskRecord, TaskSource
+from services.common.data.source import data_roots, open_source, open_within
 from services.common.data.trial import try_source
 from services.common.errors import DataError
-from services.common.spec import DataSourceSpec
+from services.common.spec.data import DataSourceSpec
 from services.common.streams.codec import decode, encode
 from services.common.streams.types import Message, Purpose, Task
 

@@ -10,11 +10,12 @@ import pytest
 import reasoning_gym
 
 from services.common.config.settings import Settings
-from services.common.data import TaskSource, open_source
 from services.common.data.jsonable import jsonable
+from services.common.data.record import TaskSource
+from services.common.data.source import open_source
 from services.common.data.trial import TRIED_TASKS, try_source
 from services.common.errors import DataError
-from services.common.spec import DataSourceSpec
+from services.common.spec.data import DataSourceSpec
 
 
 def opened(task: str = "chain_sum", field: str = "data.train", **spec: Any) -> TaskSource:

@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from services.common.errors import ConfigError
-from services.common.spec import JobSpec, dump_spec, parse_recorded_spec, parse_spec
+from services.common.spec.job import JobSpec, dump_spec, parse_recorded_spec, parse_spec
 
 SMALL: dict[str, Any] = {"model": {"path": "tiny"}, "data": {"train": {"source": "reasoning_gym:chain_sum"}}}
 

@@ -8,7 +8,7 @@ import pytest
 
 from services.common.config.settings import Settings
 from services.common.models.directory import ModelInfo, check_parallel_sizes
-from services.common.spec import parse_spec
+from services.common.spec.job import parse_spec
 from services.learner.ranks.launch import Nodes
 
 JOBS = sorted((Path(__file__).parents[3] / "deploy/config/jobs").glob("*.yaml"))

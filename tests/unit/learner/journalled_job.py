@@ -11,7 +11,7 @@ from services.common.checkpoints.manifest import WrittenFile, digest_of_file, ma
 from services.common.jobs.fates import Fate
 from services.common.jobs.folder import HISTORY_FILE, SPEC_FILE, JobFolder
 from services.common.jobs.history_mark import HistoryReader
-from services.common.spec import dump_spec
+from services.common.spec.job import dump_spec
 from services.common.streams.codec import encode
 from services.common.streams.types import ScoredGroup
 from services.learner.groups.ledger import Ledger

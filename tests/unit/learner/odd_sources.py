@@ -7,7 +7,7 @@ import signal
 import time
 from typing import Any
 
-from services.common.data import TaskRecord
+from services.common.data.record import TaskRecord
 from services.common.streams.types import Message
 from services.learner.groups.sources import Sources
 

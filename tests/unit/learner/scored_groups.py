@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.common.streams.consumer import Entry
 from services.common.streams.types import (
     FinishReason,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.common.spec import RewardSpec
+from services.common.spec.rollout import RewardSpec
 from services.common.streams.types import (
     FinishReason,
     Message,

@@ -14,7 +14,7 @@ import pytest
 
 from services.common.config.settings import Platform
 from services.common.errors import ModelError
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.rollout.engine import engine as engine_module
 from services.rollout.engine import health
 from services.rollout.engine.engine import Engine

@@ -21,7 +21,7 @@ from services.common.jobs.store import JobStore
 from services.common.redis import keys
 from services.common.service.heartbeat import alive
 from services.common.service.lifecycle import Drain
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.rollout.engine.engine import Engine
 from services.rollout.engine.update import EngineError
 from services.rollout.service import RolloutService, run

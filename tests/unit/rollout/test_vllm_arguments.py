@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.rollout.engine.process import _arguments, engine_key
 
 

@@ -20,7 +20,7 @@ from services.common.jobs.store import JobStore
 from services.common.redis import keys
 from services.common.redis.fencing import HEALS
 from services.common.redis.keys import Stage
-from services.common.spec import JobSpec, parse_spec
+from services.common.spec.job import JobSpec, parse_spec
 from services.common.streams.consumer import Consumer
 from services.common.streams.stream import add
 from services.learner.storage.job_store import HeadStore

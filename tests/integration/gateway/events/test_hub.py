@@ -13,7 +13,7 @@ import redis.asyncio
 from services.common.jobs.record import JobRecord, JobState
 from services.common.jobs.store import JobStore
 from services.common.redis import keys
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.gateway.events.hub import BEGINNING, KEPT, PAGE, EventHub
 from services.gateway.events.stream import follow
 from services.gateway.middleware.streams import StreamLimit

@@ -12,7 +12,7 @@ import redis.asyncio
 from services.common.jobs.record import JobState
 from services.common.jobs.store import JobStore
 from services.common.redis import keys
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 
 Event = dict[str, str]
 

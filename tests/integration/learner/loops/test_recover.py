@@ -22,17 +22,17 @@ from redis.asyncio import Redis
 
 from services.common.jobs.fates import Fate
 from services.common.jobs.folder import JobFolder
-from services.common.jobs.head_store import HeadStore
 from services.common.jobs.history_mark import HistoryMark
 from services.common.jobs.record import JobState
 from services.common.redis import keys
 from services.common.redis.keys import Stage
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.common.streams.codec import decode
 from services.common.streams.types import RolloutGroup, ScoredGroup, Task
 from services.learner.audit.files import audit_job
 from services.learner.groups.batch import assemble
 from services.learner.groups.buffer import Judged
+from services.learner.storage.job_store import HeadStore
 from services.learner.storage.journal import Journal
 from services.learner.storage.lineage import read_rises
 from services.learner.storage.offline import close_books, ledger_on_disk

@@ -24,7 +24,7 @@ from services.common.jobs.store import JobStore
 from services.common.pb import inference_pb2 as pb
 from services.common.pb import inference_pb2_grpc as pb_grpc
 from services.common.redis.connection import connect
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.common.weights.channel import token_metadata
 from services.learner.storage.checkpoints import CheckpointStore
 from services.rollout import metrics

@@ -14,7 +14,7 @@ import torch
 
 from services.common.config.settings import Platform
 from services.common.errors import PromptError, WeightSyncError
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.common.streams.types import Message, Purpose, RolloutGroup, Task
 from services.rollout.engine.engine import Engine
 from services.rollout.engine.process import lives

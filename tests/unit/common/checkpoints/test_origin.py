@@ -20,7 +20,7 @@ from services.common.errors import ConfigError
 from services.common.jobs.folder import SPEC_FILE
 from services.common.models.directory import ModelInfo
 from services.common.models.weight_files import needed_tensors
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.learner.storage.checkpoints import CheckpointStore
 
 CONFIG: dict[str, Any] = {

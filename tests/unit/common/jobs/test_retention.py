@@ -15,7 +15,7 @@ from services.common.config.settings import Settings
 from services.common.jobs.deleted import MARK_KEPT_S, DeletedJobs, is_deleted
 from services.common.jobs.folder import JobFolder
 from services.common.jobs.retention import EndedJob, Policy, choose, folder_bytes, sources
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 
 NOW = 1_000_000.0
 JOBS = [EndedJob(f"j-{number:08x}", NOW - number * 100, 10 * (number + 1)) for number in range(5)]

@@ -12,7 +12,7 @@ import pytest
 from services.common.config.settings import Settings
 from services.common.errors import ModelError
 from services.common.models.directory import ModelInfo, check_parallel_sizes, inspect_model, resolve_model
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.common.errors import ConfigError
-from services.common.spec import dump_spec, parse_recorded_spec, parse_spec
 from services.common.spec.document import (
     MAX_DEPTH,
     MAX_DIGITS,
@@ -25,6 +24,7 @@ from services.common.spec.document import (
     parse_recorded,
     parse_yaml,
 )
+from services.common.spec.job import dump_spec, parse_recorded_spec, parse_spec
 
 JOBS = sorted((Path(__file__).parents[4] / "deploy/config/jobs").glob("*.yaml"))
 LOOKALIKES = [

@@ -9,7 +9,7 @@ import pytest
 
 from services.common.config.settings import Platform, Settings, load_settings
 from services.common.models.directory import ModelInfo
-from services.common.spec import JobSpec, parse_spec
+from services.common.spec.job import JobSpec, parse_spec
 from services.gateway.admission.limits import GIB, InstallationLimits, Machine, over_limits
 
 JOBS = sorted((Path(__file__).parents[4] / "deploy/config/jobs").glob("*.yaml"))

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from starlette.requests import Request
 
-from services.common.spec import JobSpec, dump_spec
+from services.common.spec.job import JobSpec, dump_spec
 from services.gateway.admission.spec_body import UnsupportedMediaType, media_type_of, parse_body
 from services.gateway.errors import SpecRefused
 

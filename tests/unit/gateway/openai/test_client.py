@@ -6,7 +6,7 @@ from typing import Any
 
 from services.common.jobs.record import RECORD_FIELDS, JobRecord, JobState
 from services.common.service.heartbeat import WorkerKind, WorkerStatus
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.gateway.openai.client import candidates
 
 JOB = "demo-00000001"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from services.common.spec import AlgorithmSpec, ImportanceCorrection, KlEstimator, LossName
+from services.common.spec.algorithm import AlgorithmSpec, ImportanceCorrection, KlEstimator, LossName
 from services.learner.algorithms.inputs import LossInputs
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from services.common.spec import AlgorithmSpec, LossName
+from services.common.spec.algorithm import AlgorithmSpec, LossName
 from services.learner.algorithms.inputs import LossInputs
 from services.learner.algorithms.losses import make_loss
 

@@ -21,7 +21,7 @@ from services.common.errors import ConfigError
 from services.common.jobs.fates import Fate
 from services.common.jobs.folder import FORMAT, JOB_FILE, JobFolder
 from services.common.jobs.history_mark import HistoryReader
-from services.common.spec import dump_spec
+from services.common.spec.job import dump_spec
 from services.common.streams.codec import decode, encode
 from services.common.streams.types import Purpose, ScoredGroup
 from services.learner.audit import files as audit_files

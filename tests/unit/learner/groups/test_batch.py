@@ -7,7 +7,7 @@ import statistics
 import numpy as np
 import pytest
 
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.learner.groups.batch import assemble
 from tests.unit.learner.scored_groups import PROMPT, job_spec, judged_group, over_limit
 

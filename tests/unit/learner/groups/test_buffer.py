@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from services.common.jobs.fates import Fate
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.common.streams.types import Verdict, VerdictStatus
 from services.learner.groups.buffer import Intake, Judged
 from services.learner.groups.ledger import ActiveGroup, Ledger, Settled

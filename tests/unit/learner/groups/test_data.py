@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from services.common.config.settings import Settings
-from services.common.data import open_source, task_index
+from services.common.data.order import task_index
+from services.common.data.source import open_source
 from services.common.errors import DataError
 from services.common.sandbox.pool import Sandbox
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.common.streams.codec import encode
 from services.learner.groups import data as job_data
 from services.learner.groups.data import JobData, TaskNotMade

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.common.spec import LearnerSpec
+from services.common.spec.learner import LearnerSpec
 from services.learner.megatron.optimizer import learning_rate
 from services.learner.megatron.stats import StepStats
 

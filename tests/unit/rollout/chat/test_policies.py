@@ -12,7 +12,7 @@ from services.common.config.inference import Problem
 from services.common.errors import ConfigError, ModelError
 from services.common.jobs.record import RECORD_FIELDS, JobRecord, JobState
 from services.common.jobs.store import JobStore
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.rollout.chat.policies import Policies
 from services.rollout.chat.queue import ChatLane
 from services.rollout.engine.engine import Engine

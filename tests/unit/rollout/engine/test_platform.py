@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.common.config.settings import Platform
-from services.common.spec import JobSpec
+from services.common.spec.job import JobSpec
 from services.rollout.engine.platform import plan_engine
 
 SPEC = JobSpec.model_validate(
