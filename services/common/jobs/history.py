@@ -24,25 +24,20 @@ REFILL_RECORDS = 200
 class JobHistory:
     """The histories of all jobs."""
 
-    fence: Fence | None = None
-    """What a head writes with (`HeadStore`); None for anybody else."""
-
-    def __init__(self, redis: Redis, jobs_dir: Path | None = None) -> None:
-        """Reads and writes through this client; `jobs_dir` holds the jobs' own folders."""
-        self._redis = redis
-        self._jobs_dir = jobs_dir
+    def __init__(self, redis: Redis, jobs_dir: Path | None = None, fence: Fence | None = None) -> None:
+        """Reads and writes through this client; `jobs_dir` holds the jobs' own folders; `fence`: a head's."""
+        self._redis, self._jobs_dir, self._fence = redis, jobs_dir, fence
 
     async def event(self, job_id: str, kind: str, data: dict[str, Any]) -> None:
         """Adds to what `GET /jobs/{id}/events` tells."""
         names = [keys.events(job_id), keys.once(job_id, new_token())]
         await self._run(lua.TELL, names, [kind, time.time(), json.dumps(data)])
 
-    async def append_step(self, job_id: str, number: int, data: dict[str, Any]) -> None:
-        """Adds a step's record to the history, once, and tells so in the events; `number` counts the job's own steps from 1."""
-        await self._append_step(job_id, number, data, complete=False)
+    async def append_step(self, job_id: str, number: int, data: dict[str, Any], *, complete: bool = False) -> bool:
+        """Adds a step's record to the history, once, and reports it in the events; `number` counts the job's own steps from 1.
 
-    async def _append_step(self, job_id: str, number: int, data: dict[str, Any], *, complete: bool) -> bool:
-        """False, and nothing is changed, when `complete` asks for every step before and Redis lacks one."""
+        False, and nothing is changed, when `complete` asks for every step before and Redis lacks one.
+        """
         args = [number, json.dumps(data), time.time(), int(complete)]
         done = await self._run(lua.APPEND_STEP, [keys.steps(job_id), keys.events(job_id)], args)
         return int(done) != -1
@@ -68,4 +63,4 @@ class JobHistory:
                 have = int(await self._run(lua.REFILL, [name], [have, *chunk]))
 
     async def _run(self, script: str, names: Sequence[str], args: Sequence[Any]) -> Any:  # noqa: ANN401  each script's own answer
-        return await run(self._redis, script, names, args, fence=self.fence)
+        return await run(self._redis, script, names, args, fence=self._fence)

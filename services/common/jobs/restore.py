@@ -1,17 +1,52 @@
-"""Puts jobs back into a Redis that was emptied, moved, or put back to an older state: from the jobs' own folders."""
+"""Restorer: puts jobs back into a Redis that was emptied, moved, or put back to an older state: from the jobs' own folders."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from redis.asyncio import Redis
 
-from services.common.jobs.record import JobRecord
-from services.common.jobs.store import JobStore
+from services.common.jobs import lua
+from services.common.jobs.history import JobHistory
+from services.common.jobs.record import LIVE, JobRecord, JobState, to_hash
+from services.common.jobs.store import KEY_KEPT_S, JobStore
 from services.common.redis import keys
 from services.common.redis.connection import text
+
+log = logging.getLogger(__name__)
+
+
+async def restore(redis: Redis, jobs_dir: Path, record: JobRecord, incarnation: int | None = None) -> bool:
+    """Puts a record and its history back into a Redis that has lost them; False when it had not.
+
+    Args:
+        redis: client whose replies are bytes.
+        jobs_dir: the jobs' own folders.
+        record: what `JobRecords.saved` gave.
+        incarnation: of the head that restores the job it runs; None for anybody else, who never changes a record that is there.
+    """
+    now = time.time()
+    event = json.dumps({"message": "Redis had lost this job: its record is back", "state": record.state})
+    waits = record.state in {JobState.QUEUED, JobState.PAUSED} and record.learner is None
+    names = [keys.record(record.id), keys.JOBS, keys.QUEUE, keys.ORDER, keys.events(record.id)]
+    key, _, digest = record.idempotency.partition(" ")
+    pairs = [item for pair in to_hash(record).items() for item in pair]
+    done = await redis.register_script(lua.RESTORE)(
+        keys=names + ([key] if key else []),
+        args=[record.id, "" if incarnation is None else incarnation, record.order, int(waits), now, event,
+              int(record.created_at + KEY_KEPT_S - now), digest, *pairs],
+    )  # fmt: skip
+    if record.learner and record.state in LIVE:
+        await redis.zadd(keys.HELD, {record.id: record.started_at or now})
+    if done:
+        log.warning("Redis had lost job %s (%s): its record is back", record.id, record.state)
+        await JobHistory(redis, jobs_dir).refill(record.id)
+    return bool(done)
 
 
 class Restorer:
@@ -48,7 +83,9 @@ class Restorer:
 
     async def _put_back(self) -> list[str]:
         found = [record for record in await asyncio.to_thread(self._folders, await self._known()) if self._mine(record)]
-        restored = [record.id for record in sorted(found, key=_by_age) if await self._store.restore(record)]
+        restored = [
+            record.id for record in sorted(found, key=_by_age) if await restore(self._redis, self._jobs_dir, record)
+        ]
         await self._store.find_held()
         await self._redis.set(self._marker, "1")
         self._looked, self._order = True, await self._submitted()
@@ -63,7 +100,9 @@ class Restorer:
     def _folders(self, known: set[str]) -> list[JobRecord]:
         """The records of the folders whose jobs Redis does not list."""
         names = [path.parent.name for path in self._jobs_dir.glob("*/job.json")]
-        return [record for name in names if name not in known and (record := self._store.saved(name)) is not None]
+        return [
+            record for name in names if name not in known and (record := self._store.records.saved(name)) is not None
+        ]
 
 
 def _by_age(record: JobRecord) -> tuple[int, float]:

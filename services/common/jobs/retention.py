@@ -137,7 +137,7 @@ class Retention:
             return await self._delete(job_id, await self.users())
 
     async def _delete(self, job_id: str, users: Mapping[str, Sequence[str]]) -> bool:
-        record = await self._store.find(job_id) or await asyncio.to_thread(self._store.saved, job_id)
+        record = await self._store.find(job_id) or await asyncio.to_thread(self._store.records.saved, job_id)
         if record is None:
             return await asyncio.to_thread(self._deleted.knows, job_id)
         if not record.state.ended:

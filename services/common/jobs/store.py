@@ -20,11 +20,15 @@ import secrets
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
+from redis.asyncio import Redis
 
 from services.common.errors import JobConflict, KeyReused
 from services.common.jobs import lua
+from services.common.jobs.history import JobHistory
 from services.common.jobs.lua import new_token
 from services.common.jobs.record import (
     LIVE,
@@ -36,11 +40,14 @@ from services.common.jobs.record import (
     JobState,
     row_from_hash,
 )
-from services.common.jobs.saved import KEY_KEPT_S, SavedJobs
+from services.common.jobs.records import JobRecords
 from services.common.redis import keys
 from services.common.redis.connection import text
 from services.common.redis.fencing import Fence, run
 from services.common.spec.job import JobSpec
+
+KEY_KEPT_S = 24 * 3600
+"""An Idempotency-Key is remembered this long."""
 
 Owners = list[list[bytes | None]]
 """Learner, state and time of start of jobs, as Redis has them."""
@@ -48,8 +55,35 @@ Owners = list[list[bytes | None]]
 _ACTIVE = TypeAdapter(ActiveJob)
 
 
-class JobStore(SavedJobs):
-    """All job records, in Redis."""
+class JobStore:
+    """All jobs: their states, what waits for learners, what servers may attach to."""
+
+    def __init__(self, redis: Redis, jobs_dir: Path | None = None, fence: Fence | None = None) -> None:
+        """Reads and writes through this client.
+
+        Args:
+            redis: client whose replies are bytes.
+            jobs_dir: holds the jobs' own folders; None: they are left alone.
+            fence: a head's right to write its job; None for anybody else.
+        """
+        self._redis, self._fence = redis, fence
+        self.records = JobRecords(redis, jobs_dir)
+        self.history = JobHistory(redis, jobs_dir, fence)
+
+    async def find(self, job_id: str) -> JobRecord | None:
+        """The job's record, or None."""
+        return await self.records.find(job_id)
+
+    async def get(self, job_id: str) -> JobRecord:
+        """The job's record.
+
+        Raises:
+            JobConflict: there is no such job.
+        """
+        record = await self.find(job_id)
+        if record is None:
+            raise JobConflict(f"there is no job {job_id!r}")
+        return record
 
     async def create(self, spec: JobSpec) -> JobRecord:
         """A new job, queued."""
@@ -79,7 +113,7 @@ class JobStore(SavedJobs):
         )
         if not made:
             raise KeyReused("the Idempotency-Key was used with another spec; a new job needs a new key")
-        await self.save(made)
+        await self.records.save(made)
         return await self.get(made), made == job_id
 
     async def list(self, *, offset: int = 0, limit: int = 100) -> list[JobRow]:
@@ -111,7 +145,7 @@ class JobStore(SavedJobs):
         done = await self._run(lua.TRANSITION, names, [to, now, event, states, new_token(), *pairs])
         if done != b"ok":
             raise JobConflict(f"job {job_id} is {text(done)}: it cannot become {to}")
-        await self.save(job_id)
+        await self.records.save(job_id)
 
     async def claim(self, learner: str) -> JobRecord | None:
         """The next job for this learner: one that it left unfinished, else the oldest in the queue; None when there is none."""
@@ -203,7 +237,7 @@ class JobStore(SavedJobs):
         )
         if done != b"ok":
             raise JobConflict(f"job {job_id} is {text(done)}: {request} is not possible")
-        await self.save(job_id)
+        await self.records.save(job_id)
         return await self.get(job_id)
 
     async def update(self, job_id: str, **values: str | float) -> None:
@@ -213,7 +247,7 @@ class JobStore(SavedJobs):
             JobConflict: there is no such job.
         """
         await self.note(job_id, **values)
-        await self.save(job_id)
+        await self.records.save(job_id)
 
     async def note(self, job_id: str, **values: str | float) -> None:
         """As `update`, for what changes all the time: the job's folder has it with the next update or move.
@@ -227,11 +261,7 @@ class JobStore(SavedJobs):
 
     async def activate(self, job: ActiveJob) -> None:
         """Lets rollout and reward servers see the job, or its newer address and version."""
-        await self._activate(job, self.fence)
-
-    async def _activate(self, job: ActiveJob, fence: Fence | None) -> None:
-        args = [job.job_id, json.dumps(asdict(job))]
-        await run(self._redis, lua.ACTIVATE, [keys.ACTIVE], args, fence=fence)
+        await self._run(lua.ACTIVATE, [keys.ACTIVE], [job.job_id, json.dumps(asdict(job))])
 
     async def retire(self, job_id: str) -> None:
         """Lets servers detach, and deletes the work still in its streams."""
@@ -242,3 +272,6 @@ class JobStore(SavedJobs):
         """Jobs that servers may attach to, by id."""
         raw = await self._redis.hgetall(keys.ACTIVE)
         return {text(job_id): _ACTIVE.validate_json(value) for job_id, value in raw.items()}
+
+    async def _run(self, script: str, names: Sequence[str], args: Sequence[Any]) -> Any:  # noqa: ANN401  each script's own answer
+        return await run(self._redis, script, names, args, fence=self._fence)

@@ -97,7 +97,7 @@ async def requeue_dead_letter(context: ContextDep, record: RecordDep, stage: Sta
     """
     letter = await _find(context, record.id, stage, entry)
     await dead_letters.requeue(context.redis, record.id, stage, letter.id)
-    await context.store.event(
+    await context.store.history.event(
         record.id, "requeued", {"stage": stage, "entry": letter.id, "member": letter.member, "reason": letter.reason}
     )
     return Requeued(stage=stage, entry=letter.id, member=letter.member)

@@ -105,7 +105,7 @@ async def _created(context: Context, record: JobRecord, unchecked: tuple[str, ..
     context.metrics.submitted.inc()
     if unchecked:
         message = f"not checked in time, left to the learner: {', '.join(unchecked)}"
-        await context.store.event(record.id, "admission", {"message": message, "unchecked": list(unchecked)})
+        await context.store.history.event(record.id, "admission", {"message": message, "unchecked": list(unchecked)})
 
 
 @router.get("", operation_id="list_jobs", summary="List jobs", responses=documented(422))

@@ -139,7 +139,7 @@ class Agent:
 
     async def _run(self, record: JobRecord) -> None:
         folder = self._settings.job_dir(record.id)
-        await self._store.save(record.id)
+        await self._store.records.save(record.id)
         for name in (ERROR_FILE, FENCED_FILE):
             (folder / name).unlink(missing_ok=True)
         self._deaths = Deaths()
@@ -289,7 +289,7 @@ class Agent:
             loading = newest.state is JobState.STARTING
             self._deaths.add(death, loading=loading)
             log.error("the ranks failed: %s", death.cause)
-            await self._store.event(record.id, "rank_died", {"message": death.cause})
+            await self._store.history.event(record.id, "rank_died", {"message": death.cause})
             await job_deaths.report(self._redis, record.id, Death(self.name, death.cause, time.time(), loading))
             if loading and not self._deaths.hopeless:
                 await say(self._store, newest, f"{death.cause}; the ranks are started again")

@@ -97,8 +97,8 @@ async def _write(job: JobContext, step: int, state: dict[str, Any], started: flo
         raise
     job.saved_step = step
     if job.spec.checkpoint.export:
-        await job.store.update(job.job_id, export=str(final / EXPORT))
-    await job.store.event(job.job_id, "checkpoint", {"step": step, "path": str(final)})
+        await job.store.update(export=str(final / EXPORT))
+    await job.store.event("checkpoint", {"step": step, "path": str(final)})
     metrics.CHECKPOINT_SECONDS.observe(time.monotonic() - started)
 
 
@@ -153,7 +153,7 @@ async def _pause(job: JobContext, error: OSError) -> None:
         log.warning("paused: %s", cause)
         job.no_space = cause
         job.pause()
-        await job.store.transition(job.job_id, JobState.PAUSED, allowed=LIVE, cause=cause)
+        await job.store.transition(JobState.PAUSED, allowed=LIVE, cause=cause)
 
 
 async def _resume(job: JobContext) -> None:
@@ -161,6 +161,6 @@ async def _resume(job: JobContext) -> None:
         return
     log.info("there is space again")
     job.no_space = ""
-    if not (await job.store.get(job.job_id)).pause_requested:
+    if not (await job.store.record()).pause_requested:
         job.resume()
-        await job.store.transition(job.job_id, JobState.RUNNING, allowed=LIVE)
+        await job.store.transition(JobState.RUNNING, allowed=LIVE)

@@ -44,7 +44,7 @@ async def take(job: JobContext, entry: Entry) -> None:
     except EntryError as error:
         await job.consumer.dead_letter(entry, str(error))
         metrics.DEAD_LETTERS.inc()
-        await job.store.event(job.job_id, "dead_letter", {"stage": "scored", "entry": entry.id, "message": str(error)})
+        await job.store.event("dead_letter", {"stage": "scored", "entry": entry.id, "message": str(error)})
         return
     task = scored.group.task
     if task.lineage != job.lineage:

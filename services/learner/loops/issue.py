@@ -72,7 +72,7 @@ async def reissue_overdue(job: JobContext) -> None:
             if served is None:
                 served = await _is_served(job)
             job.intake.give_up(group, reason, counts=bool(group.failure) or served)
-            await job.store.event(job.job_id, "group_failed", {"group_id": group.group_id, "message": reason})
+            await job.store.event("group_failed", {"group_id": group.group_id, "message": reason})
             job.moved()
             continue
         group.attempt, group.failure = group.attempt + 1, ""

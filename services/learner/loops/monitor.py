@@ -62,7 +62,7 @@ async def watch_loop(job: JobContext, drain: Drain) -> None:
 
 
 async def _notice_requests(job: JobContext) -> JobRecord:
-    record = await job.store.get(job.job_id)
+    record = await job.store.record()
     if record.cancel_requested and not job.stopping:
         job.stopping = "cancelled on request"
         job.moved()
@@ -78,7 +78,7 @@ async def _tell(job: JobContext, record: JobRecord) -> None:
     """Brings the record's accounts up to date, where they are not."""
     ledger = job.intake.ledger
     if record.groups != ledger.summary() or record.failure != ledger.newest_failure:
-        await job.store.note(job.job_id, **ledger.accounts())
+        await job.store.note(**ledger.accounts())
 
 
 async def _standstill(job: JobContext) -> str:
@@ -120,7 +120,7 @@ async def _close_evaluations(job: JobContext) -> None:
         if failure := evaluation.failure(job.answers):
             log.warning("evaluation at step %d: %s", evaluation.step, failure)
             result["failure"] = failure
-        await job.store.append_eval(job.job_id, result)
+        await job.store.append_eval(result)
         metrics.observe_evaluation(result)
         answers = [job.answers.pop(group_id) for group_id in evaluation.group_ids if group_id in job.answers]
         await job.consumer.ack(*(judged.entry for judged in answers if judged.entry is not None))
@@ -150,7 +150,7 @@ async def _name_the_wait(job: JobContext, still_s: float) -> str:
 
 async def _move(job: JobContext, to: JobState, cause: str) -> bool:
     try:
-        await job.store.transition(job.job_id, to, allowed=LIVE, cause=cause)
+        await job.store.transition(to, allowed=LIVE, cause=cause)
     except JobConflict:
         return False
     return True

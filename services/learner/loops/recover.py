@@ -67,7 +67,7 @@ async def recover(job: JobContext, drain: Drain) -> None:
             log.warning("put aside in %s: %s", job.journal.cut(damage), damage)
 
     await with_room(job, drain, settle)
-    await with_room(job, drain, lambda: job.store.rewind(job.job_id, job.step))
+    await with_room(job, drain, lambda: job.store.rewind(job.step))
     await _know_failures(job)
     await _enter(job, lineage, reason)
 
@@ -138,7 +138,7 @@ async def _replay(job: JobContext, record: BatchRecord) -> None:
         "replayed": True,
         "record_digest": record.digest,
     }
-    await job.store.append_step(job.job_id, job.step - job.start_step, told)
+    await job.store.append_step(job.step - job.start_step, told)
     job.flow = Flow()
 
 
@@ -152,7 +152,7 @@ async def _know_failures(job: JobContext) -> None:
         reasons = Counter()  # it is made anew with the next record
     ledger.failed_reasons.clear()
     ledger.count_failures(reasons + ledger.unwritten_failures())
-    ledger.newest_failure = ledger.newest_failure or (await job.store.get(job.job_id)).failure
+    ledger.newest_failure = ledger.newest_failure or (await job.store.record()).failure
 
 
 async def _enter(job: JobContext, lineage: int, reason: str) -> None:
@@ -164,12 +164,12 @@ async def _enter(job: JobContext, lineage: int, reason: str) -> None:
     if reason:
         log.warning("lineage %d begins after step %d: %s", lineage, job.step, reason)
         told = {"lineage": lineage, "step": job.step, "message": reason}
-        await job.store.event(job.job_id, "lineage", told)
+        await job.store.event("lineage", told)
 
 
 async def _published(job: JobContext) -> tuple[int, int]:
     """The newest (lineage, version) that Redis knows of; (0, 0) for none."""
-    record, active = await job.store.get(job.job_id), (await job.store.active()).get(job.job_id)
+    record, active = await job.store.record(), await job.store.active()
     told = (active.lineage, active.policy_version) if active is not None else (0, 0)
     return max((record.lineage, record.policy_version), told)
 

@@ -73,7 +73,7 @@ async def _run(job: JobContext, drain: Drain) -> None:
 
 
 async def _begin(job: JobContext, drain: Drain) -> None:
-    record = await job.store.get(job.job_id)
+    record = await job.store.record()
     if record.state.ended:
         raise Stopped  # these ranks were started again after the end
     if record.pause_requested:
@@ -88,11 +88,11 @@ async def _begin(job: JobContext, drain: Drain) -> None:
     if job.spec.checkpoint.load is not None and job.saved_step is None:
         await save(job, drain, wait=True)  # from here on the job does not depend on where it began
     await _publish(job)
-    await job.store.update(job.job_id, lineage=job.lineage, step=job.step, policy_version=job.step)
+    await job.store.update(lineage=job.lineage, step=job.step, policy_version=job.step)
     job.published = True
     job.moved()
     if not await hold(job, drain):
-        await job.store.transition(job.job_id, JobState.RUNNING, allowed=LIVE)
+        await job.store.transition(JobState.RUNNING, allowed=LIVE)
 
 
 async def hold(job: JobContext, drain: Drain) -> bool:
@@ -109,11 +109,11 @@ async def hold(job: JobContext, drain: Drain) -> bool:
     if not job.paused:
         return False
     await save(job, drain, wait=True)
-    await job.store.update(job.job_id, **job.intake.ledger.accounts())
-    await job.store.transition(job.job_id, JobState.PAUSED, allowed=LIVE, cause=PAUSED_CAUSE)
+    await job.store.update(**job.intake.ledger.accounts())
+    await job.store.transition(JobState.PAUSED, allowed=LIVE, cause=PAUSED_CAUSE)
     if not await job.resumed(drain):
         raise Stopped
-    await job.store.transition(job.job_id, JobState.RUNNING, allowed=LIVE)
+    await job.store.transition(JobState.RUNNING, allowed=LIVE)
     return True
 
 
@@ -139,8 +139,8 @@ async def _step(job: JobContext, drain: Drain) -> None:
     times.step_s = time.monotonic() - started
     record = step_record(job, groups, ages, stats, times, sequences) | {"record_digest": journalled.digest}
     job.flow = Flow()
-    await job.store.update(job.job_id, step=job.step, policy_version=job.step, **job.intake.ledger.accounts())
-    await job.store.append_step(job.job_id, job.step - job.start_step, record)
+    await job.store.update(step=job.step, policy_version=job.step, **job.intake.ledger.accounts())
+    await job.store.append_step(job.step - job.start_step, record)
     await with_room(job, drain, job.store.write_history)
     metrics.observe_step(record, ages)
     notice_skip(job, stats)
@@ -167,7 +167,7 @@ async def _next_batch(job: JobContext, drain: Drain) -> list[Judged] | None:
     job.waiting_for = ""
     if len(groups) < job.spec.algorithm.groups_per_step:
         message = f"{job.intake.judged_since_step} groups were judged for one step, {len(groups)} were informative: it trains on those"
-        await job.store.event(job.job_id, "filter_groups_max_batches", {"step": job.step + 1, "message": message})
+        await job.store.event("filter_groups_max_batches", {"step": job.step + 1, "message": message})
     return groups
 
 
@@ -209,7 +209,7 @@ async def _publish(job: JobContext) -> None:
 
 async def _evaluate(job: JobContext, drain: Drain) -> None:
     """Evaluates the policy as it is and waits for the end; the warden writes the result down. Nothing to do if it was before a restart."""
-    if not job.spec.eval.enabled or job.step in await job.store.evaluated_steps(job.job_id):
+    if not job.spec.eval.enabled or job.step in await job.store.evaluated_steps():
         return
     await hold(job, drain)
     evaluation = await start_evaluation(job)
@@ -240,6 +240,6 @@ async def _end(job: JobContext, drain: Drain, state: JobState, cause: str) -> No
 
 async def _finish(job: JobContext, state: JobState, cause: str) -> None:
     """The state comes last: a head that dies before it is started again and ends the job once more; one that dies after it is not."""
-    await job.store.update(job.job_id, **job.intake.ledger.accounts())
-    await job.store.retire(job.job_id)
-    await job.store.transition(job.job_id, state, allowed=LIVE, cause=cause)
+    await job.store.update(**job.intake.ledger.accounts())
+    await job.store.retire()
+    await job.store.transition(state, allowed=LIVE, cause=cause)

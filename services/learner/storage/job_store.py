@@ -1,4 +1,4 @@
-"""The records of one running job, as its head writes them: fenced, kept in the job's folder, and restored when Redis has lost them."""
+"""Store of one running job's records, as its head writes them: fenced, kept in the job's folder, restored when Redis has lost them."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from services.common.jobs import lua
 from services.common.jobs.folder import HISTORY_FILE, JobFolder
 from services.common.jobs.history_mark import HistoryMark, HistoryReader
 from services.common.jobs.record import ActiveJob, JobRecord, JobState
+from services.common.jobs.records import JobRecords
+from services.common.jobs.restore import restore
 from services.common.jobs.store import JobStore
 from services.common.redis import keys
-from services.common.redis.fencing import HEALS, Fence, raise_if_fenced
+from services.common.redis.fencing import HEALS, Fence, raise_if_fenced, run
 
 SAVE_TRIES = 3
 
 log = logging.getLogger(__name__)
 
 
-class HeadStore(JobStore):
-    """`JobStore` for the head of one job. Every write carries its incarnation; a newer head makes all of them raise `Fenced`."""
-
-    fence: Fence
+class HeadStore:
+    """One job's records, for its head. Every write carries the head's incarnation; a newer head makes all of them raise `Fenced`."""
 
     def __init__(self, redis: Redis, jobs_dir: Path, job_id: str, incarnation: int) -> None:
         """For `begin`."""
-        super().__init__(redis, jobs_dir)
         self.job_id = job_id
         self.fence = _fence_of(job_id, incarnation, self.heal)
-        self._plain = JobStore(redis, jobs_dir)
         self.on_restored: Callable[[], None] = lambda: None
         """Called when Redis had lost the job and its records are back: the work in its streams is still gone."""
+        self._redis, self._jobs_dir = redis, jobs_dir
+        self._jobs = JobStore(redis, jobs_dir, self.fence)
         self._folder = JobFolder(jobs_dir / job_id)
         self._history = HistoryReader(self._folder.path / HISTORY_FILE)
         self._active: ActiveJob | None = None
@@ -54,21 +54,21 @@ class HeadStore(JobStore):
         Raises:
             RecordGone: neither Redis nor the job's folder knows the job.
         """
-        plain = JobStore(redis, jobs_dir)
-        saved = await asyncio.to_thread(plain.saved, job_id)
+        records = JobRecords(redis, jobs_dir)
+        saved = await asyncio.to_thread(records.saved, job_id)
         floor = saved.incarnation if saved is not None else 0
         taken = 0
         for _ in range(2):
             taken = int(await redis.register_script(lua.BEGIN)(keys=[keys.record(job_id)], args=[floor]))
             if taken or saved is None:
                 break
-            await plain.restore(saved)
+            await restore(redis, jobs_dir, saved)
         if not taken:
             raise RecordGone(f"neither Redis nor {jobs_dir / job_id} knows job {job_id}")
         store = cls(redis, jobs_dir, job_id, taken)
-        await store.save(job_id)
+        await records.save(job_id)
         await store._read_history()
-        await store.refill(job_id)
+        await store._jobs.history.refill(job_id)
         return store
 
     async def heal(self) -> None:
@@ -79,7 +79,7 @@ class HeadStore(JobStore):
             RecordGone: the job's folder does not have the record either.
         """
         async with self._healing:
-            saved = await asyncio.to_thread(self.saved, self.job_id)
+            saved = await self._saved()
             if saved is None:
                 raise RecordGone(f"neither Redis nor {self._folder.path} knows job {self.job_id}")
             self._refuse_if_older(saved.incarnation)
@@ -92,7 +92,7 @@ class HeadStore(JobStore):
         """Puts the record back where it is missing; whether it was still there when servers could see the job again."""
         mine = self.fence.incarnation
         try:
-            if not await self._plain.restore(saved, mine):
+            if not await restore(self._redis, self._jobs_dir, saved, mine):
                 return True
         except ResponseError as error:
             raise_if_fenced(error, self.fence)
@@ -100,13 +100,13 @@ class HeadStore(JobStore):
         self.on_restored()
         try:
             if self._active is not None:  # not with `self.fence`: it would heal, and wait for itself
-                await self._activate(self._active, _fence_of(self.job_id, mine, _nothing))
+                await JobStore(self._redis, fence=_fence_of(self.job_id, mine, _nothing)).activate(self._active)
         except RecordGone:
             return False
         return True
 
     def require_newest(self) -> None:
-        """To be asked before a file of the job is written: no script guards those. Asks the job's folder, where `begin` left word.
+        """To be called before a file of the job is written: no script guards those. The job's folder says it, since `begin`.
 
         Raises:
             Fenced: a newer head has begun.
@@ -118,22 +118,25 @@ class HeadStore(JobStore):
         if newest > mine:
             raise Fenced(f"job {self.job_id}: this process is incarnation {mine}, and {newest} writes")
 
-    async def find(self, job_id: str) -> JobRecord | None:
+    async def record(self) -> JobRecord:
         """The job's record, restored if Redis had lost it.
 
         Raises:
             Fenced: a newer head has begun.
+            RecordGone: it is lost.
         """
-        record = await super().find(job_id)
-        if job_id != self.job_id or (record is not None and record.incarnation == self.fence.incarnation):
-            return record
-        if record is not None:
-            self._refuse_if_older(record.incarnation)
-        await self.heal()
-        return await super().find(job_id)
+        record = await self._jobs.find(self.job_id)
+        if record is None or record.incarnation != self.fence.incarnation:
+            if record is not None:
+                self._refuse_if_older(record.incarnation)
+            await self.heal()
+            record = await self._jobs.find(self.job_id)
+        if record is None:
+            raise RecordGone(f"Redis has lost the record of job {self.job_id} again")
+        return record
 
     async def transition(
-        self, job_id: str, to: JobState, *, allowed: Iterable[JobState], cause: str = "", **values: str | float
+        self, to: JobState, *, allowed: Iterable[JobState], cause: str = "", **values: str | float
     ) -> None:
         """Moves the job to another state; when this returns, the job's folder says so too, unless it cannot be written.
 
@@ -141,37 +144,58 @@ class HeadStore(JobStore):
         """
         states = list(allowed)
         for _ in range(SAVE_TRIES):
-            await super().transition(job_id, to, allowed=states, cause=cause, **values)
-            saved = await asyncio.to_thread(self.saved, job_id)
+            await self._jobs.transition(self.job_id, to, allowed=states, cause=cause, **values)
+            saved = await self._saved()
             if saved is not None and saved.state is to:
                 return
             states = [*states, to]
-        log.error("the folder of job %s does not say that it is %s", job_id, to)
+        log.error("the folder of job %s does not say that it is %s", self.job_id, to)
+
+    async def update(self, **values: str | float) -> None:
+        """Sets plain fields of the record."""
+        await self._jobs.update(self.job_id, **values)
+
+    async def note(self, **values: str | float) -> None:
+        """As `update`, for what changes all the time: the job's folder has it with the next update or move."""
+        await self._jobs.note(self.job_id, **values)
+
+    async def event(self, kind: str, data: dict[str, Any]) -> None:
+        """Adds to what `GET /jobs/{id}/events` gives."""
+        await self._jobs.history.event(self.job_id, kind, data)
 
     async def activate(self, job: ActiveJob) -> None:
         """Lets rollout and reward servers see the job, or its newer address and version."""
         self._active = job
-        await self._activate(job, self.fence)
+        await self._jobs.activate(job)
 
-    async def retire(self, job_id: str) -> None:
+    async def active(self) -> ActiveJob | None:
+        """The job as servers see it, or None."""
+        return (await self._jobs.active()).get(self.job_id)
+
+    async def retire(self) -> None:
         """Lets servers detach, and deletes the work still in its streams."""
         self._active = None
-        await super().retire(job_id)
+        await self._jobs.retire(self.job_id)
 
-    async def append_step(self, job_id: str, number: int, data: dict[str, Any]) -> None:
-        """Adds a step's record to the history, once, in Redis and in the folder, and tells so in the events."""
-        if not await self._append_step(job_id, number, data, complete=True):
-            await self.refill(job_id)  # Redis is behind: it was put back to an older state
-            await self._append_step(job_id, number, data, complete=False)
+    async def append_step(self, number: int, data: dict[str, Any]) -> None:
+        """Adds a step's record to the history, once, in Redis and in the folder, and reports it in the events."""
+        history = self._jobs.history
+        if not await history.append_step(self.job_id, number, data, complete=True):
+            await history.refill(self.job_id)  # Redis is behind: it was put back to an older state
+            await history.append_step(self.job_id, number, data)
         step = int(data["step"])
         if step > self._steps:  # after Redis, which refuses a head that is fenced
             self._steps = step
             await self._keep("step", step, data)
 
-    async def append_eval(self, job_id: str, data: dict[str, Any]) -> None:
-        """Adds an evaluation to the history, in Redis and in the folder, and tells so in the events."""
-        await super().append_eval(job_id, data)
+    async def append_eval(self, data: dict[str, Any]) -> None:
+        """Adds an evaluation to the history, in Redis and in the folder, and reports it in the events."""
+        await self._jobs.history.append_eval(self.job_id, data)
         await self._keep("eval", int(data["step"]), data)
+
+    async def evaluated_steps(self) -> set[int]:
+        """Steps whose evaluation is in the history."""
+        return await self._jobs.history.evaluated_steps(self.job_id)
 
     async def append_checkpoint(self, step: int, manifest: str) -> None:
         """Notes in the folder's history, durably, that a checkpoint is about to be there, and the digest of its manifest.
@@ -198,7 +222,7 @@ class HeadStore(JobStore):
                 await asyncio.to_thread(self._folder.append, *self._unwritten[0])
                 self._unwritten.pop(0)
 
-    async def rewind(self, job_id: str, step: int) -> None:
+    async def rewind(self, step: int) -> None:
         """Drops the records of later steps: they are not of the course that the job goes on with.
 
         Raises:
@@ -209,10 +233,14 @@ class HeadStore(JobStore):
         if not any(record["step"] > step for record in [*history.steps, *history.evals]):
             return
         log.warning("the history goes back to step %d", step)
-        await self._run(lua.CLEAR, [keys.steps(job_id), keys.evals(job_id)], [])
+        names = [keys.steps(self.job_id), keys.evals(self.job_id)]
+        await run(self._redis, lua.CLEAR, names, [], fence=self.fence)
         await asyncio.to_thread(self._folder.append, "rewind", step, {})
         await self._read_history()
-        await self.refill(job_id)
+        await self._jobs.history.refill(self.job_id)
+
+    async def _saved(self) -> JobRecord | None:
+        return await asyncio.to_thread(self._jobs.records.saved, self.job_id)
 
     async def _read_history(self) -> None:
         history = await asyncio.to_thread(self._folder.history)

@@ -119,7 +119,7 @@ async def train(store: JobStore, job_id: str, state: JobState = JobState.SUCCEED
     assert await store.claim("learner-a")
     await store.transition(job_id, JobState.RUNNING, allowed=LIVE)
     for step in (1, 2):
-        await store.append_step(job_id, step, {"step": step, **STEP})
+        await store.history.append_step(job_id, step, {"step": step, **STEP})
         await store.update(job_id, step=step, policy_version=step)
     await store.transition(job_id, state, allowed=LIVE, cause="" if state is JobState.SUCCEEDED else "rank 0 died")
 
@@ -336,14 +336,14 @@ async def test_the_audit_asks_the_gateway_what_the_folder_does_not_say(cli: Cli,
     await store.claim("learner-a")
     (cli.home / "jobs" / job_id / "job.json").unlink()
     for step in job.history:
-        await store.append_step(job_id, step["step"], step)
+        await store.history.append_step(job_id, step["step"], step)
     done = await cli.run("audit", job_id, "--json")
     told = 2 * len(job.history)  # by the folder and by the gateway
     assert (done.code, done.json["ended"], done.json["history_steps"]) == (0, False, told), done.out
     assert done.json["remarks"] == []
     await store.transition(job_id, JobState.SUCCEEDED, allowed=LIVE)
     assert (await cli.run("audit", job_id, "--json")).json["ended"] is True
-    await store.append_step(job_id, 6, {**job.history[-1], "step": 6})
+    await store.history.append_step(job_id, 6, {**job.history[-1], "step": 6})
     done = await cli.run("audit", job_id)
     assert done.code == 1
     assert "history the gateway's history, step 6: the journal does not hold this step" in done.out

@@ -87,14 +87,14 @@ async def test_a_jobs_whole_course_is_told_once_through_lost_replies(
         assert claimed.id == job_id
         head = await HeadStore.begin(lossy, tmp_path, job_id)
         await head.activate(ActiveJob(job_id, 1, "here:1", 0, "/models/tiny", {}))
-        await head.transition(job_id, JobState.RUNNING, allowed=LIVE)
+        await head.transition(JobState.RUNNING, allowed=LIVE)
         for step in range(1, 6):
-            await head.update(job_id, step=step)
-            await head.append_step(job_id, step, {"step": step})
-            await head.append_eval(job_id, {"step": step})
-            await head.event(job_id, "checkpoint", {"step": step})
-        await head.transition(job_id, JobState.SUCCEEDED, allowed=LIVE)
-        await head.retire(job_id)
+            await head.update(step=step)
+            await head.append_step(step, {"step": step})
+            await head.append_eval({"step": step})
+            await head.event("checkpoint", {"step": step})
+        await head.transition(JobState.SUCCEEDED, allowed=LIVE)
+        await head.retire()
 
         told = await events(redis, job_id)
         states = [data["state"] for kind, data in told if kind == "state"]

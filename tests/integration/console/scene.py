@@ -36,11 +36,11 @@ async def make_step(store: JobStore, job_id: str, step: int, **figures: float) -
         "response_length_mean": 2.5, "response_length_p95": 4.0, **figures,
     }  # fmt: skip
     await store.update(job_id, step=step, policy_version=step, groups=json.dumps(groups))
-    await store.append_step(job_id, step, record)
+    await store.history.append_step(job_id, step, record)
 
 
 async def make_eval(store: JobStore, job_id: str, step: int, avg: float) -> None:
-    await store.append_eval(job_id, {"step": step, "k": 8, "tasks": 200, "avg_at_k": avg, "pass_at_k": 0.9})
+    await store.history.append_eval(job_id, {"step": step, "k": 8, "tasks": 200, "avg_at_k": avg, "pass_at_k": 0.9})
 
 
 async def keep_group(redis: Redis, job_id: str, group_id: int, rollouts: list[dict[str, Any]], **fields: Any) -> None:
@@ -80,7 +80,7 @@ async def crowded(store: JobStore, redis: Redis, document: dict[str, Any]) -> st
     ]
     await keep_group(redis, job_id, 7, texts, prompt=HOSTILE, ground_truth=HOSTILE, data_source=HOSTILE, server=HOSTILE)
     await store.transition(job_id, JobState.STALLED, allowed=[JobState.RUNNING], cause=f"waits for {HOSTILE}")
-    await store.event(job_id, "note", {"message": HOSTILE})
-    await store.event(job_id, HOSTILE, {HOSTILE: HOSTILE})
+    await store.history.event(job_id, "note", {"message": HOSTILE})
+    await store.history.event(job_id, HOSTILE, {HOSTILE: HOSTILE})
     await staffed(redis, job_id)
     return job_id

@@ -69,10 +69,10 @@ async def test_a_job_goes_its_whole_way_through_the_four_users(connect_as: Conne
 
     scored = consumer(connect_as, "learner", job, Stage.SCORED, "learner")
     await scored.ack(*await scored.read(8, 0.1))
-    await learner.append_step(job, 1, {"step": 1})
-    await learner.append_eval(job, {"step": 1})
+    await learner.history.append_step(job, 1, {"step": 1})
+    await learner.history.append_eval(job, {"step": 1})
     await learner.update(job, step=1)
-    assert await learner.evaluated_steps(job) == {1}
+    assert await learner.history.evaluated_steps(job) == {1}
     assert await depths(connect_as("learner"), job) == dict.fromkeys(Stage, 0)
     await learner.transition(job, JobState.SUCCEEDED, allowed=[JobState.RUNNING])
     await learner.retire(job)
@@ -100,12 +100,12 @@ async def test_a_head_of_the_learners_heals_and_people_put_entries_back(connect_
     assert await JobStore(learner, tmp_path).claim("learner")
     head = await HeadStore.begin(learner, tmp_path, job)
     await head.activate(active(job))
-    await head.append_step(job, 1, {"step": 1})
-    await head.append_eval(job, {"step": 1})
+    await head.append_step(1, {"step": 1})
+    await head.append_eval({"step": 1})
     await tester.flushall()
-    await head.transition(job, JobState.RUNNING, allowed=[JobState.STARTING])
+    await head.transition(JobState.RUNNING, allowed=[JobState.STARTING])
     assert await learner.hexists(keys.ACTIVE, job)
-    await head.rewind(job, 0)
+    await head.rewind(0)
     assert await tester.llen(keys.steps(job)) == 0
 
     assert await add(learner, job, Stage.TASKS, "train:0:1", b"task", fence=head.fence)

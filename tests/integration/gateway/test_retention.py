@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from services.common.jobs.deleted import is_deleted
 from services.common.jobs.folder import JobFolder
 from services.common.jobs.record import JobState
-from services.common.jobs.restore import Restorer
+from services.common.jobs.restore import Restorer, restore
 from services.common.jobs.retention import Retention
 from services.common.jobs.store import JobStore
 from services.common.redis import keys
@@ -48,9 +48,9 @@ async def finished(
     """A job that has trained two steps and ended."""
     record = await store.create(JobSpec.model_validate(document))
     for step in (1, 2):
-        await store.append_step(record.id, step, {"step": step, "reward": float("nan")})
+        await store.history.append_step(record.id, step, {"step": step, "reward": float("nan")})
         JobFolder(jobs_dir / record.id).append("step", step, {"step": step, "reward": float("nan")})
-    await store.append_eval(record.id, {"step": 2, "avg_at_k": 0.5})
+    await store.history.append_eval(record.id, {"step": 2, "avg_at_k": 0.5})
     JobFolder(jobs_dir / record.id).append("eval", 2, {"step": 2, "avg_at_k": 0.5})
     await store.transition(
         record.id, JobState.SUCCEEDED, allowed=[JobState.QUEUED], finished_at=time.time() - hours_ago * HOUR_S, step=2
@@ -198,7 +198,7 @@ async def test_a_crash_in_the_middle_is_finished_by_the_next_sweep_and_brings_no
         with pytest.raises(CrashError):
             await retention.delete(job_id)
     if crash == "Redis put back":
-        await saving.restore(record)
+        await restore(redis, jobs_dir, record)
     restored = await Restorer(redis, jobs_dir, "gateway", lambda _: True).look()
     assert restored == []
     await retention.sweep()
@@ -224,10 +224,10 @@ async def test_what_an_old_process_writes_for_a_deleted_job_goes_again(
 ) -> None:
     job_id = await finished(saving, jobs_dir, document)
     await retention.delete(job_id)
-    await saving.save(job_id)
+    await saving.records.save(job_id)
     (jobs_dir / job_id / "checkpoints").mkdir(parents=True)
     (jobs_dir / job_id / "job.json").write_text("{}")
-    assert saving.saved(job_id) is None
+    assert saving.records.saved(job_id) is None
     await retention.sweep()
     assert not (jobs_dir / job_id).exists()
     assert is_deleted(jobs_dir / job_id)

@@ -44,7 +44,7 @@ async def running(store: JobStore, redis: Redis, jobs_dir: Path) -> tuple[str, H
     assert await store.claim("learner") is not None
     head = await HeadStore.begin(redis, jobs_dir, job_id)
     await head.activate(ActiveJob(job_id, 1, "here:1", 0, "/models/tiny", {}))
-    await head.transition(job_id, JobState.RUNNING, allowed=LIVE)
+    await head.transition(JobState.RUNNING, allowed=LIVE)
     return job_id, head
 
 
@@ -60,16 +60,16 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 Write = Callable[[HeadStore, str], Awaitable[Any]]
 WRITES: dict[str, Write] = {
-    "transition": lambda head, job: head.transition(job, JobState.FAILED, allowed=LIVE, cause="zombie"),
-    "update": lambda head, job: head.update(job, step=99),
-    "event": lambda head, job: head.event(job, "step", {"step": 99}),
-    "step": lambda head, job: head.append_step(job, 2, {"step": 2}),
-    "evaluation": lambda head, job: head.append_eval(job, {"step": 1}),
+    "transition": lambda head, _job: head.transition(JobState.FAILED, allowed=LIVE, cause="zombie"),
+    "update": lambda head, _job: head.update(step=99),
+    "event": lambda head, _job: head.event("step", {"step": 99}),
+    "step": lambda head, _job: head.append_step(2, {"step": 2}),
+    "evaluation": lambda head, _job: head.append_eval({"step": 1}),
     "activate": lambda head, job: head.activate(ActiveJob(job, 9, "zombie:1", 9, "/models/tiny", {})),
-    "retire": lambda head, job: head.retire(job),
-    "rewind": lambda head, job: head.rewind(job, 0),
+    "retire": lambda head, _job: head.retire(),
+    "rewind": lambda head, _job: head.rewind(0),
     "task": lambda head, job: add(head._redis, job, Stage.TASKS, "train:9:1", b"zombie", fence=head.fence),
-    "read": lambda head, job: head.get(job),
+    "read": lambda head, _job: head.record(),
     "a file of the job": lambda head, _job: asyncio.to_thread(head.require_newest),
 }
 
@@ -80,7 +80,7 @@ async def test_a_head_of_an_older_incarnation_writes_nothing(
 ) -> None:
     job_id, old = await running(store, redis, tmp_path)
     await add(redis, job_id, Stage.TASKS, "train:0:1", b"task", fence=old.fence)
-    await old.append_step(job_id, 1, {"step": 1})
+    await old.append_step(1, {"step": 1})
     new = await HeadStore.begin(redis, tmp_path, job_id)
     assert new.fence.incarnation == old.fence.incarnation + 1
     before, files = await snapshot(redis), contents(tmp_path)
@@ -88,7 +88,7 @@ async def test_a_head_of_an_older_incarnation_writes_nothing(
         await WRITES[write](old, job_id)
     assert await snapshot(redis) == before
     assert contents(tmp_path) == files
-    await new.update(job_id, step=1)
+    await new.update(step=1)
 
 
 async def test_a_head_of_an_older_incarnation_acks_and_buries_nothing(
@@ -126,12 +126,12 @@ async def test_incarnations_rise_even_when_others_have_written_the_record_of_an_
     job_id, old = await running(store, redis, tmp_path)
     await redis.flushall()
     assert await Restorer(redis, tmp_path, "learner", lambda _: True).look() == [job_id]
-    await store.save(job_id)
+    await store.records.save(job_id)
     await store.pause(job_id)
     new = await HeadStore.begin(redis, tmp_path, job_id)
     assert new.fence.incarnation == old.fence.incarnation + 1
     with pytest.raises(Fenced):
-        await old.update(job_id, step=99)
+        await old.update(step=99)
 
 
 async def test_an_older_head_cannot_bring_a_lost_record_back(redis: Redis, store: JobStore, tmp_path: Path) -> None:
@@ -139,9 +139,9 @@ async def test_an_older_head_cannot_bring_a_lost_record_back(redis: Redis, store
     new = await HeadStore.begin(redis, tmp_path, job_id)
     await redis.flushall()
     with pytest.raises(Fenced):
-        await old.update(job_id, step=99)
+        await old.update(step=99)
     assert await redis.keys("*") == []
-    await new.update(job_id, step=3)
+    await new.update(step=3)
     assert (await store.get(job_id)).step == 3
 
 
@@ -150,18 +150,18 @@ async def test_a_running_job_whose_redis_is_emptied_is_back_at_its_next_write(
 ) -> None:
     job_id, head = await running(store, redis, tmp_path)
     for step in (1, 2, 3):
-        await head.update(job_id, step=step, policy_version=step, groups=json.dumps({"issued": step}))
-        await head.append_step(job_id, step, {"step": step})
-    await head.append_eval(job_id, {"step": 0, "avg_at_k": 0.5})
+        await head.update(step=step, policy_version=step, groups=json.dumps({"issued": step}))
+        await head.append_step(step, {"step": step})
+    await head.append_eval({"step": 0, "avg_at_k": 0.5})
     before, restored = await store.get(job_id), []
     head.on_restored = lambda: restored.append(1)
 
     await redis.flushall()
-    await asyncio.gather(*(head.event(job_id, "checkpoint", {"step": 3}) for _ in range(5)))
+    await asyncio.gather(*(head.event("checkpoint", {"step": 3}) for _ in range(5)))
     assert restored == [1], "many writes find it gone, one brings it back"
     assert await store.get(job_id) == before
     assert [json.loads(raw)["step"] for raw in await redis.lrange(keys.steps(job_id), 0, -1)] == [1, 2, 3]
-    assert await head.evaluated_steps(job_id) == {0}
+    assert await head.evaluated_steps() == {0}
     assert job_id in await store.active(), "servers may attach again"
     assert await store.held_by("learner") == before
     assert await redis.zrange(keys.QUEUE, 0, -1) == []
@@ -183,7 +183,7 @@ async def test_a_redis_emptied_again_before_servers_see_the_job_is_put_right_aga
 
     monkeypatch.setattr(head._plain, "restore", restore_and_lose)
     await redis.flushall()
-    await head.event(job_id, "checkpoint", {"step": 3})
+    await head.event("checkpoint", {"step": 3})
     assert lost
     assert job_id in await store.active()
     assert (await store.get(job_id)).incarnation == head.fence.incarnation
@@ -206,11 +206,11 @@ async def test_a_write_outlives_a_redis_that_is_emptied_again_while_it_is_put_ri
     head.fence = replace(head.fence, heal=heal_and_lose)
     await redis.flushall()
     if back:
-        await head.event(job_id, "checkpoint", {"step": 3})
+        await head.event("checkpoint", {"step": 3})
         assert job_id in await store.active()
     else:
         with pytest.raises(RecordGone, match="stays gone"):
-            await head.event(job_id, "checkpoint", {"step": 3})
+            await head.event("checkpoint", {"step": 3})
 
 
 async def test_a_head_that_only_looks_notices_that_redis_was_emptied(
@@ -218,7 +218,7 @@ async def test_a_head_that_only_looks_notices_that_redis_was_emptied(
 ) -> None:
     job_id, head = await running(store, redis, tmp_path)
     await redis.flushall()
-    assert (await head.get(job_id)).state is JobState.RUNNING
+    assert (await head.record()).state is JobState.RUNNING
     assert job_id in await store.active()
 
 
@@ -232,7 +232,7 @@ async def test_a_record_that_the_gateway_put_back_is_still_healed_by_its_head(
     assert await Restorer(redis, tmp_path, "gateway", lambda _: True).look() == [job_id]
     await store.pause(job_id)  # a person's request in between is kept
     assert await store.active() == {}
-    record = await head.get(job_id)
+    record = await head.record()
     assert restored == [1]
     assert (record.state, record.pause_requested, record.incarnation) == (JobState.RUNNING, True, 1)
     assert job_id in await store.active()
@@ -242,15 +242,15 @@ async def test_a_redis_put_back_to_an_older_state_is_brought_up_to_date(
     redis: Redis, store: JobStore, tmp_path: Path
 ) -> None:
     job_id, old = await running(store, redis, tmp_path)
-    await old.append_step(job_id, 1, {"step": 1})
+    await old.append_step(1, {"step": 1})
     past = await snapshot(redis)
     head = await HeadStore.begin(redis, tmp_path, job_id)
     for step in (2, 3):
-        await head.append_step(job_id, step, {"step": step})
+        await head.append_step(step, {"step": step})
     await redis.flushall()
     for name, value in past.items():
         await redis.restore(name, 0, value)
-    await head.append_step(job_id, 4, {"step": 4})
+    await head.append_step(4, {"step": 4})
     assert [json.loads(raw)["step"] for raw in await redis.lrange(keys.steps(job_id), 0, -1)] == [1, 2, 3, 4]
     assert (await store.get(job_id)).incarnation == head.fence.incarnation
 
@@ -260,16 +260,16 @@ async def test_a_rewind_drops_later_steps_and_evaluations_for_good(
 ) -> None:
     job_id, head = await running(store, redis, tmp_path)
     for step in (1, 2, 3):
-        await head.append_step(job_id, step, {"step": step, "course": "first"})
-        await head.append_eval(job_id, {"step": step})
-    await head.rewind(job_id, 1)
-    await head.append_step(job_id, 2, {"step": 2, "course": "second"})
+        await head.append_step(step, {"step": step, "course": "first"})
+        await head.append_eval({"step": step})
+    await head.rewind(1)
+    await head.append_step(2, {"step": 2, "course": "second"})
     for _ in range(2):
         steps = [json.loads(raw) for raw in await redis.lrange(keys.steps(job_id), 0, -1)]
         assert [(step["step"], step["course"]) for step in steps] == [(1, "first"), (2, "second")]
-        assert await head.evaluated_steps(job_id) == {1}
+        assert await head.evaluated_steps() == {1}
         await redis.flushall()
-        await head.get(job_id)
+        await head.record()
 
 
 async def test_a_head_without_record_and_folder_says_so(redis: Redis, tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ async def test_of_writers_that_race_the_newest_state_stays_in_the_folder(
     job_id = (await store.create(spec())).id
     writers = [JobStore(redis, tmp_path) for _ in range(8)]
     await asyncio.gather(*(writer.update(job_id, step=step) for step, writer in enumerate(writers, 1)))
-    assert store.saved(job_id) == await store.get(job_id)
+    assert store.records.saved(job_id) == await store.get(job_id)
 
 
 async def test_a_folder_that_cannot_be_written_does_not_stop_a_job(
@@ -396,7 +396,7 @@ async def test_the_look_for_a_held_job_does_not_grow_with_the_jobs_that_ever_wer
     assert held.id == job_id
     assert await store.held_by("another") is None
     assert (await redis.info("commandstats"))["cmdstat_hmget"]["calls"] - before == 2
-    await head.transition(job_id, JobState.SUCCEEDED, allowed=LIVE)
+    await head.transition(JobState.SUCCEEDED, allowed=LIVE)
     assert await store.held_by("learner") is None
     assert await redis.zcard(keys.HELD) == 0
 
@@ -417,17 +417,17 @@ async def test_records_from_before_failures_were_told_stay_readable(
     redis: Redis, store: JobStore, tmp_path: Path
 ) -> None:
     job_id, head = await running(store, redis, tmp_path)
-    await head.update(job_id, failure="boom", failed_reasons=json.dumps({"boom": 3}))
+    await head.update(failure="boom", failed_reasons=json.dumps({"boom": 3}))
     told = await store.get(job_id)
     assert (told.failure, told.failed_reasons) == ("boom", {"boom": 3})
-    assert store.saved(job_id) == told
+    assert store.records.saved(job_id) == told
     await redis.hdel(keys.record(job_id), "failure", "failed_reasons")
     old = await store.get(job_id)
     assert (old.failure, old.failed_reasons) == ("", {})
     path = tmp_path / job_id / "job.json"
     document = json.loads(path.read_text())
     path.write_text(json.dumps({k: v for k, v in document.items() if k not in {"failure", "failed_reasons"}}))
-    assert store.saved(job_id) == old
+    assert store.records.saved(job_id) == old
 
 
 async def test_a_note_is_read_at_once_and_kept_with_the_next_move(
@@ -435,8 +435,8 @@ async def test_a_note_is_read_at_once_and_kept_with_the_next_move(
 ) -> None:
     job_id, head = await running(store, redis, tmp_path)
     before = (tmp_path / job_id / "job.json").read_bytes()
-    await head.note(job_id, failure="boom")
+    await head.note(failure="boom")
     assert (await store.get(job_id)).failure == "boom"
     assert (tmp_path / job_id / "job.json").read_bytes() == before
-    await head.transition(job_id, JobState.STALLED, allowed=LIVE, cause="why")
+    await head.transition(JobState.STALLED, allowed=LIVE, cause="why")
     assert json.loads((tmp_path / job_id / "job.json").read_text())["failure"] == "boom"

@@ -51,7 +51,7 @@ async def finish(store: JobStore, job_id: str) -> None:
 async def test_a_stream_tells_what_was_then_what_happens_and_ends_with_the_job(
     live: httpx.AsyncClient, store: JobStore, job_id: str
 ) -> None:
-    await store.event(job_id, "step", {"step": 1, "text": "é\nnew line"})
+    await store.history.event(job_id, "step", {"step": 1, "text": "é\nnew line"})
     told: list[Event] = []
     async with live.stream("GET", f"/jobs/{job_id}/events") as answer:
         assert answer.status_code == 200
@@ -59,7 +59,7 @@ async def test_a_stream_tells_what_was_then_what_happens_and_ends_with_the_job(
         async for event in events(answer):
             told.append(event)
             if len(told) == 2:
-                await store.event(job_id, "step", {"step": 2})
+                await store.history.event(job_id, "step", {"step": 2})
             if len(told) == 3:
                 await finish(store, job_id)
     assert [event["event"] for event in told] == ["state", "step", "step", "state", "end"]
@@ -76,7 +76,7 @@ async def test_a_stream_resumes_after_the_last_event_that_was_seen(
     live: httpx.AsyncClient, store: JobStore, job_id: str
 ) -> None:
     for step in range(1, 501):
-        await store.event(job_id, "step", {"step": step})
+        await store.history.event(job_id, "step", {"step": step})
     seen: list[Event] = []
     async with live.stream("GET", f"/jobs/{job_id}/events") as answer:
         async for event in events(answer):
