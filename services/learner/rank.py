@@ -39,12 +39,12 @@ def run_rank(job_id: str, settings: Settings) -> None:
     prepare(settings.platform)
     import torch.distributed as dist
 
-    from services.learner.ranks.build import build_trainer, proximal_policy
+    from services.learner.ranks.build import build_trainer
     from services.learner.ranks.loop import run_loop
 
     trainer = build_trainer(spec, model_dir, settings.platform)
     head = _start_head(job_id, spec, model_dir, settings) if dist.get_rank() == 0 else None
-    run_loop(trainer, head.ranks if head else None, proximal_policy(spec))
+    run_loop(trainer, head.ranks if head else None)
     if head:
         head.join(HEAD_JOIN_S)
     dist.destroy_process_group()

@@ -1,18 +1,40 @@
-"""From judged groups to what the ranks train: advantages, overlong punishment, loss masks."""
+"""Batch of one step: from judged groups to the sequences that ranks train, with advantages, overlong punishment and loss masks."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
 from services.common.spec.job import JobSpec
-from services.common.streams.types import Rollout
+from services.common.streams.codec import decode
+from services.common.streams.types import Rollout, ScoredGroup
 from services.learner.algorithms.advantages import batch_advantages, overlong_penalty
 from services.learner.groups.buffer import Judged
 from services.learner.groups.sequence import Sequence
 
 
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one optimizer step trains."""
+
+    groups: list[Judged]
+    sequences: list[Sequence]
+
+    @classmethod
+    def of(cls, groups: list[Judged], spec: JobSpec) -> Batch:
+        """The batch of these groups."""
+        return cls(groups, assemble(groups, spec))
+
+    @classmethod
+    def of_payloads(cls, payloads: Iterable[bytes], spec: JobSpec) -> Batch:
+        """The batch of groups as the journal has them."""
+        return cls.of([Judged(decode(ScoredGroup, payload), payload, None) for payload in payloads], spec)
+
+
 def assemble(groups: list[Judged], spec: JobSpec) -> list[Sequence]:
-    """One sequence per rollout that was judged and holds a token, in the groups' order."""
+    """One sequence for each rollout that was judged and holds a token, in the groups' order."""
     scored = [_judged(judged) for judged in groups]
     rewards = [np.array([reward + _shaping(rollout, spec) for rollout, reward in group]) for group in scored]
     lengths = [[len(rollout.tokens) for rollout, _ in group] for group in scored]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from typing import Any
 
@@ -18,14 +17,12 @@ from services.common.checkpoints.manifest import CheckpointRefused
 from services.common.checkpoints.origin import Origin, check_origin, find_origin, verify_origin, weights_of
 from services.common.jobs.fates import FATES_FILE, read_fates
 from services.common.service.lifecycle import Drain
-from services.common.streams.codec import decode
-from services.common.streams.types import ScoredGroup
-from services.learner.groups.batch import assemble
-from services.learner.groups.buffer import Judged
+from services.learner.groups.batch import Batch
 from services.learner.groups.ledger import Ledger
 from services.learner.loops.checkpoint import with_room
-from services.learner.loops.state import Flow, JobContext, notice_skip, require_finite_weights
-from services.learner.loops.step_record import StepTimes, ages_of, step_record
+from services.learner.loops.state import Flow, JobContext, require_finite_weights
+from services.learner.loops.step_record import StepTimes, step_record
+from services.learner.loops.train_batch import train_batch
 from services.learner.storage.journal import BatchRecord, JournalError
 from services.learner.storage.lineage import LineageError, Rise, raise_lineage, read_rises
 from services.learner.storage.offline import rises_on_disk
@@ -122,18 +119,13 @@ async def _replay(job: JobContext, record: BatchRecord) -> None:
     if not record.groups:
         return
     log.info("training step %d again from the journal", record.step)
-    groups = [Judged(decode(ScoredGroup, payload), payload, None) for payload in record.groups]
+    batch = Batch.of_payloads(record.groups, job.spec)
     job.flow = Flow()
-    for judged in groups:
+    for judged in batch.groups:
         job.flow.take(judged.scored)
-    started = time.monotonic()
-    sequences, ages = assemble(groups, job.spec), ages_of(groups, job.step)
-    stats = await job.ranks.train(record.step, sequences)
-    job.step = record.step
-    notice_skip(job, stats)
-    seconds = time.monotonic() - started
-    times = StepTimes(wait_s=0.0, train_s=seconds, step_s=seconds)
-    told = step_record(job, groups, ages, stats, times, sequences) | {
+    job.step = record.step - 1
+    trained = await train_batch(job, batch)
+    told = step_record(job, trained, StepTimes(wait_s=0.0, step_s=trained.train_s)) | {
         "lineage": record.lineage,
         "replayed": True,
         "record_digest": record.digest,

@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from services.learner.groups.buffer import Judged
-from services.learner.groups.sequence import Sequence
 from services.learner.loops.state import JobContext
-from services.learner.megatron.trainer import StepStats
+from services.learner.loops.train_batch import Trained
 
 
 @dataclass(slots=True)
@@ -21,24 +19,11 @@ class StepTimes:
 
     wait_s: float
     """The learner stood idle, waiting for a batch."""
-    train_s: float = 0.0
     step_s: float = 0.0
     """From asking for the batch to the published version."""
 
 
-def ages_of(groups: list[Judged], step: int) -> list[int]:
-    """policy_age of each group when the learner has done `step` steps."""
-    return [step - judged.scored.group.min_policy_version for judged in groups]
-
-
-def step_record(
-    job: JobContext,
-    groups: list[Judged],
-    ages: list[int],
-    stats: StepStats,
-    times: StepTimes,
-    sequences: list[Sequence],
-) -> dict[str, Any]:
+def step_record(job: JobContext, trained: Trained, times: StepTimes) -> dict[str, Any]:
     """The record of the step that `job.step` counts, as JSON values.
 
     `reward` and `accuracy` are means over every training rollout judged since the step before, the filtered ones too: the batch itself
@@ -46,7 +31,8 @@ def step_record(
     among them whose check went beyond its limit, `rollouts_not_judged` those whose verifier broke. Lengths are those of the batch.
     """
     flow, ledger = job.flow, job.intake.ledger
-    trained_tokens = sum(sequence.response_len for sequence in sequences)
+    groups, ages = trained.batch.groups, trained.ages
+    trained_tokens = sum(sequence.response_len for sequence in trained.batch.sequences)
     elapsed = max(time.monotonic() - flow.since, 1e-9)
     rollouts = [rollout for judged in groups for rollout in judged.scored.group.rollouts]
     lengths = np.array([len(rollout.tokens) for rollout in rollouts])
@@ -75,10 +61,10 @@ def step_record(
         "trained_tokens": trained_tokens,
         "trained_tokens_per_s": trained_tokens / max(times.step_s, 1e-9),
         "wait_s": times.wait_s,
-        "train_s": times.train_s,
+        "train_s": trained.train_s,
         "step_s": times.step_s,
         "sync_s": max((r.fetch_s + r.pause_s for r in reports), default=None),
         "pause_s": max((r.pause_s for r in reports), default=None),
         "groups": ledger.summary(),
-        **stats.as_record(),
+        **trained.stats.as_record(),
     }

@@ -14,7 +14,7 @@ import time
 from services.common.errors import ConfigError
 from services.common.jobs.record import LIVE, PAUSED_CAUSE, ActiveJob, JobState
 from services.common.service.lifecycle import Drain
-from services.learner.groups.batch import assemble
+from services.learner.groups.batch import Batch
 from services.learner.groups.buffer import Judged
 from services.learner.loops import metrics
 from services.learner.loops.checkpoint import save, save_if_due, saved_if_possible, with_room
@@ -26,11 +26,11 @@ from services.learner.loops.state import (
     NoStepPossible,
     NotFinite,
     Stopped,
-    notice_skip,
     require_finite,
     wait_event,
 )
-from services.learner.loops.step_record import StepTimes, ages_of, step_record
+from services.learner.loops.step_record import StepTimes, step_record
+from services.learner.loops.train_batch import train_batch
 from services.learner.ranks.snapshot import make_snapshot
 from services.learner.storage.journal import BatchRecord
 
@@ -125,25 +125,20 @@ async def _step(job: JobContext, drain: Drain) -> None:
     if groups is None:
         return
     times = StepTimes(wait_s=time.monotonic() - started)
-    ages = ages_of(groups, job.step)
     journalled = await _journal(job, drain, groups)
-    sequences = assemble(groups, job.spec)
-    trained = time.monotonic()
+    batch = Batch.of(groups, job.spec)
     with metrics.CLOCK.phase(metrics.TRAIN_SECONDS):
-        stats = await job.ranks.train(job.step + 1, sequences)
-    times.train_s = time.monotonic() - trained
-    job.step += 1
+        trained = await train_batch(job, batch)
     await _publish(job)
     job.intake.published()
     job.issue_now.set()
     times.step_s = time.monotonic() - started
-    record = step_record(job, groups, ages, stats, times, sequences) | {"record_digest": journalled.digest}
+    record = step_record(job, trained, times) | {"record_digest": journalled.digest}
     job.flow = Flow()
     await job.store.update(step=job.step, policy_version=job.step, **job.intake.ledger.accounts())
     await job.store.append_step(job.step - job.start_step, record)
     await with_room(job, drain, job.store.write_history)
-    metrics.observe_step(record, ages)
-    notice_skip(job, stats)
+    metrics.observe_step(record, trained.ages)
     require_finite(job)
     await hold(job, drain)
     every = job.spec.eval.interval_steps

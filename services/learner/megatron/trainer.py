@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,7 +45,6 @@ __all__ = ["MegatronTrainer", "StepStats"]
 
 log = logging.getLogger(__name__)
 
-OldLogprobs = Literal["inference", "trainer"]
 
 OnLogits = Callable[[MicroBatch, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """What the last stage does with a micro-batch and its logits: gives the summed loss and the number of tokens it sums over."""
@@ -74,12 +73,11 @@ class MegatronTrainer:
         self.step = 0
         """Optimizer steps asked for so far, the skipped ones included."""
 
-    def train(self, sequences: list[Sequence], *, old_logprobs: OldLogprobs = "inference") -> StepStats:
+    def train(self, sequences: list[Sequence]) -> StepStats:
         """One optimizer step on the global batch, which every rank is given whole.
 
         Args:
             sequences: the batch; its order does not matter beyond rounding.
-            old_logprobs: what the loss gets as the proximal policy: the engine's log-probs, or the trainer's own at the start of the step.
 
         The loss is the sum of token losses over the whole global batch divided by its number of unmasked tokens. A loss or gradient that
         is not finite leaves weights and optimizer as they are, and the stats say so.
@@ -103,9 +101,7 @@ class MegatronTrainer:
         tally = Tally()
         self._policy.model.zero_grad_buffer()
         self._optimizer.zero_grad()
-        self._run(
-            micro_batches, partial(self._loss, tally, old_logprobs, (global_tokens, counting)), forward_only=False
-        )
+        self._run(micro_batches, partial(self._loss, tally, (global_tokens, counting)), forward_only=False)
         metrics = tally.means(self.layout, self.device, global_tokens)
         loss = metrics.pop("loss")
         grad_norm = self._optimizer.prepare()
@@ -225,13 +221,14 @@ class MegatronTrainer:
         return token_logprobs(logits, batch.targets, temperature=self._spec.rollout.temperature, group=group)
 
     def _loss(
-        self, tally: Tally, old: OldLogprobs, totals: tuple[int, int], batch: MicroBatch, logits: torch.Tensor
+        self, tally: Tally, totals: tuple[int, int], batch: MicroBatch, logits: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         trainer_logprobs, entropy = self._token_logprobs(batch, logits)
+        trainers = self._spec.algorithm.wants_trainer_proximal
         inputs = LossInputs(
             trainer_logprobs=trainer_logprobs,
             # with one optimizer step per batch the weights at the step's start are these very ones
-            old_logprobs=trainer_logprobs.detach() if old == "trainer" else batch.inference_logprobs,
+            old_logprobs=trainer_logprobs.detach() if trainers else batch.inference_logprobs,
             inference_logprobs=batch.inference_logprobs,
             advantages=batch.advantages,
             loss_mask=batch.loss_mask,

@@ -7,14 +7,9 @@ from pathlib import Path
 from services.common.config.settings import Platform
 from services.common.spec.job import JobSpec
 from services.learner.algorithms.losses import make_loss
-from services.learner.megatron.trainer import MegatronTrainer, OldLogprobs
+from services.learner.megatron.trainer import MegatronTrainer
 
 
 def build_trainer(spec: JobSpec, model_dir: Path, platform: Platform) -> MegatronTrainer:
     """This rank's trainer; `platform.prepare` comes first."""
     return MegatronTrainer(model_dir, spec, platform, make_loss(spec.algorithm))
-
-
-def proximal_policy(spec: JobSpec) -> OldLogprobs:
-    """Whose log-probs are the proximal policy's: the engine's, or the trainer's own where the loss corrects for the difference."""
-    return "trainer" if spec.algorithm.wants_trainer_proximal else "inference"

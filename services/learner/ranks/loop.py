@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from services.learner.megatron.trainer import MegatronTrainer, OldLogprobs
+from services.learner.megatron.trainer import MegatronTrainer
 from services.learner.ranks.client import IDLE, Ranks
 from services.learner.ranks.commands import (
     Command,
@@ -25,7 +25,7 @@ COMMAND_WAIT_S = 5.0
 """Rank 0 waits this long for the head before it tells the others to go on waiting."""
 
 
-def run_loop(trainer: MegatronTrainer, ranks: Ranks | None, old_logprobs: OldLogprobs) -> None:
+def run_loop(trainer: MegatronTrainer, ranks: Ranks | None) -> None:
     """Does what the head says until it says Finish.
 
     consumes:     commands (rank 0 from the head, the others from rank 0)
@@ -38,7 +38,7 @@ def run_loop(trainer: MegatronTrainer, ranks: Ranks | None, old_logprobs: OldLog
         mine = (call.command if call is not None else IDLE) if ranks is not None else None
         command = share(mine, trainer.device)
         try:
-            result = execute(trainer, command, old_logprobs)
+            result = execute(trainer, command)
         except BaseException as error:
             if call is not None:
                 call.result.set_exception(error)
@@ -49,11 +49,11 @@ def run_loop(trainer: MegatronTrainer, ranks: Ranks | None, old_logprobs: OldLog
             return
 
 
-def execute(trainer: MegatronTrainer, command: Command, old_logprobs: OldLogprobs) -> Any:  # noqa: ANN401  the caller knows what it asked for
+def execute(trainer: MegatronTrainer, command: Command) -> Any:  # noqa: ANN401  the caller knows what it asked for
     """Carries out one command on this rank."""
     match command:
         case Train(_, sequences):
-            return trainer.train(sequences, old_logprobs=old_logprobs)
+            return trainer.train(sequences)
         case Finite():
             return trainer.finite()
         case Publish():

@@ -21,8 +21,6 @@ from services.common.errors import ConfigError
 from services.common.service.logs import configure_logging
 from services.common.service.processes import die_with_parent
 from services.common.spec.job import JobSpec
-from services.common.streams.codec import decode
-from services.common.streams.types import ScoredGroup
 from services.learner.replay.plan import RESULTS, Pass
 from services.learner.storage.folder import ERROR_FILE, JOURNAL_DIR
 from services.learner.storage.journal import Journal
@@ -56,9 +54,7 @@ class Replayer:
 
     def run(self) -> None:
         """Every step of the pass."""
-        from services.learner.groups.batch import assemble
-        from services.learner.groups.buffer import Judged
-        from services.learner.ranks.build import proximal_policy
+        from services.learner.groups.batch import Batch
 
         before = self._version(self._task.start, None)
         self._keep_state(self._task.start)
@@ -68,8 +64,7 @@ class Replayer:
                 break
             if not record.groups:
                 continue
-            groups = [Judged(decode(ScoredGroup, payload), payload, None) for payload in record.groups]
-            stats = self._trainer.train(assemble(groups, self._spec), old_logprobs=proximal_policy(self._spec))
+            stats = self._trainer.train(Batch.of_payloads(record.groups, self._spec).sequences)
             after = self._version(record.step, stats)
             self._compare(record.step)
             self._keep_state(record.step)

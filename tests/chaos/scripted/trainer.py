@@ -7,7 +7,7 @@ import math
 import os
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,9 +21,7 @@ from services.learner.megatron.rendezvous import meet
 from services.learner.megatron.stats import StepStats
 from tests.chaos.scripted import lifelike, script
 
-__all__ = ["MegatronTrainer", "OldLogprobs", "StepStats"]
-
-OldLogprobs = Literal["inference", "trainer"]
+__all__ = ["MegatronTrainer", "StepStats"]
 
 
 def rank_file(rank: int) -> str:
@@ -49,9 +47,8 @@ class MegatronTrainer:
         self._state = script.GENESIS
         self._writer = BackgroundWriter()
 
-    def train(self, sequences: list[Sequence], *, old_logprobs: OldLogprobs = "inference") -> StepStats:
+    def train(self, sequences: list[Sequence]) -> StepStats:
         """One link of the chain."""
-        del old_logprobs
         self.step += 1
         self._state = script.advance(self._state, sequences)
         skipped = "" if self._finite else "the model's weights are not finite"

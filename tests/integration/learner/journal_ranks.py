@@ -19,7 +19,7 @@ import torch.distributed as dist  # noqa: E402  Megatron comes after prepare
 
 from services.learner.groups.batch import assemble  # noqa: E402
 from services.learner.groups.buffer import Judged  # noqa: E402
-from services.learner.ranks.build import build_trainer, proximal_policy  # noqa: E402
+from services.learner.ranks.build import build_trainer  # noqa: E402
 from services.learner.storage.journal import Journal  # noqa: E402
 
 
@@ -31,7 +31,7 @@ def main(folder: Path, model_dir: Path, out: Path, steps: set[int]) -> None:
         if not record.groups:
             continue
         groups = [Judged(decode(ScoredGroup, payload), payload, None) for payload in record.groups]
-        trainer.train(assemble(groups, spec), old_logprobs=proximal_policy(spec))
+        trainer.train(assemble(groups, spec))
         if record.step in steps:
             trainer.save(out / str(record.step))
             while trainer.saved(wait=True) is None:

@@ -212,7 +212,7 @@ def splits(spec: JobSpec) -> list[JobSpec]:
 def split(model: Path, spec: JobSpec, path: Path) -> dict[str, Any]:
     """One step under these settings."""
     trainer = MegatronTrainer(model, spec, Platform.CPU, dapo)
-    stats = trainer.train(sequences(), old_logprobs="inference").as_record()
+    stats = trainer.train(sequences()).as_record()
     write(trainer.export(), path)
     return stats
 
@@ -339,7 +339,7 @@ def step_over_a_broken_batch(model: Path, spec: JobSpec, loss: LossFunction) -> 
 
 def refusal(model: Path, spec: JobSpec, folder: Path) -> str:
     """What loading says under settings that the checkpoint was not saved with."""
-    trainer = MegatronTrainer(model, variant(spec, dtype=DType.BFLOAT16), dapo)
+    trainer = MegatronTrainer(model, variant(spec, dtype=DType.BFLOAT16), Platform.CPU, dapo)
     try:
         trainer.load(folder)
     except ConfigError as error:

@@ -143,10 +143,10 @@ class Store:
     def __init__(self) -> None:
         self.said: list[tuple[str, str]] = []
 
-    async def get(self, _: str) -> Record:
+    async def record(self) -> Record:
         return Record()
 
-    async def transition(self, _: str, to: str, **options: Any) -> None:
+    async def transition(self, to: str, **options: Any) -> None:
         self.said.append((to, options["cause"]))
 
 

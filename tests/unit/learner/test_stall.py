@@ -31,10 +31,10 @@ class Store:
     def __init__(self) -> None:
         self.said: list[tuple[str, str]] = []
 
-    async def get(self, _: str) -> Record:
+    async def record(self) -> Record:
         return Record()
 
-    async def transition(self, _: str, to: str, **options: Any) -> None:
+    async def transition(self, to: str, **options: Any) -> None:
         self.said.append((to, options["cause"]))
 
 
@@ -146,7 +146,7 @@ async def test_a_good_group_ends_the_stall(watched: Watched) -> None:
         watched.job.intake.failures.add("boom")
     drained: list[tuple[str, str]] = []
 
-    async def transition(_: str, to: str, **options: Any) -> None:
+    async def transition(to: str, **options: Any) -> None:
         drained.append((to, options["cause"]))
         watched.job.intake.failures.clear()
 

@@ -31,7 +31,7 @@ Starts = Callable[[str], None]
 async def engine() -> AsyncIterator[Engine]:
     made = Engine(Platform.CPU)
     yield made
-    await made.close()
+    await made.aclose()
 
 
 @pytest.fixture

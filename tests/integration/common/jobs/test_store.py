@@ -15,7 +15,7 @@ import redis.asyncio
 from services.common.errors import Fenced, JobConflict, RecordGone
 from services.common.jobs.folder import JobFolder
 from services.common.jobs.record import LIVE, ActiveJob, JobRecord, JobState
-from services.common.jobs.restore import Restorer
+from services.common.jobs.restore import Restorer, restore
 from services.common.jobs.store import JobStore
 from services.common.redis import keys
 from services.common.redis.fencing import HEALS
@@ -23,6 +23,7 @@ from services.common.redis.keys import Stage
 from services.common.spec.job import JobSpec, parse_spec
 from services.common.streams.consumer import Consumer
 from services.common.streams.stream import add
+from services.learner.storage import job_store
 from services.learner.storage.job_store import HeadStore
 
 Redis = redis.asyncio.Redis
@@ -171,17 +172,16 @@ async def test_a_redis_emptied_again_before_servers_see_the_job_is_put_right_aga
     redis: Redis, store: JobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id, head = await running(store, redis, tmp_path)
-    restore = head._plain.restore
     lost: list[str] = []
 
-    async def restore_and_lose(record: JobRecord, incarnation: int | None = None) -> bool:
-        restored = await restore(record, incarnation)
+    async def restore_and_lose(redis: Redis, jobs_dir: Path, record: JobRecord, incarnation: int | None = None) -> bool:
+        restored = await restore(redis, jobs_dir, record, incarnation)
         if not lost:
             lost.append(job_id)
             await redis.flushall()
         return restored
 
-    monkeypatch.setattr(head._plain, "restore", restore_and_lose)
+    monkeypatch.setattr(job_store, "restore", restore_and_lose)
     await redis.flushall()
     await head.event("checkpoint", {"step": 3})
     assert lost

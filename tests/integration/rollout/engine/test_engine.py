@@ -36,7 +36,7 @@ async def engine(model_dir: Path, spec: JobSpec) -> AsyncIterator[Engine]:
     made = Engine(Platform.CPU)
     await made.start(model_dir, spec)
     yield made
-    await made.close()
+    await made.aclose()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

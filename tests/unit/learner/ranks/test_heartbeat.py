@@ -20,11 +20,11 @@ RANK = """
 import os, sys, time
 from pathlib import Path
 from services.common.service.processes import die_with_parent
-from services.learner import pulse
+from services.learner.ranks import heartbeat
 die_with_parent()
-pulse.BEAT_S = 0.1
+heartbeat.BEAT_S = 0.1
 if sys.argv[3] == "good":
-    pulse.beat_forever(Path(sys.argv[1]), int(sys.argv[2]), os.getpid())
+    heartbeat.beat_forever(Path(sys.argv[1]), int(sys.argv[2]), os.getpid())
 elif sys.argv[3] == "mute":
     (Path(sys.argv[1]) / sys.argv[2]).write_text(f"{os.getpid()} 0")
 while True:
