@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 from services.cli.views.progress import HEADINGS, eval_line, step_line
+from services.common.jobs.step_record import StepRecord
 
 
 def write_table(
@@ -28,7 +29,7 @@ def write_table(
         "",
         "```",
         " ".join(name.rjust(width) for name, width in HEADINGS),
-        *(step_line(step) for step in steps),
+        *(step_line(StepRecord.model_validate(step)) for step in steps),
         "```",
         "",
     ]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
 
 from services.common.jobs.record import JobState
+from services.common.jobs.step_record import StepRecord
 from services.common.redis.keys import Stage
 from services.common.service.heartbeat import WorkerKind
 from services.common.spec.job import JobSpec
@@ -109,7 +110,7 @@ class History(Answer):
     """A job's history."""
 
     total: int = Field(ge=0, description="Step records there are in all.")
-    steps: list[OpenObject] = Field(
+    steps: list[Annotated[OpenObject, WithJsonSchema(StepRecord.model_json_schema())]] = Field(
         description="One object per optimizer step, oldest first.", examples=[[EXAMPLE_STEP]]
     )
     evals: list[OpenObject] = Field(

@@ -6,6 +6,7 @@ from rich.console import Console
 
 from services.cli.client import GatewayClient, JsonObject
 from services.cli.views.progress import Board, eval_line
+from services.common.jobs.step_record import StepRecord
 
 EXIT_CODES = {"succeeded": 0, "failed": 1, "cancelled": 3}
 """2 is wrong usage, 130 an interrupt."""
@@ -37,7 +38,7 @@ def show_steps(client: GatewayClient, job: JsonObject, console: Console) -> None
     with Board(console, job["steps"]) as board:
         for step in client.follow(job["id"], seen=board.record):
             shown += _show_evals(client, job["id"], shown, board)
-            board.step(step)
+            board.step(StepRecord.model_validate(step))
         _show_evals(client, job["id"], shown, board)
 
 

@@ -10,28 +10,29 @@ from rich.markup import escape
 from rich.table import Table
 
 from services.cli.client import ENDED, JsonObject
+from services.common.jobs.step_record import StepRecord
 
 SHOWN_REASONS = 5
 """Reasons of failed groups that are shown with a job; `millrace ledger` has more."""
 
 
-def step_line(step: JsonObject, steps: int | None = None) -> str:
+def step_line(step: StepRecord, steps: int | None = None) -> str:
     """One line for one step record; what a record lacks is shown as a dash.
 
     Example: `step  17/200  reward 0.412  accuracy 0.412  accept 0.64  age 0.8  gen 812 tok/s  train 640 tok/s  sync 0.041 s`
     """
-    number = f"{step.get('step', 0)}/{steps}" if steps else str(step.get("step", 0))
+    number = f"{step.step}/{steps}" if steps else str(step.step)
     width = 2 * len(str(steps)) + 1 if steps else 5
     return "  ".join(
         [
             f"step {number:>{width}}",
-            f"reward {_number(step.get('reward'), '.3f')}",
-            f"accuracy {_number(step.get('accuracy'), '.3f')}",
-            f"accept {_number(step.get('accept_rate'), '.2f')}",
-            f"age {_number(step.get('policy_age_mean'), '.1f')}",
-            f"gen {_number(step.get('generated_tokens_per_s'), '.0f')} tok/s",
-            f"train {_number(step.get('trained_tokens_per_s'), '.0f')} tok/s",
-            f"sync {_number(step.get('sync_s'), '.3f')} s",
+            f"reward {_number(step.reward, '.3f')}",
+            f"accuracy {_number(step.accuracy, '.3f')}",
+            f"accept {_number(step.accept_rate, '.2f')}",
+            f"age {_number(step.policy_age_mean, '.1f')}",
+            f"gen {_number(step.generated_tokens_per_s, '.0f')} tok/s",
+            f"train {_number(step.trained_tokens_per_s, '.0f')} tok/s",
+            f"sync {_number(step.sync_s, '.3f')} s",
         ]
     )
 
@@ -65,7 +66,7 @@ def print_job(console: Console, job: JsonObject, evals: Sequence[JsonObject], la
         "submitted": _ago(job.get("created_at")),
         "took": _duration(job.get("started_at"), job.get("finished_at")),
         "weights": job.get("export"),
-        "newest step": step_line(last) if last else None,
+        "newest step": step_line(StepRecord.model_validate(last)) if last else None,
     }
     rows = [(name, str(value)) for name, value in values.items() if value]
     reasons = job.get("failed_reasons", {})

@@ -8,6 +8,8 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from services.common.jobs.step_record import StepRecord
+
 HEADINGS = (
     ("step", 5), ("reward", 7), ("accuracy", 9), ("accept", 7), ("age", 5), ("gen tok/s", 10), ("train tok/s", 12),
     ("sync s", 7), ("pause s", 8),
@@ -19,12 +21,12 @@ def heading() -> str:
     return " ".join(name.rjust(width) for name, width in HEADINGS)
 
 
-def step_line(step: dict[str, Any]) -> str:
+def step_line(step: StepRecord) -> str:
     """One step as a line. `reward` and `accuracy` are over all rollouts judged, not only the informative ones."""
     cells = (
-        str(step["step"]), _number(step["reward"], 3), _number(step["accuracy"], 3), _number(step["accept_rate"], 2),
-        _number(step["policy_age_mean"], 2), _number(step["generated_tokens_per_s"], 0),
-        _number(step["trained_tokens_per_s"], 0), _number(step["sync_s"], 3), _number(step["pause_s"], 3),
+        str(step.step), _number(step.reward, 3), _number(step.accuracy, 3), _number(step.accept_rate, 2),
+        _number(step.policy_age_mean, 2), _number(step.generated_tokens_per_s, 0),
+        _number(step.trained_tokens_per_s, 0), _number(step.sync_s, 3), _number(step.pause_s, 3),
     )  # fmt: skip
     return " ".join(cell.rjust(width) for cell, (_, width) in zip(cells, HEADINGS, strict=True))
 
@@ -78,10 +80,10 @@ class Board:
         """A line above the bar."""
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def step(self, step: dict[str, Any]) -> None:
+    def step(self, step: StepRecord) -> None:
         """One more step."""
         self.say(step_line(step))
-        self._progress.update(self._task, completed=step["step"])
+        self._progress.update(self._task, completed=step.step)
 
     def record(self, job: dict[str, Any]) -> None:
         """Where the job is in its life, beside the bar; a state that waits for something is told in a line too."""

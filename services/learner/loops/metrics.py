@@ -14,6 +14,7 @@ from typing import Any
 from prometheus_client import Counter, Gauge, Histogram
 
 from services.common.jobs.fates import Fate
+from services.common.jobs.step_record import StepRecord
 from services.learner.groups.buffer import Intake
 
 _AGES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -145,20 +146,20 @@ def observe_job(job_id: str, *, slots: int, ranks: int) -> None:
     RANK_STARTS.inc()
 
 
-def observe_step(record: Mapping[str, Any], ages: list[int]) -> None:
+def observe_step(record: StepRecord, ages: list[int]) -> None:
     """Counts a step from its record. A figure that the record has as None was not finite, or there was nothing to take it from."""
     STEPS.inc()
-    STEP_SECONDS.observe(record["step_s"])
-    TRAINED_TOKENS.inc(record["trained_tokens"])
-    WASTED_TOKENS.inc(record["wasted_tokens"])
-    UNJUDGED_ROLLOUTS.inc(record["rollouts_not_judged"])
+    STEP_SECONDS.observe(record.step_s)
+    TRAINED_TOKENS.inc(record.trained_tokens)
+    WASTED_TOKENS.inc(record.wasted_tokens)
+    UNJUDGED_ROLLOUTS.inc(record.rollouts_not_judged)
     for age in ages:
         POLICY_AGE.observe(age)
-    if record["skipped"]:
-        SKIPPED_STEPS.labels("no_tokens" if record["loss_tokens"] == 0 else "not_finite").inc()
-    for name, gauge in STEP_GAUGES.items():
-        if name in record:
-            gauge.set(math.nan if record[name] is None else record[name])
+    if record.skipped:
+        SKIPPED_STEPS.labels("no_tokens" if record.loss_tokens == 0 else "not_finite").inc()
+    figures = record.as_json()
+    for name in STEP_GAUGES.keys() & figures.keys():
+        STEP_GAUGES[name].set(math.nan if figures[name] is None else figures[name])
 
 
 def observe_intake(intake: Intake) -> None:

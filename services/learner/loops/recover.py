@@ -125,12 +125,9 @@ async def _replay(job: JobContext, record: BatchRecord) -> None:
         job.flow.take(judged.scored)
     job.step = record.step - 1
     trained = await train_batch(job, batch)
-    told = step_record(job, trained, StepTimes(wait_s=0.0, step_s=trained.train_s)) | {
-        "lineage": record.lineage,
-        "replayed": True,
-        "record_digest": record.digest,
-    }
-    await job.store.append_step(job.step - job.start_step, told)
+    times = StepTimes(wait_s=0.0, step_s=trained.train_s)
+    step = step_record(job, trained, times, record.digest, lineage=record.lineage)
+    await job.store.append_step(job.step - job.start_step, step.model_copy(update={"replayed": True}))
     job.flow = Flow()
 
 

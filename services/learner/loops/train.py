@@ -133,7 +133,7 @@ async def _step(job: JobContext, drain: Drain) -> None:
     job.intake.published()
     job.issue_now.set()
     times.step_s = time.monotonic() - started
-    record = step_record(job, trained, times) | {"record_digest": journalled.digest}
+    record = step_record(job, trained, times, journalled.digest, lineage=job.lineage)
     job.flow = Flow()
     await job.store.update(step=job.step, policy_version=job.step, **job.intake.ledger.accounts())
     await job.store.append_step(job.step - job.start_step, record)

@@ -18,6 +18,7 @@ from services.common.jobs.history_mark import HistoryMark, HistoryReader
 from services.common.jobs.record import ActiveJob, JobRecord, JobState
 from services.common.jobs.records import JobRecords
 from services.common.jobs.restore import restore
+from services.common.jobs.step_record import StepRecord
 from services.common.jobs.store import JobStore
 from services.common.redis import keys
 from services.common.redis.fencing import HEALS, Fence, raise_if_fenced, run
@@ -177,16 +178,15 @@ class HeadStore:
         self._active = None
         await self._jobs.retire(self.job_id)
 
-    async def append_step(self, number: int, data: dict[str, Any]) -> None:
+    async def append_step(self, number: int, record: StepRecord) -> None:
         """Adds a step's record to the history, once, in Redis and in the folder, and reports it in the events."""
-        history = self._jobs.history
+        history, data = self._jobs.history, record.as_json()
         if not await history.append_step(self.job_id, number, data, complete=True):
             await history.refill(self.job_id)  # Redis is behind: it was put back to an older state
             await history.append_step(self.job_id, number, data)
-        step = int(data["step"])
-        if step > self._steps:  # after Redis, which refuses a head that is fenced
-            self._steps = step
-            await self._keep("step", step, data)
+        if record.step > self._steps:  # after Redis, which refuses a head that is fenced
+            self._steps = record.step
+            await self._keep("step", record.step, data)
 
     async def append_eval(self, data: dict[str, Any]) -> None:
         """Adds an evaluation to the history, in Redis and in the folder, and reports it in the events."""

@@ -17,6 +17,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from services.cli.stack.redis import EmbeddedRedis
 from services.common.jobs.record import LIVE, ActiveJob, JobState
+from services.common.jobs.step_record import StepRecord
 from services.common.jobs.store import JobStore
 from services.common.redis import connection, keys
 from services.common.redis.connection import Patience, connect, redis_is_away
@@ -90,7 +91,7 @@ async def test_a_jobs_whole_course_is_told_once_through_lost_replies(
         await head.transition(JobState.RUNNING, allowed=LIVE)
         for step in range(1, 6):
             await head.update(step=step)
-            await head.append_step(step, {"step": step})
+            await head.append_step(step, StepRecord(step=step))
             await head.append_eval({"step": step})
             await head.event("checkpoint", {"step": step})
         await head.transition(JobState.SUCCEEDED, allowed=LIVE)

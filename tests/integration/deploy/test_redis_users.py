@@ -17,6 +17,7 @@ from services.common.jobs.folder import JobFolder
 from services.common.jobs.record import ActiveJob, JobState
 from services.common.jobs.restore import Restorer
 from services.common.jobs.retention import Policy, Retention
+from services.common.jobs.step_record import StepRecord
 from services.common.jobs.store import JobStore
 from services.common.redis import keys
 from services.common.redis.fencing import Fence
@@ -100,7 +101,7 @@ async def test_a_head_of_the_learners_heals_and_people_put_entries_back(connect_
     assert await JobStore(learner, tmp_path).claim("learner")
     head = await HeadStore.begin(learner, tmp_path, job)
     await head.activate(active(job))
-    await head.append_step(1, {"step": 1})
+    await head.append_step(1, StepRecord(step=1))
     await head.append_eval({"step": 1})
     await tester.flushall()
     await head.transition(JobState.RUNNING, allowed=[JobState.STARTING])

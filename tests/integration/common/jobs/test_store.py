@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from services.common.errors import Fenced, JobConflict, RecordGone
 from services.common.jobs.folder import JobFolder
 from services.common.jobs.record import LIVE, ActiveJob, JobRecord, JobState
 from services.common.jobs.restore import Restorer, restore
+from services.common.jobs.step_record import StepRecord
 from services.common.jobs.store import JobStore
 from services.common.redis import keys
 from services.common.redis.fencing import HEALS
@@ -64,7 +64,7 @@ WRITES: dict[str, Write] = {
     "transition": lambda head, _job: head.transition(JobState.FAILED, allowed=LIVE, cause="zombie"),
     "update": lambda head, _job: head.update(step=99),
     "event": lambda head, _job: head.event("step", {"step": 99}),
-    "step": lambda head, _job: head.append_step(2, {"step": 2}),
+    "step": lambda head, _job: head.append_step(2, StepRecord(step=2)),
     "evaluation": lambda head, _job: head.append_eval({"step": 1}),
     "activate": lambda head, job: head.activate(ActiveJob(job, 9, "zombie:1", 9, "/models/tiny", {})),
     "retire": lambda head, _job: head.retire(),
@@ -81,7 +81,7 @@ async def test_a_head_of_an_older_incarnation_writes_nothing(
 ) -> None:
     job_id, old = await running(store, redis, tmp_path)
     await add(redis, job_id, Stage.TASKS, "train:0:1", b"task", fence=old.fence)
-    await old.append_step(1, {"step": 1})
+    await old.append_step(1, StepRecord(step=1))
     new = await HeadStore.begin(redis, tmp_path, job_id)
     assert new.fence.incarnation == old.fence.incarnation + 1
     before, files = await snapshot(redis), contents(tmp_path)
@@ -152,7 +152,7 @@ async def test_a_running_job_whose_redis_is_emptied_is_back_at_its_next_write(
     job_id, head = await running(store, redis, tmp_path)
     for step in (1, 2, 3):
         await head.update(step=step, policy_version=step, groups=json.dumps({"issued": step}))
-        await head.append_step(step, {"step": step})
+        await head.append_step(step, StepRecord(step=step))
     await head.append_eval({"step": 0, "avg_at_k": 0.5})
     before, restored = await store.get(job_id), []
     head.on_restored = lambda: restored.append(1)
@@ -191,19 +191,19 @@ async def test_a_redis_emptied_again_before_servers_see_the_job_is_put_right_aga
 
 @pytest.mark.parametrize(("times", "back"), [(HEALS, True), (HEALS + 1, False)])
 async def test_a_write_outlives_a_redis_that_is_emptied_again_while_it_is_put_right(
-    redis: Redis, store: JobStore, tmp_path: Path, times: int, back: bool
+    redis: Redis, store: JobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int, back: bool
 ) -> None:
-    job_id, head = await running(store, redis, tmp_path)
-    left = times
+    heal, left = HeadStore.heal, times
 
-    async def heal_and_lose() -> None:
+    async def heal_and_lose(head: HeadStore) -> None:
         nonlocal left
         left -= 1
-        await head.heal()
+        await heal(head)
         if left > 0:
             await redis.flushall()
 
-    head.fence = replace(head.fence, heal=heal_and_lose)
+    monkeypatch.setattr(HeadStore, "heal", heal_and_lose)
+    job_id, head = await running(store, redis, tmp_path)
     await redis.flushall()
     if back:
         await head.event("checkpoint", {"step": 3})
@@ -242,15 +242,15 @@ async def test_a_redis_put_back_to_an_older_state_is_brought_up_to_date(
     redis: Redis, store: JobStore, tmp_path: Path
 ) -> None:
     job_id, old = await running(store, redis, tmp_path)
-    await old.append_step(1, {"step": 1})
+    await old.append_step(1, StepRecord(step=1))
     past = await snapshot(redis)
     head = await HeadStore.begin(redis, tmp_path, job_id)
     for step in (2, 3):
-        await head.append_step(step, {"step": step})
+        await head.append_step(step, StepRecord(step=step))
     await redis.flushall()
     for name, value in past.items():
         await redis.restore(name, 0, value)
-    await head.append_step(4, {"step": 4})
+    await head.append_step(4, StepRecord(step=4))
     assert [json.loads(raw)["step"] for raw in await redis.lrange(keys.steps(job_id), 0, -1)] == [1, 2, 3, 4]
     assert (await store.get(job_id)).incarnation == head.fence.incarnation
 
@@ -260,10 +260,10 @@ async def test_a_rewind_drops_later_steps_and_evaluations_for_good(
 ) -> None:
     job_id, head = await running(store, redis, tmp_path)
     for step in (1, 2, 3):
-        await head.append_step(step, {"step": step, "course": "first"})
+        await head.append_step(step, StepRecord.model_validate({"step": step, "course": "first"}))
         await head.append_eval({"step": step})
     await head.rewind(1)
-    await head.append_step(2, {"step": 2, "course": "second"})
+    await head.append_step(2, StepRecord.model_validate({"step": 2, "course": "second"}))
     for _ in range(2):
         steps = [json.loads(raw) for raw in await redis.lrange(keys.steps(job_id), 0, -1)]
         assert [(step["step"], step["course"]) for step in steps] == [(1, "first"), (2, "second")]

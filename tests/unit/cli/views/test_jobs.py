@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from services.cli.views.jobs import print_job, print_rollouts, print_workers, step_line
+from services.common.jobs.step_record import StepRecord
 
 STEP = {
     "step": 7, "reward": 0.4123, "accuracy": 0.4, "accept_rate": 0.637, "policy_age_mean": 0.84,
@@ -16,13 +17,13 @@ STEP = {
 
 
 def test_a_step_is_one_line() -> None:
-    assert step_line(STEP, 200) == (
+    assert step_line(StepRecord.model_validate(STEP), 200) == (
         "step   7/200  reward 0.412  accuracy 0.400  accept 0.64  age 0.8  gen 812 tok/s  train 640 tok/s  sync 0.041 s"
     )
 
 
 def test_what_a_step_lacks_is_a_dash() -> None:
-    assert step_line({"step": 7, "reward": None}).startswith("step     7  reward -  accuracy -")
+    assert step_line(StepRecord(step=7)).startswith("step     7  reward -  accuracy -")
 
 
 def test_text_from_a_model_is_never_markup() -> None:

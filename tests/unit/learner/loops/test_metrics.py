@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from prometheus_client import REGISTRY
 
+from services.common.jobs.step_record import StepRecord
 from services.learner.loops import metrics
 from services.learner.megatron.stats import StepStats
 
 
-def record(stats: StepStats) -> dict[str, Any]:
-    return {
-        "step_s": 1.0,
-        "trained_tokens": 10,
-        "wasted_tokens": 2,
-        "rollouts_not_judged": 0,
-        "reward": 0.5,
-        "accuracy": None,
-    } | stats.as_record()
+def record(stats: StepStats, not_judged: int = 0) -> StepRecord:
+    return StepRecord(
+        step=3,
+        step_s=1.0,
+        trained_tokens=10,
+        wasted_tokens=2,
+        rollouts_not_judged=not_judged,
+        reward=0.5,
+        accuracy=None,
+        **stats.as_record(),
+    )
 
 
 def stats(loss: float, skipped: str = "", tokens: int = 10) -> StepStats:
@@ -45,7 +47,7 @@ def test_a_sound_step_sets_its_figures() -> None:
 
 def test_rollouts_without_a_verdict_are_counted() -> None:
     before = sample("unjudged_rollouts_total")
-    metrics.observe_step(record(stats(0.25)) | {"rollouts_not_judged": 3}, [0])
+    metrics.observe_step(record(stats(0.25), not_judged=3), [0])
     assert sample("unjudged_rollouts_total") == before + 3
 
 

@@ -1,0 +1,69 @@
+"""Record of one optimizer step: a line of the job's history, an element of `GET /jobs/{id}/metrics`, and an event."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class StepRecord(BaseModel):
+    """Figures of one step.
+
+    Further fields are means over the step's unmasked response tokens: `entropy`, mismatch figures, and those of the loss function.
+    A figure that is not finite is null, and so is a field that an earlier release did not write.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    step: int = Field(description="Optimizer steps of the job, this one included.", examples=[17])
+    lineage: int = Field(default=1, description="Lineage in which it was trained.")
+    at: float | None = Field(default=None, description="Unix seconds of its end.")
+    policy_version: int | None = Field(default=None, description="Version that it published.", examples=[17])
+    weights_digest: str | None = Field(
+        default=None, description="Digest of that version; null when the step was trained again from the journal."
+    )
+    reward: float | None = Field(
+        default=None, description="Mean over every rollout judged since the step before, filtered ones included."
+    )
+    accuracy: float | None = Field(default=None, description="Mean over the same rollouts.", examples=[0.41])
+    rollouts_judged: int | None = Field(default=None, description="How many they are.")
+    rollouts_not_judged: int = Field(default=0, description="Rollouts whose verifier broke.")
+    checks_over_limit: int | None = Field(
+        default=None, description="Judged rollouts whose check went beyond its limit: they count as wrong."
+    )
+    accept_rate: float | None = Field(default=None, description="Expected share of informative groups, 0 to 1.")
+    groups_trained: int | None = Field(default=None, description="Groups in the batch.")
+    groups_judged: int | None = Field(default=None, description="Groups judged since the step before.")
+    policy_age_mean: float | None = Field(default=None, description="Of the batch's groups, optimizer steps.")
+    policy_age_max: int | None = Field(default=None, description="The oldest group of the batch, optimizer steps.")
+    response_length_mean: float | None = Field(default=None, description="Of the batch's rollouts, tokens.")
+    response_length_p95: float | None = Field(default=None, description="Of the batch's rollouts, tokens.")
+    truncated_share: float | None = Field(default=None, description="Rollouts of the batch cut by a length limit.")
+    generated_tokens_per_s: float | None = Field(default=None, description="Since the step before.")
+    wasted_tokens: int = Field(default=0, description="Tokens of groups that are not trained on.")
+    trained_tokens: int = Field(default=0, description="Response tokens of the batch.")
+    trained_tokens_per_s: float | None = Field(default=None, description="Over `step_s`.")
+    wait_s: float | None = Field(default=None, description="Time that the learner waited for the batch.")
+    train_s: float | None = Field(default=None, description="Time of the ranks.")
+    step_s: float = Field(default=0.0, description="From the request for a batch to the published version.")
+    sync_s: float | None = Field(default=None, description="Fetch and pause of the slowest server's last weight sync.")
+    pause_s: float | None = Field(
+        default=None, description="Generation pause of the slowest server's last weight sync."
+    )
+    groups: dict[str, int] | None = Field(default=None, description="Groups issued, active, and by fate.")
+    optimizer_step: int | None = Field(default=None, description="The trainer's own count.")
+    loss_tokens: int | None = Field(default=None, description="Unmasked response tokens.")
+    sequences: int | None = Field(default=None, description="Sequences in the batch.")
+    micro_batches: int | None = Field(default=None, description="Micro-batches of each rank.")
+    skipped: str = Field(default="", description="Why the weights were left unchanged; empty when they were not.")
+    loss: float | None = Field(default=None, description="Mean over the batch's unmasked response tokens.")
+    grad_norm: float | None = Field(default=None, description="Before clipping.")
+    lr: float | None = Field(default=None, description="Learning rate of the step.")
+    padding_share: float | None = Field(default=None, description="Computed positions that hold no token, 0 to 1.")
+    record_digest: str | None = Field(default=None, description="Digest of the journal record of its batch.")
+    replayed: bool = Field(default=False, description="Trained again from the journal after a restart.")
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON values of the fields that were set."""
+        return self.model_dump(mode="json", exclude_unset=True)
