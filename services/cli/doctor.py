@@ -58,7 +58,7 @@ def refuse_problems(home: Path) -> None:
     """
     found = [finding for finding in examine(home, None, BEFORE_UP) if finding.level is Level.PROBLEM]
     if found:
-        raise ConfigError("\n".join(f"{item.name}: {item.found}: {item.remedy}" for item in found))
+        raise ConfigError(*(f"{item.name}: {item.found}: {item.remedy}" for item in found))
 
 
 def is_well(findings: Sequence[Finding]) -> bool:

@@ -23,13 +23,38 @@ MillraceError
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 
 class MillraceError(Exception):
     """Root of all errors that Millrace raises on purpose."""
 
 
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that a person can mend."""
+
+    field: str
+    """Of the job spec or the request, as a dotted path; empty where the message names a setting or a file."""
+    message: str
+
+    def __str__(self) -> str:
+        """`field: message`."""
+        return f"{self.field}: {self.message}" if self.field else self.message
+
+
 class ConfigError(MillraceError):
-    """A setting, a job spec or a file that a person can mend; the message names the field or the file."""
+    """A setting, a job spec or a file that a person can mend; each problem names the field, the setting or the file."""
+
+    def __init__(self, *problems: Problem | str, field: str = "") -> None:
+        """Reports one or several problems.
+
+        Args:
+            problems: each of them; a text is the problem's message.
+            field: of the problems that are texts.
+        """
+        self.problems = tuple(item if isinstance(item, Problem) else Problem(field, item) for item in problems)
+        super().__init__("\n".join(map(str, self.problems)))
 
 
 class ModelError(ConfigError):

@@ -14,9 +14,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.routing import Match
 
-from services.common.errors import ConfigError, JobConflict, LetterRefused, MillraceError, SandboxError
+from services.common.errors import ConfigError, JobConflict, LetterRefused, MillraceError, Problem, SandboxError
 from services.common.redis.pool import PoolBusyError
-from services.gateway.schemas import ErrorAnswer, FieldProblem
+from services.gateway.schemas import ErrorAnswer
 
 log = logging.getLogger(__name__)
 
@@ -51,19 +51,14 @@ class AdmissionBusy(MillraceError):  # noqa: N818  what it is
 
 
 class SpecRefused(ConfigError):  # noqa: N818  a refusal, as people say
-    """A request whose fields are wrong; answered with 422."""
-
-    def __init__(self, problems: Sequence[FieldProblem]) -> None:
-        """Names every wrong field."""
-        super().__init__("; ".join(f"{problem.field}: {problem.message}" for problem in problems))
-        self.problems = tuple(problems)
+    """A request whose fields are wrong: a problem for each; answered with 422."""
 
 
 def error_answer(
     status: int,
     message: str,
     *,
-    problems: Sequence[FieldProblem] | None = None,
+    problems: Sequence[Problem] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
     """An error as JSON."""
@@ -142,7 +137,7 @@ async def _validation(_: Request, error: Exception) -> JSONResponse:
     problems = []
     for item in cast("RequestValidationError", error).errors():
         _, *path = item["loc"]
-        problems.append(FieldProblem(field=".".join(str(part) for part in path) or "body", message=item["msg"]))
+        problems.append(Problem(".".join(str(part) for part in path) or "body", item["msg"]))
     return error_answer(422, "the request is not valid", problems=problems)
 
 

@@ -72,17 +72,19 @@ def find_origin(spec: JobSpec, settings: Settings) -> Origin | None:
     roots = [settings.job_dir(""), settings.models_dir, *settings.model_roots]
     path = locate(name, roots, field=FIELD, error=ConfigError)
     if not path.is_dir():
-        raise ConfigError(f"{FIELD}: {path} is not there: it must be a job's id, a checkpoint's or a model's directory")
+        raise ConfigError(
+            f"{path} is not there: it must be a job's id, a checkpoint's or a model's directory", field=FIELD
+        )
     if (path / CHECKPOINTS_DIR).is_dir() or (path / SPEC_FILE).is_file():
         path /= CHECKPOINTS_DIR
     try:
         checkpoint = read_manifest(path) if (path / MANIFEST).is_file() else newest_manifest(path)
     except (CheckpointError, CheckpointRefused) as error:
-        raise ConfigError(f"{FIELD}: {error}") from error
+        raise ConfigError(str(error), field=FIELD) from error
     if checkpoint is None and path.name == CHECKPOINTS_DIR:
-        raise ConfigError(f"{FIELD}: {path} has no whole checkpoint yet")
+        raise ConfigError(f"{path} has no whole checkpoint yet", field=FIELD)
     if checkpoint is None and not (path / "config.json").is_file():
-        raise ConfigError(f"{FIELD}: {path} is neither a checkpoint of a job nor a Hugging Face model directory")
+        raise ConfigError(f"{path} is neither a checkpoint of a job nor a Hugging Face model directory", field=FIELD)
     return Origin(checkpoint.path if checkpoint is not None else path, checkpoint)
 
 
@@ -96,7 +98,7 @@ def check_origin(origin: Origin, spec: JobSpec, identity: Identity) -> None:
         try:
             shape = asdict(inspect_model(origin.path))
         except ModelError as error:
-            raise ConfigError(str(error).replace("model.path", FIELD)) from error
+            raise ConfigError(*(problem.message for problem in error.problems), field=FIELD) from error
         _check_shape(origin, shape, identity)
         return
     known = _known_identity(origin, origin.checkpoint)
@@ -122,7 +124,7 @@ def verify_origin(checkpoint: Checkpoint) -> None:
     try:
         verify_files(checkpoint)
     except CheckpointError as error:
-        raise ConfigError(f"{FIELD}: {error}") from error
+        raise ConfigError(str(error), field=FIELD) from error
 
 
 def weights_of(origin: Origin, spec: JobSpec) -> tuple[Path, bool]:
@@ -168,9 +170,9 @@ def try_origin(spec: JobSpec, settings: Settings, model_dir: Path, dataset: str,
         if hugging_face:
             check_weights(folder, inspect_model(folder), read_json(folder / "config.json"), until)
     except CheckpointError as error:
-        raise ConfigError(f"{FIELD}: {error}") from error
+        raise ConfigError(str(error), field=FIELD) from error
     except ModelError as error:
-        raise ConfigError(str(error).replace("model.path", FIELD)) from error
+        raise ConfigError(*(problem.message for problem in error.problems), field=FIELD) from error
     return OriginFacts(path=str(folder), step=origin.checkpoint.step if origin.checkpoint is not None else None)
 
 
@@ -201,4 +203,4 @@ def _check_shape(origin: Origin, shape: dict[str, object], identity: Identity) -
 
 
 def _wrong(origin: Origin, what: str) -> NoReturn:
-    raise ConfigError(f"{FIELD}: {origin.path}: {what}")
+    raise ConfigError(f"{origin.path}: {what}", field=FIELD)

@@ -24,17 +24,17 @@ def locate(name: str, roots: Sequence[Path], *, field: str, error: type[ConfigEr
         error: the name has `..` or a NUL in it, is none that the system takes, or leads (perhaps by a link) outside the roots.
     """
     if ".." in PurePosixPath(name).parts or "\0" in name:
-        raise error(f"{field}: {name!r} must not contain `..` or a NUL character")
+        raise error(f"{name!r} must not contain `..` or a NUL character", field=field)
     real_roots = [resolve(root, field=field, error=error) for root in roots]
     candidates = [resolve(root / name, field=field, error=error) for root in real_roots]
     chosen = next((path for path in candidates if _exists(path)), candidates[0])
     if not is_below(chosen, real_roots):
         listed = ", ".join(str(root) for root in real_roots)
-        raise error(f"{field}: {name!r} leads outside the allowed directories ({listed})")
+        raise error(f"{name!r} leads outside the allowed directories ({listed})", field=field)
     try:
         chosen.exists()
     except OSError as problem:  # a name longer than the file system takes, a directory that may not be looked into
-        raise error(f"{field}: {name[:200]!r} is not a usable path: {problem.strerror}") from problem
+        raise error(f"{name[:200]!r} is not a usable path: {problem.strerror}", field=field) from problem
     return chosen
 
 
@@ -47,7 +47,7 @@ def resolve(path: Path, *, field: str, error: type[ConfigError]) -> Path:
     try:
         return path.resolve()
     except (OSError, RuntimeError, ValueError) as problem:
-        raise error(f"{field}: {path} is not a usable path: {problem}") from problem
+        raise error(f"{path} is not a usable path: {problem}", field=field) from problem
 
 
 def is_below(path: Path, roots: Iterable[Path]) -> bool:

@@ -75,9 +75,8 @@ def check(overrides: Mapping[str, str]) -> None:
     known = available()
     for data_source, name in overrides.items():
         if name not in known:
-            raise ConfigError(
-                f"reward.verifiers[{data_source!r}]: there is no verifier {name!r}; there are {', '.join(known)}"
-            )
+            field = f"reward.verifiers[{data_source!r}]"
+            raise ConfigError(f"there is no verifier {name!r}; there are {', '.join(known)}", field=field)
 
 
 def choose(data_source: str, overrides: Mapping[str, str]) -> str:

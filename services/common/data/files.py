@@ -54,7 +54,7 @@ class FileSource:
         Raises:
             DataError: names the field, the file and the row.
         """
-        self._where = f"{field}: {path}"
+        self._field, self._path = field, path
         self._spec = spec
         self._bounds = bounds or DataBounds()
         self.checked = 0
@@ -119,7 +119,7 @@ class FileSource:
         return prepare(read_row(row, data_source=self._spec.data_source), self._spec)
 
     def _wrong(self, what: str) -> NoReturn:
-        raise DataError(f"{self._where}: {what}")
+        raise DataError(f"{self._path}: {what}", field=self._field)
 
 
 def _line(error: Exception) -> str:

@@ -107,10 +107,10 @@ class ProceduralSource:
         try:
             from reasoning_gym.factory import DATASETS
         except ImportError as error:
-            raise DataError(
-                f"{self._field}.source: procedural tasks need the package reasoning-gym; install it with "
-                "`pip install 'millrace[reward]'`"
-            ) from error
+            message = (
+                "procedural tasks need the package reasoning-gym; install it with `pip install 'millrace[reward]'`"
+            )
+            raise DataError(message, field=f"{self._field}.source") from error
         if self._task not in DATASETS:
             self._wrong("source", f"reasoning-gym has no task {self._task!r}{near(self._task, DATASETS)}")
         return DATASETS[self._task][1]
@@ -153,4 +153,4 @@ class ProceduralSource:
         self._wrong("config", f"{self._task} refuses {settings}: {said or type(error).__name__}")
 
     def _wrong(self, name: str, what: str) -> NoReturn:
-        raise DataError(f"{self._field}.{name}: {what}")
+        raise DataError(what, field=f"{self._field}.{name}")

@@ -38,7 +38,7 @@ def open_within(
     if spec.procedural_task is not None:
         return ProceduralSource(spec, field=field, bounds=bounds)
     if spec.config:
-        raise DataError(f"{field}.config: is for procedural sources; {spec.source} is a file")
+        raise DataError(f"is for procedural sources; {spec.source} is a file", field=f"{field}.config")
     path = _find(spec.source, roots, f"{field}.source")
     return FileSource(path, spec, field=f"{field}.source", bounds=bounds, until=until)
 
@@ -52,5 +52,5 @@ def _find(source: str, roots: Sequence[Path], field: str) -> Path:
     path = locate(source, roots, field=field, error=DataError)
     if not path.is_file():
         listed = ", ".join(str(root) for root in roots)
-        raise DataError(f"{field}: {path} is not there (relative paths are looked for in {listed})")
+        raise DataError(f"{path} is not there (relative paths are looked for in {listed})", field=field)
     return path

@@ -12,12 +12,13 @@ LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_po
 _ROPES = ("default", "linear", "llama3")
 
 
-def check_trainable(config: Any, where: str) -> None:  # noqa: ANN401  transformers comes without types
+def check_trainable(config: Any, where: str, *, field: str = "") -> None:  # noqa: ANN401  transformers comes without types
     """Refuses what would be trained wrongly, or not at all.
 
     Args:
         config: a configuration of transformers.
         where: of the model, for the errors.
+        field: of the spec that names it, for the errors.
 
     Raises:
         ModelError: names the key of config.json.
@@ -31,11 +32,11 @@ def check_trainable(config: Any, where: str) -> None:  # noqa: ANN401  transform
     }
     for key, value in refused.items():
         if value:
-            raise ModelError(f"{where}: {key} = {value!r} is not supported")
-    rope_parameters(config, where)
+            raise ModelError(f"{where}: {key} = {value!r} is not supported", field=field)
+    rope_parameters(config, where, field=field)
 
 
-def rope_parameters(config: Any, where: str) -> dict[str, Any]:  # noqa: ANN401
+def rope_parameters(config: Any, where: str, *, field: str = "") -> dict[str, Any]:  # noqa: ANN401
     """`rope_type`, `rope_theta` and, where it scales, `factor`; transformers 5 keeps them in `rope_parameters`, earlier ones apart.
 
     Raises:
@@ -45,16 +46,18 @@ def rope_parameters(config: Any, where: str) -> dict[str, Any]:  # noqa: ANN401
     kind = found.get("rope_type", "default")
     wanted: dict[str, Any] = {"partial_rotary_factor": 1.0} if "partial_rotary_factor" in found else {}
     if kind not in _ROPES:
-        raise ModelError(f"{where}: rope_parameters: rope_type = {kind!r} is not supported")
+        raise ModelError(f"{where}: rope_parameters: rope_type = {kind!r} is not supported", field=field)
     if kind == "llama3":
         wanted |= LLAMA3_ROPE
     for key, value in wanted.items():
         if found.get(key) != value:
-            raise ModelError(f"{where}: rope_parameters: {key} = {found.get(key)!r} is not supported (only {value})")
+            raise ModelError(
+                f"{where}: rope_parameters: {key} = {found.get(key)!r} is not supported (only {value})", field=field
+            )
     numbers: dict[str, Any] = {"rope_theta": found.get("rope_theta") or getattr(config, "rope_theta", 10_000.0)}
     if kind != "default":
         numbers["factor"] = found.get("factor")
     for key, value in numbers.items():
         if type(value) not in {int, float} or not math.isfinite(value) or value <= 0:
-            raise ModelError(f"{where}: rope_parameters: {key} must be a positive number, not {value!r}")
+            raise ModelError(f"{where}: rope_parameters: {key} must be a positive number, not {value!r}", field=field)
     return {"rope_type": kind, **numbers}

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from services.common.config.paths import is_below, locate, near, resolve
 from services.common.config.settings import Settings
-from services.common.errors import ModelError
+from services.common.errors import ModelError, Problem
 from services.common.spec.job import JobSpec
 
 FIELD = "model.path"
@@ -67,14 +67,14 @@ def resolve_model(name_or_path: str, settings: Settings) -> Path:
             known = _registered(settings.models_dir)
             listed = ", ".join(known) or "none"
             raise ModelError(
-                f"{FIELD}: there is no model {name_or_path!r} in {settings.models_dir} (registered: {listed})"
-                f"{near(name_or_path, known)}"
+                f"there is no model {name_or_path!r} in {settings.models_dir} (registered: {listed}){near(name_or_path, known)}",
+                field=FIELD,
             )
-        raise ModelError(f"{FIELD}: {path} is not a directory")
+        raise ModelError(f"{path} is not a directory", field=FIELD)
     real_roots = [root.resolve() for root in roots]
     for file in _files(path):
         if file.is_symlink() and not is_below(resolve(file, field=FIELD, error=ModelError), real_roots):
-            raise ModelError(f"{FIELD}: {file} is a link that leads outside the allowed directories")
+            raise ModelError(f"{file} is a link that leads outside the allowed directories", field=FIELD)
     return path
 
 
@@ -86,10 +86,10 @@ def inspect_model(path: Path) -> ModelInfo:
             architecture, no tokenizer, no chat template, a size that is missing.
     """
     if not path.is_dir():
-        raise ModelError(f"{FIELD}: {path} is not a directory")
+        raise ModelError(f"{path} is not a directory", field=FIELD)
     config_path = path / "config.json"
     if not config_path.is_file():
-        raise ModelError(f"{FIELD}: {config_path} is missing: not a Hugging Face model directory")
+        raise ModelError(f"{config_path} is missing: not a Hugging Face model directory", field=FIELD)
     _refuse_code(path)
     _check_weights(path)
     config = read_json(config_path)
@@ -107,12 +107,13 @@ def check_parallel_sizes(info: ModelInfo, spec: JobSpec) -> None:
     problems = [*_tensor_problems(info, spec), *_length_problems(info, spec)]
     pp = spec.learner.pipeline_parallel_size
     if info.num_layers % pp:
-        problems.append(f"learner.pipeline_parallel_size: {pp} does not divide the model's {info.num_layers} layers")
+        message = f"{pp} does not divide the model's {info.num_layers} layers"
+        problems.append(Problem("learner.pipeline_parallel_size", message))
     if problems:
-        raise ModelError("\n".join(problems))
+        raise ModelError(*problems)
 
 
-def _tensor_problems(info: ModelInfo, spec: JobSpec) -> Iterator[str]:
+def _tensor_problems(info: ModelInfo, spec: JobSpec) -> Iterator[Problem]:
     tp = spec.learner.tensor_parallel_size
     parts = {
         "attention heads": info.num_attention_heads,
@@ -122,24 +123,24 @@ def _tensor_problems(info: ModelInfo, spec: JobSpec) -> Iterator[str]:
     }
     for what, size in parts.items():
         if size % tp:
-            yield f"learner.tensor_parallel_size: {tp} does not divide the model's {size} {what}"
-    engine = spec.rollout.tensor_parallel_size
+            yield Problem("learner.tensor_parallel_size", f"{tp} does not divide the model's {size} {what}")
+    engine, field = spec.rollout.tensor_parallel_size, "rollout.tensor_parallel_size"
     heads, kv_heads = info.num_attention_heads, info.num_key_value_heads
     if heads % engine:
-        yield f"rollout.tensor_parallel_size: {engine} does not divide the model's {heads} attention heads"
+        yield Problem(field, f"{engine} does not divide the model's {heads} attention heads")
     elif (
         kv_heads % engine and engine % kv_heads
     ):  # the engine replicates key-value heads when there are fewer than devices
-        yield f"rollout.tensor_parallel_size: {engine} neither divides nor is a multiple of the model's {kv_heads} key-value heads"
+        yield Problem(field, f"{engine} neither divides nor is a multiple of the model's {kv_heads} key-value heads")
 
 
-def _length_problems(info: ModelInfo, spec: JobSpec) -> Iterator[str]:
+def _length_problems(info: ModelInfo, spec: JobSpec) -> Iterator[Problem]:
     positions, response, asked = info.max_position_embeddings, spec.rollout.rollout_max_tokens, spec.model.max_model_len
     if asked is not None and asked > positions:
-        yield f"model.max_model_len: {asked} is more than the model's {positions} positions"
+        yield Problem("model.max_model_len", f"{asked} is more than the model's {positions} positions")
     length = min(asked or positions, positions)
     if length <= response:
-        yield f"rollout.rollout_max_tokens: {response} leaves no room for a prompt within {length} tokens"
+        yield Problem("rollout.rollout_max_tokens", f"{response} leaves no room for a prompt within {length} tokens")
 
 
 def _registered(models_dir: Path) -> list[str]:
@@ -152,20 +153,20 @@ def _files(path: Path) -> list[Path]:
     try:
         return sorted(path.iterdir())
     except OSError as error:
-        raise ModelError(f"{FIELD}: cannot read {path}: {error.strerror}") from error
+        raise ModelError(f"cannot read {path}: {error.strerror}", field=FIELD) from error
 
 
 def _refuse_code(path: Path) -> None:
     for file in _files(path):
         if not file.is_file() and not file.is_dir():
-            raise ModelError(f"{FIELD}: {file} is neither a file nor a directory")
+            raise ModelError(f"{file} is neither a file nor a directory", field=FIELD)
         suffix = file.suffix.lower()
         if suffix in _PICKLES:
-            raise ModelError(f"{FIELD}: {file}: pickled files can run code; keep safetensors only")
+            raise ModelError(f"{file}: pickled files can run code; keep safetensors only", field=FIELD)
         if suffix in _CODE:
-            raise ModelError(f"{FIELD}: {file}: a model directory must not contain code")
+            raise ModelError(f"{file}: a model directory must not contain code", field=FIELD)
         if suffix == ".json" and "config" in file.name and _has_key(read_json(file), "auto_map"):
-            raise ModelError(f"{FIELD}: {file}: `auto_map` asks for remote code, which is never run")
+            raise ModelError(f"{file}: `auto_map` asks for remote code, which is never run", field=FIELD)
 
 
 def _check_weights(path: Path) -> None:
@@ -178,7 +179,7 @@ def _check_weights(path: Path) -> None:
             if Path(shard).name != shard or not (path / shard).is_file():
                 _wrong(index_path, f"names {shard!r}, which is not a file of the directory")
     elif not (path / "model.safetensors").is_file():
-        raise ModelError(f"{FIELD}: {path} has no model.safetensors (nor an index of shards)")
+        raise ModelError(f"{path} has no model.safetensors (nor an index of shards)", field=FIELD)
 
 
 def _read_shape(path: Path, config: dict[str, Any]) -> ModelInfo:
@@ -215,15 +216,13 @@ def _read_shape(path: Path, config: dict[str, Any]) -> ModelInfo:
 def _check_tokenizer(path: Path) -> None:
     forms = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
     if not any(all((path / name).is_file() for name in form) for form in forms):
-        raise ModelError(
-            f"{FIELD}: {path} has no tokenizer (tokenizer.json, tokenizer.model, or vocab.json with merges.txt)"
-        )
+        forms_text = "tokenizer.json, tokenizer.model, or vocab.json with merges.txt"
+        raise ModelError(f"{path} has no tokenizer ({forms_text})", field=FIELD)
     config_path = path / "tokenizer_config.json"
     template = read_json(config_path).get("chat_template") if config_path.is_file() else None
     if not template and not (path / "chat_template.jinja").is_file():
-        raise ModelError(
-            f"{FIELD}: {path} has no chat template (chat_template.jinja, or `chat_template` in tokenizer_config.json)"
-        )
+        forms_text = "chat_template.jinja, or `chat_template` in tokenizer_config.json"
+        raise ModelError(f"{path} has no chat template ({forms_text})", field=FIELD)
 
 
 def _require_size(path: Path, key: str, value: object) -> None:
@@ -270,4 +269,4 @@ def _has_key(document: object, key: str) -> bool:
 
 
 def _wrong(path: Path, what: str) -> NoReturn:
-    raise ModelError(f"{FIELD}: {path}: {what}")
+    raise ModelError(f"{path}: {what}", field=FIELD)

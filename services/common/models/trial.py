@@ -106,7 +106,7 @@ def _check_config(folder: Path, info: ModelInfo) -> dict[str, Any]:
     wanted = _MODEL_TYPES[info.architecture]
     if made.model_type != wanted:
         _wrong(file, f"model_type is {made.model_type!r}, and {info.architecture} is {wanted!r}")
-    _tried(file, lambda: check_trainable(made, f"{FIELD}: {file}"))
+    _tried(file, lambda: check_trainable(made, str(file), field=FIELD))
     generation = folder / "generation_config.json"
     if generation.is_file():
         from transformers import GenerationConfig
@@ -213,4 +213,4 @@ def _line(error: BaseException) -> str:
 
 
 def _wrong(file: Path, what: str, cause: BaseException | None = None) -> NoReturn:
-    raise ModelError(f"{FIELD}: {file}: {what}") from cause
+    raise ModelError(f"{file}: {what}", field=FIELD) from cause

@@ -269,4 +269,4 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _wrong(path: Path, what: str) -> NoReturn:
-    raise ModelError(f"{FIELD}: {path}: {what}")
+    raise ModelError(f"{path}: {what}", field=FIELD)

@@ -9,7 +9,7 @@ from typing import Any
 
 from services.common.sandbox.forkserver import named
 from services.common.sandbox.limits import limit_child, limit_cpu
-from services.common.sandbox.messages import ERROR, LIMIT, MAX_REQUEST_BYTES, VALUE, clip, known, pack, unpacker
+from services.common.sandbox.messages import LIMIT, MAX_REQUEST_BYTES, VALUE, error_message, pack, unpacker
 
 
 def serve(connection: socket.socket) -> None:
@@ -55,9 +55,4 @@ def _answer(action: Callable[[], object], memory_mib: int) -> bytes:
     except RecursionError:
         return pack([LIMIT, "was nested too deeply"])
     except Exception as error:  # noqa: BLE001  foreign code, or an error of ours: whatever it raises is the answer
-        return pack([ERROR, _nearest(type(error)), clip(error)])
-
-
-def _nearest(kind: type[BaseException]) -> str:
-    """The name under which the parent knows the error: its own, or its nearest ancestor's."""
-    return next((base.__name__ for base in kind.__mro__ if known(base.__name__) is base), kind.__name__)
+        return pack(error_message(error))

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
-from services.common.errors import ConfigError
+from services.common.errors import ConfigError, Problem
 from services.common.spec.algorithm import RECORDED, AlgorithmSpec
 from services.common.spec.base import Section
 from services.common.spec.data import DataSpec
@@ -87,17 +87,17 @@ def _validated(document: dict[str, Any], context: str | None = None) -> JobSpec:
     try:
         return JobSpec.model_validate(document, context=context)
     except ValidationError as error:
-        raise ConfigError("\n".join(describe_errors(error))) from error
+        raise ConfigError(*problems_of(error)) from error
 
 
-def describe_errors(error: ValidationError) -> list[str]:
-    """One line per wrong field: `learner.lr: Input should be greater than 0 (got -1)`."""
-    lines = []
+def problems_of(error: ValidationError, prefix: str = "") -> list[Problem]:
+    """One problem per wrong field, below `prefix`: `learner.lr: Input should be greater than 0 (got -1)`."""
+    problems = []
     for item in error.errors(include_url=False, include_context=False):
-        field = ".".join(str(part) for part in item["loc"]) or "spec"
+        path = ".".join(str(part) for part in item["loc"]) or "spec"
         got = "" if item["type"] in {"missing", "value_error"} else f" (got {str(item['input'])[:80]!r})"
-        lines.append(f"{field}: {item['msg']}{got}")
-    return lines
+        problems.append(Problem(f"{prefix}{path}", f"{item['msg']}{got}"))
+    return problems
 
 
 def dump_spec(spec: JobSpec) -> str:

@@ -26,6 +26,7 @@ from services.common.errors import (
     ChildLost,
     ChildTimeout,
     ConfigError,
+    Problem,
     SandboxError,
 )
 from services.common.models.directory import ModelInfo
@@ -35,9 +36,7 @@ from services.common.sandbox.pool import Child, Sandbox
 from services.common.spec.data import DataSourceSpec
 from services.common.spec.job import JobSpec
 from services.gateway.admission.limits import Machine, over_limits
-from services.gateway.admission.spec_body import problems_of
 from services.gateway.errors import AdmissionBusy, SpecRefused
-from services.gateway.schemas import FieldProblem
 
 log = logging.getLogger(__name__)
 
@@ -95,12 +94,10 @@ class ChildAdmission:
             try:
                 found = await self._sandbox.call(READ, body, media_type, limits=READ_LIMITS)
             except (ChildTimeout, ChildDied) as error:
-                raise SpecRefused(
-                    [FieldProblem(field="spec", message=f"the body cannot be read: it {error}")]
-                ) from error
-        if found["problems"]:
-            raise SpecRefused([FieldProblem(field=name, message=message) for name, message in found["problems"]])
-        return JobSpec.model_validate_json(found["spec"])
+                raise SpecRefused(f"the body cannot be read: it {error}", field="spec") from error
+            except ConfigError as error:
+                raise SpecRefused(*error.problems) from error
+        return JobSpec.model_validate_json(found)
 
     async def admit(self, spec: JobSpec) -> tuple[str, ...]:
         """The fields that could not be checked in time; usually none.
@@ -116,7 +113,7 @@ class ChildAdmission:
             finally:
                 await trial.close()
         if trial.problems:
-            raise SpecRefused(trial.problems)
+            raise SpecRefused(*trial.problems)
         return tuple(trial.unchecked)
 
 
@@ -129,7 +126,7 @@ class _Trial:
     spec: JobSpec
     settings: Settings
     until: float
-    problems: list[FieldProblem] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
     child: Child | None = None
 
@@ -171,8 +168,7 @@ class _Trial:
         """The job asks for no more than the operator gives; what a model needs is judged where the model is known."""
         info = ModelInfo(**model["shape"]) if model is not None else None
         parameters = model["parameters"] if model is not None else None
-        for where, message in over_limits(self.spec, self.settings, Machine.here(), info, parameters):
-            self._wrong(where, message)
+        self.problems += over_limits(self.spec, self.settings, Machine.here(), info, parameters)
 
     async def _load(self) -> None:
         """What `checkpoint.load` names can be begun with."""
@@ -187,13 +183,13 @@ class _Trial:
         try:
             check(overrides)
         except ConfigError as error:
-            self.problems += problems_of(error, "reward.verifiers")
+            self.problems += error.problems
             return
         for name, where in named.items():
             try:
                 choose(name, overrides)
             except ConfigError as error:
-                self.problems += problems_of(error, where)
+                self._refused(error, where)
 
     async def _in_child(self, where: str, method: str, *arguments: object, left: int) -> Any:  # noqa: ANN401
         """A check's result, or None with what was wrong noted; `left`: checks that share the time, this one included."""
@@ -204,7 +200,7 @@ class _Trial:
             except ChildTimeout:
                 self.unchecked.append(where)
             except ConfigError as error:
-                self.problems += problems_of(error, where)
+                self._refused(error, where)
             except ChildLost as error:
                 if not last:
                     continue
@@ -234,8 +230,12 @@ class _Trial:
         """Seconds for the next of so many checks."""
         return max(0.01, (self.until - time.monotonic()) / left)
 
+    def _refused(self, error: ConfigError, where: str) -> None:
+        """Notes an error's problems; those that name no field are of `where`."""
+        self.problems += [item if item.field else Problem(where, item.message) for item in error.problems]
+
     def _wrong(self, where: str, message: str) -> None:
-        self.problems.append(FieldProblem(field=where, message=message))
+        self.problems.append(Problem(where, message))
 
 
 @asynccontextmanager

@@ -25,7 +25,6 @@ from services.common.models.trial import ModelFacts, try_model
 from services.common.spec.data import DataSourceSpec
 from services.common.spec.job import JobSpec
 from services.gateway.admission.spec_body import parse_body
-from services.gateway.errors import MAX_TEXT, SpecRefused
 
 MARGIN_S = 1.0
 """What remains of the time when a reader of a large file stops looking at more."""
@@ -41,12 +40,13 @@ def prepare() -> None:
         from transformers import AutoTokenizer  # noqa: F401
 
 
-def read_body(body: bytes, media_type: str) -> dict[str, Any]:
-    """The spec in a request's body as JSON, under `spec`; or under `problems` each wrong field and what is wrong with it."""
-    try:
-        return {"spec": parse_body(body, media_type).model_dump_json(), "problems": []}
-    except SpecRefused as error:
-        return {"problems": [[p.field[:MAX_TEXT], p.message[:MAX_TEXT]] for p in error.problems]}
+def read_body(body: bytes, media_type: str) -> str:
+    """The spec in a request's body as JSON.
+
+    Raises:
+        ConfigError: names every wrong field.
+    """
+    return parse_body(body, media_type).model_dump_json()
 
 
 class JobChecks:
@@ -99,4 +99,4 @@ def _readable(field: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"{field}: cannot be read: {error.strerror or error}") from error
+        raise ConfigError(f"cannot be read: {error.strerror or error}", field=field) from error

@@ -14,6 +14,7 @@ from typing import Self
 import psutil
 
 from services.common.config.settings import Platform, Settings
+from services.common.errors import Problem
 from services.common.models.directory import ModelInfo
 from services.common.spec.job import JobSpec
 from services.common.spec.rollout import DType
@@ -97,7 +98,7 @@ class InstallationLimits:
 
 def over_limits(
     spec: JobSpec, settings: Settings, machine: Machine, model: ModelInfo | None = None, parameters: int | None = None
-) -> list[tuple[str, str]]:
+) -> list[Problem]:
     """Each field by which the job asks for more than this installation gives, and what is wrong: the limit's name and both numbers.
 
     Args:
@@ -116,7 +117,7 @@ def over_limits(
     ]
 
 
-def _compute(spec: JobSpec, limits: InstallationLimits, platform: Platform) -> Iterator[tuple[str, str]]:
+def _compute(spec: JobSpec, limits: InstallationLimits, platform: Platform) -> Iterator[Problem]:
     learner, engine = spec.learner, spec.rollout
     sizes = {name: getattr(learner, name) for name in _RANK_SIZES}
     yield from _over(f"learner.{max(sizes, key=sizes.__getitem__)}", learner.world_size, "ranks", "ranks", limits)
@@ -130,7 +131,7 @@ def _compute(spec: JobSpec, limits: InstallationLimits, platform: Platform) -> I
     yield from _over("reward.memory_mib", spec.reward.memory_mib, "MiB", "verifier_memory_mib", limits)
 
 
-def _work(spec: JobSpec, limits: InstallationLimits) -> Iterator[tuple[str, str]]:
+def _work(spec: JobSpec, limits: InstallationLimits) -> Iterator[Problem]:
     rollouts = spec.slots * spec.rollout.group_size
     field = "algorithm.filter_groups_train_batch_size"
     asked = "rollouts in flight (slots × group_size)"
@@ -144,7 +145,7 @@ def _work(spec: JobSpec, limits: InstallationLimits) -> Iterator[tuple[str, str]
         yield from _over("eval.tasks", rollouts, "rollouts of an evaluation (tasks × samples)", "eval_rollouts", limits)
 
 
-def _lengths(spec: JobSpec, limits: InstallationLimits, model: ModelInfo | None) -> Iterator[tuple[str, str]]:
+def _lengths(spec: JobSpec, limits: InstallationLimits, model: ModelInfo | None) -> Iterator[Problem]:
     """The engine prepares for the longest sequence that it is told of."""
     asked, field = spec.model.max_model_len, "model.max_model_len"
     if asked is not None:
@@ -156,7 +157,7 @@ def _lengths(spec: JobSpec, limits: InstallationLimits, model: ModelInfo | None)
     yield from _over("rollout.rollout_max_tokens", response, "tokens", "sequence_tokens", limits)
 
 
-def _memory(spec: JobSpec, limits: InstallationLimits, parameters: int | None) -> Iterator[tuple[str, str]]:
+def _memory(spec: JobSpec, limits: InstallationLimits, parameters: int | None) -> Iterator[Problem]:
     if parameters is None:
         return
     learner, dtype = spec.learner, spec.model.dtype
@@ -171,7 +172,8 @@ def _memory(spec: JobSpec, limits: InstallationLimits, parameters: int | None) -
     yield from _over("model.path", round(needed, 1), what, "memory_gib", limits)
 
 
-def _over(field: str, asked: float, what: str, name: str, limits: InstallationLimits) -> Iterator[tuple[str, str]]:
+def _over(field: str, asked: float, what: str, name: str, limits: InstallationLimits) -> Iterator[Problem]:
     most = getattr(limits, name)
     if asked > most:
-        yield field, f"{asked:.15g} {what} are more than MILLRACE_MAX_{name.upper()}={most:.15g} of this installation"
+        message = f"{asked:.15g} {what} are more than MILLRACE_MAX_{name.upper()}={most:.15g} of this installation"
+        yield Problem(field, message)

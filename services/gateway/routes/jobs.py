@@ -17,7 +17,7 @@ from services.common.spec.job import JobSpec
 from services.gateway.admission.spec_body import MEDIA_TYPES, UnsupportedMediaType, media_type_of
 from services.gateway.dependencies import Context, ContextDep, RecordDep
 from services.gateway.errors import SpecRefused, documented
-from services.gateway.schemas import EXAMPLE_JOB_ID, EXAMPLE_SPEC, FieldProblem, Job, JobList, JobSummary
+from services.gateway.schemas import EXAMPLE_JOB_ID, EXAMPLE_SPEC, Job, JobList, JobSummary
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -90,9 +90,9 @@ async def submit(
         async with context.retention.using(spec):
             record, new = await context.store.create_once(spec, idempotency_key)
     except ConfigError as error:
-        raise SpecRefused([FieldProblem(field="checkpoint.load", message=str(error))]) from error
+        raise SpecRefused(str(error), field="checkpoint.load") from error
     except KeyReused as error:
-        raise SpecRefused([FieldProblem(field=HEADER, message=str(error))]) from error
+        raise SpecRefused(str(error), field=HEADER) from error
     if new:
         await _created(context, record, unchecked)
     else:

@@ -12,7 +12,7 @@ from services.common.jobs.retention import DAY_S, Policy
 from services.gateway.dependencies import ContextDep
 from services.gateway.errors import SpecRefused, documented
 from services.gateway.metrics import JOB_ID
-from services.gateway.schemas import EXAMPLE_JOB_ID, JOB_ID_PATTERN, Answer, FieldProblem
+from services.gateway.schemas import EXAMPLE_JOB_ID, JOB_ID_PATTERN, Answer
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -82,7 +82,7 @@ async def prune_jobs(
     """Deletes ended jobs beyond the limits given; a job that another begins with stays, and so does every job that has not ended."""
     policy = Policy(keep, None if older_than_days is None else older_than_days * DAY_S, max_bytes)
     if policy.keeps_all:
-        raise SpecRefused([FieldProblem(field="keep", message="say what to keep: keep, older_than_days or max_bytes")])
+        raise SpecRefused("say what to keep: keep, older_than_days or max_bytes", field="keep")
     gone = await context.retention.prune(policy, dry_run=dry_run)
     jobs = [PrunedJob(id=job.id, ended_at=job.ended_at, size_bytes=job.size_bytes) for job in gone]
     return Pruned(dry_run=dry_run, size_bytes=sum(job.size_bytes for job in jobs), jobs=jobs)

@@ -161,12 +161,14 @@ class JobData:
             except ChildLost as error:
                 lost += 1
                 if lost == LOSSES:
-                    raise DataError(f"{field}: {await self._name(field, wanted[0])} was not made: {error}") from error
+                    raise DataError(
+                        f"{await self._name(field, wanted[0])} was not made: {error}", field=field
+                    ) from error
             except (ChildTimeout, ChildDied) as error:
                 await self.close()
                 if len(wanted) == 1:
                     why = f"within {TASK_S:.0f} s" if isinstance(error, ChildTimeout) else f"by a process: it {error}"
-                    raise DataError(f"{field}: {await self._name(field, wanted[0])} was not made {why}") from error
+                    raise DataError(f"{await self._name(field, wanted[0])} was not made {why}", field=field) from error
                 log.warning("%s: the making of tasks %s: each is asked for alone", field, error)
                 wanted = wanted[:1]
 
@@ -184,14 +186,14 @@ class JobData:
             try:
                 return await (await self._ready()).request(method, wall_s=OPEN_S)
             except ChildTimeout as error:
-                raise DataError(f"{field}: was not read within {OPEN_S:.0f} s") from error
+                raise DataError(f"was not read within {OPEN_S:.0f} s", field=field) from error
             except ChildLost:
                 if last:
                     raise
             except ChildDied as error:
-                raise DataError(f"{field}: cannot be read: it {error}") from error
+                raise DataError(f"cannot be read: it {error}", field=field) from error
             except SandboxError as error:
-                raise DataError(f"{field}: cannot be read: {' '.join(str(error).split())}") from error
+                raise DataError(f"cannot be read: {' '.join(str(error).split())}", field=field) from error
         return None
 
     async def _ready(self) -> Child:

@@ -53,7 +53,7 @@ class Sources:
     def eval(self) -> TaskSource:
         """The held-out source."""
         if self.spec.data.eval is None:
-            raise DataError("data.eval: the job has no held-out tasks")
+            raise DataError("the job has no held-out tasks", field="data.eval")
         return open_source(self.spec.data.eval, self.settings, field="data.eval")
 
     def check_model(self) -> None:
@@ -154,5 +154,5 @@ def held_out_rows(source: TaskSource, train: TaskSource, tasks: int) -> list[int
         if source[row].prompt not in known:
             rows.append(row)
     if not rows:
-        raise DataError("data.eval: every one of its tasks is a training task too: nothing is held out")
+        raise DataError("every one of its tasks is a training task too: nothing is held out", field="data.eval")
     return rows

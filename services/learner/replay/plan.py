@@ -14,7 +14,7 @@ from services.common.differences import differences
 from services.common.errors import ConfigError
 from services.common.jobs.folder import SPEC_FILE
 from services.common.models.directory import resolve_model
-from services.common.spec.job import JobSpec, describe_errors, parse_recorded_spec
+from services.common.spec.job import JobSpec, parse_recorded_spec, problems_of
 from services.learner.storage.checkpoints import sound_checkpoints
 from services.learner.storage.folder import JOURNAL_DIR
 from services.learner.storage.journal import Journal, JournalError
@@ -173,7 +173,7 @@ def changed_spec(recorded: JobSpec, document: dict[str, Any]) -> tuple[JobSpec, 
     try:
         changed = JobSpec.model_validate(document)
     except ValidationError as error:
-        raise ConfigError("\n".join(f"--set {line}" for line in describe_errors(error))) from error
+        raise ConfigError(*problems_of(error, "--set ")) from error
     before, after = recorded.model_dump(mode="json"), changed.model_dump(mode="json")
     changes = {path: value for path, _, value in differences(before, after)}
     for path in changes:

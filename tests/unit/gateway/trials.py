@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from services.common.checkpoints.manifest import CheckpointRefused
-from services.common.errors import ConfigError, DataError, ModelError
+from services.common.errors import ConfigError, DataError, ModelError, Problem
 from services.common.models.directory import ModelInfo
 
 
@@ -39,11 +39,11 @@ class Good:
 
 class Wrong(Good):
     def model(self, seconds: float) -> dict[str, Any] | None:
-        raise ModelError("learner.tensor_parallel_size: 4 does not divide 9\nmodel.path: and more: of it")
+        raise ModelError(Problem("learner.tensor_parallel_size", "4 does not divide 9"), "and more: of it")
 
     def data(self, section: str, seconds: float) -> dict[str, Any]:
         if section == "eval":
-            raise DataError(f"data.{section}.source: /data/b.jsonl: row 3: `answer` is missing")
+            raise DataError("/data/b.jsonl: row 3: `answer` is missing", field=f"data.{section}.source")
         return facts("openai/gsm8k", "strange")
 
 
@@ -51,7 +51,7 @@ class Endless(Good):
     def data(self, section: str, seconds: float) -> dict[str, Any]:
         if section == "train":
             time.sleep(60)
-        raise DataError(f"data.{section}.source: /data/b.jsonl: has no rows")
+        raise DataError("/data/b.jsonl: has no rows", field=f"data.{section}.source")
 
 
 class EndlessModel(Good):
@@ -76,7 +76,7 @@ class Faulty(Good):
 
 class Unready(Good):
     def __init__(self, spec: str, settings: dict[str, Any]) -> None:
-        raise ConfigError("model.path: is not to be looked at")
+        raise ConfigError("is not to be looked at", field="model.path")
 
 
 class Half(Good):
@@ -86,7 +86,7 @@ class Half(Good):
 
 class Misled(Good):
     def load(self, seconds: float) -> dict[str, Any] | None:
-        raise CheckpointRefused("checkpoint.load: /jobs/other: was made of another model")
+        raise CheckpointRefused("/jobs/other: was made of another model", field="checkpoint.load")
 
 
 class Unloaded(Good):

@@ -75,7 +75,7 @@ def nested() -> object:
 
 
 def wrong_data() -> None:
-    raise DataError("data.train: row 3: no")
+    raise DataError("row 3: no", field="data.train")
 
 
 def stranger() -> None:

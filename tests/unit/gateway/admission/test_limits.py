@@ -26,7 +26,8 @@ def spec(**sections: dict[str, Any]) -> JobSpec:
 def over(
     asked: JobSpec, machine: Machine = SMALL, parameters: int | None = None, **settings: Any
 ) -> list[tuple[str, str]]:
-    return over_limits(asked, Settings(**settings), machine, INFO, parameters)
+    problems = over_limits(asked, Settings(**settings), machine, INFO, parameters)
+    return [(problem.field, problem.message) for problem in problems]
 
 
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
@@ -123,9 +124,9 @@ def test_memory_is_judged_where_the_parameters_are_known() -> None:
 
 def test_a_model_of_very_many_positions_needs_a_length() -> None:
     info = ModelInfo("LlamaForCausalLM", 2, 4, 2, 32, 48, 64, 2**31, tie_word_embeddings=True)
-    ((field, said),) = over_limits(spec(), Settings(), SMALL, info)
-    assert field == "model.max_model_len"
-    assert said.startswith("2147483648 tokens (the model's positions, since it is not set) are more than ")
+    (problem,) = over_limits(spec(), Settings(), SMALL, info)
+    assert problem.field == "model.max_model_len"
+    assert problem.message.startswith("2147483648 tokens (the model's positions, since it is not set) are more than ")
     assert over_limits(spec(model={"path": "tiny", "max_model_len": 4096}), Settings(), SMALL, info) == []
 
 

@@ -8,9 +8,9 @@ import pytest
 import yaml
 from starlette.requests import Request
 
+from services.common.errors import ConfigError
 from services.common.spec.job import JobSpec, dump_spec
 from services.gateway.admission.spec_body import UnsupportedMediaType, media_type_of, parse_body
-from services.gateway.errors import SpecRefused
 
 SMALL: dict[str, Any] = {
     "model": {"path": "tiny"},
@@ -30,7 +30,7 @@ async def read(body: bytes | str, content_type: str = "application/json") -> Job
 
 
 async def problems(body: bytes | str, content_type: str = "application/json") -> dict[str, str]:
-    with pytest.raises(SpecRefused) as caught:
+    with pytest.raises(ConfigError) as caught:
         await read(body, content_type)
     return {problem.field: problem.message for problem in caught.value.problems}
 
