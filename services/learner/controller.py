@@ -37,7 +37,7 @@ from services.learner.groups.validate import Limits
 from services.learner.loops.collect import collect_loop
 from services.learner.loops.issue import issue_loop
 from services.learner.loops.monitor import watch_loop
-from services.learner.loops.state import JobContext
+from services.learner.loops.state import JobContext, Progress
 from services.learner.loops.train import step_loop
 from services.learner.ranks.client import Ranks
 from services.learner.storage.checkpoints import CheckpointStore
@@ -119,7 +119,7 @@ class Head:
             self._lock = await asyncio.to_thread(FolderLock.take, folder, kill_after_s=REPLACED_S)
             await data.open()
             job = self._context(redis, blocking, publisher, store, data)
-            store.on_restored = job.work_lost
+            store.on_restored = job.activity.work_lost
             loops = {"step": step_loop, "issue": issue_loop, "collect": collect_loop, "watch": watch_loop}
             bound = {name: partial(loop, job, drain) for name, loop in loops.items()}
             await run_service(drain, bound, drain_timeout_s=settings.drain_timeout_s, blocked_s=BLOCKED_S)
@@ -141,7 +141,6 @@ class Head:
         return JobContext(
             job_id=job_id,
             spec=spec,
-            lineage=FIRST.lineage,
             folder=folder,
             identity=identity_of(job_id, spec, self._model_dir, data.fingerprint),
             model_dir=self._model_dir,
@@ -159,4 +158,5 @@ class Head:
             consumer=Consumer(
                 redis, blocking, job_id, Stage.SCORED, group="learner", name="learner", fence=store.fence
             ),
+            progress=Progress(FIRST.lineage),
         )

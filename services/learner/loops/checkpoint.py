@@ -26,11 +26,11 @@ async def save_if_due(job: JobContext, drain: Drain) -> None:
 
     A write that failed for want of space is done again here, and the job waits for it.
     """
-    if job.saving is not None and not job.saving.done():
+    if job.saving.task is not None and not job.saving.task.done():
         return
-    failed = job.saving is not None and job.saving.exception() is not None
+    failed = job.saving.task is not None and job.saving.task.exception() is not None
     every = job.spec.checkpoint.interval_steps
-    due = job.steps_left > 0 and job.step // every > job.begun_step // every
+    due = job.steps_left > 0 and job.progress.step // every > job.saving.begun_step // every
     if failed or due:
         await save(job, drain, wait=False)
 
@@ -49,9 +49,9 @@ async def save(job: JobContext, drain: Drain, *, wait: bool) -> None:
 
     async def attempt() -> None:
         await saved(job)
-        if job.saved_step != job.step:
+        if job.saving.saved_step != job.progress.step:
             await _begin(job)
-        if wait or job.no_space:
+        if wait or job.control.no_space:
             await saved(job)
 
     await with_room(job, drain, attempt)
@@ -63,8 +63,8 @@ async def saved(job: JobContext) -> None:
     Raises:
         OSError: it could not be.
     """
-    if job.saving is not None:
-        task, job.saving = job.saving, None
+    if job.saving.task is not None:
+        task, job.saving.task = job.saving.task, None
         await task
 
 
@@ -78,12 +78,12 @@ async def saved_if_possible(job: JobContext) -> None:
 
 
 async def _begin(job: JobContext) -> None:
-    started, step = time.monotonic(), job.step
+    started, step = time.monotonic(), job.progress.step
     path = await asyncio.to_thread(job.checkpoints.begin, step)
     await job.ranks.save(path, export=job.spec.checkpoint.export)
     metrics.CHECKPOINT_HOLD_SECONDS.observe(time.monotonic() - started)
-    job.begun_step = step
-    job.saving = asyncio.create_task(_write(job, step, _state(job), started), name=f"checkpoint of step {step}")
+    job.saving.begun_step = step
+    job.saving.task = asyncio.create_task(_write(job, step, _state(job), started), name=f"checkpoint of step {step}")
 
 
 async def _write(job: JobContext, step: int, state: dict[str, Any], started: float) -> None:
@@ -95,7 +95,7 @@ async def _write(job: JobContext, step: int, state: dict[str, Any], started: flo
     except OSError:
         await asyncio.to_thread(job.checkpoints.discard, step)
         raise
-    job.saved_step = step
+    job.saving.saved_step = step
     if job.spec.checkpoint.export:
         await job.store.update(export=str(final / EXPORT))
     await job.store.event("checkpoint", {"step": step, "path": str(final)})
@@ -105,11 +105,11 @@ async def _write(job: JobContext, step: int, state: dict[str, Any], started: flo
 def _state(job: JobContext) -> dict[str, Any]:
     """What the head needs of a checkpoint. A group that waits for a step is not in it: see `recover`."""
     return {
-        "lineage": job.lineage,
+        "lineage": job.progress.lineage,
         "ledger": job.intake.ledger.state(),
-        "start_step": job.start_step,
+        "start_step": job.progress.start_step,
         "data_offset": job.tasks.offset,
-        "skipped_in_a_row": job.skipped_in_a_row,
+        "skipped_in_a_row": job.progress.skipped_in_a_row,
         "identity": job.identity.state(),
     }
 
@@ -143,24 +143,24 @@ async def with_room(job: JobContext, drain: Drain, write: Callable[[], Awaitable
         else:
             await _resume(job)
             return result
-        if await drain.wait(RETRY_S) or job.stopping:
+        if await drain.wait(RETRY_S) or job.control.stopping:
             raise Stopped
 
 
 async def _pause(job: JobContext, error: OSError) -> None:
     cause = f"no space left on {job.folder}: {error}"
-    if job.no_space != cause:
+    if job.control.no_space != cause:
         log.warning("paused: %s", cause)
-        job.no_space = cause
-        job.pause()
+        job.control.no_space = cause
+        job.control.pause()
         await job.store.transition(JobState.PAUSED, allowed=LIVE, cause=cause)
 
 
 async def _resume(job: JobContext) -> None:
-    if not job.no_space:
+    if not job.control.no_space:
         return
     log.info("there is space again")
-    job.no_space = ""
+    job.control.no_space = ""
     if not (await job.store.record()).pause_requested:
         job.resume()
         await job.store.transition(JobState.RUNNING, allowed=LIVE)

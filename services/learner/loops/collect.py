@@ -27,7 +27,7 @@ async def collect_loop(job: JobContext, drain: Drain) -> None:
     unblocked by: the reward service
     produces:     ready groups and fates; entries stay held until the journal has them
     """
-    await job.recovered(drain)
+    await job.progress.recovered(drain)
     renewed = time.monotonic()
     while not drain.requested:
         for entry in await job.consumer.read(READ_AT_ONCE, BLOCK_S):
@@ -47,21 +47,21 @@ async def take(job: JobContext, entry: Entry) -> None:
         await job.store.event("dead_letter", {"stage": "scored", "entry": entry.id, "message": str(error)})
         return
     task = scored.group.task
-    if task.lineage != job.lineage:
+    if task.lineage != job.progress.lineage:
         await job.consumer.ack(entry)
         return
-    job.arrived += 1
+    job.activity.arrived += 1
     if task.purpose is Purpose.EVAL:
-        job.answers.setdefault(task.group_id, Judged(scored, entry.payload, entry))
+        job.evals.answers.setdefault(task.group_id, Judged(scored, entry.payload, entry))
     else:
         tokens = sum(len(rollout.tokens) for rollout in scored.group.rollouts)
-        job.flow.take(scored)
+        job.activity.flow.take(scored)
         metrics.GENERATED_TOKENS.inc(tokens)
         metrics.JUDGE_SECONDS.observe(scored.judge_s)
         fate = job.intake.arrived(Judged(scored, entry.payload, entry))
         if fate in {Fate.DEGENERATE, Fate.STALE, Fate.FAILED}:
-            job.flow.wasted_tokens += tokens
-    job.moved()
+            job.activity.flow.wasted_tokens += tokens
+    job.activity.moved()
 
 
 def open_entry(job_id: str, entry: Entry) -> ScoredGroup:

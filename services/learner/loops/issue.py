@@ -30,19 +30,22 @@ async def issue_loop(job: JobContext, drain: Drain) -> None:
     unblocked by: a fate, a published step
     produces:     tasks stream
     """
-    await job.recovered(drain)
+    await job.progress.recovered(drain)
     while not drain.requested:
-        if job.ask_again and not job.paused:
-            job.ask_again = False
+        if job.activity.ask_again and not job.control.paused:
+            job.activity.ask_again = False
             await ask_again(job)
-        while not (job.stopping or job.hopeless or job.paused) and job.intake.budget(job.steps_left) > 0:
-            group = job.intake.ledger.issue(job.step)
+        while (
+            not (job.control.stopping or job.control.hopeless or job.control.paused)
+            and job.intake.budget(job.steps_left) > 0
+        ):
+            group = job.intake.ledger.issue(job.progress.step)
             if await ask(job, group) is Sent.BEFORE:
                 # It was sent before a crash, at a version that the journal's last step may have been trained with.
-                group.issue_version = max(0, job.recovered_step - 1)
+                group.issue_version = max(0, job.progress.recovered_step - 1)
             if job.intake.failures.count and await drain.wait(job.intake.failures.pause_s):
                 return
-        await wait_event(job.issue_now, LOOK_AGAIN_S)
+        await wait_event(job.activity.issue_now, LOOK_AGAIN_S)
 
 
 async def ask_again(job: JobContext) -> None:
@@ -50,12 +53,12 @@ async def ask_again(job: JobContext) -> None:
     for group in list(job.intake.ledger.active.values()):
         if group.ready:
             continue
-        version = job.step
+        version = job.progress.step
         if await ask(job, group) is Sent.NOW:
             group.issue_version = version  # nobody has it from before
-    for evaluation in list(job.rounds):
+    for evaluation in list(job.evals.rounds):
         for index, group_id in enumerate(evaluation.group_ids):
-            if group_id not in job.answers:
+            if group_id not in job.evals.answers:
                 await ask_held_out(job, evaluation, index)
 
 
@@ -73,7 +76,7 @@ async def reissue_overdue(job: JobContext) -> None:
                 served = await _is_served(job)
             job.intake.give_up(group, reason, counts=bool(group.failure) or served)
             await job.store.event("group_failed", {"group_id": group.group_id, "message": reason})
-            job.moved()
+            job.activity.moved()
             continue
         group.attempt, group.failure = group.attempt + 1, ""
         group.issued_at = time.monotonic()
@@ -90,10 +93,10 @@ async def _is_served(job: JobContext) -> bool:
 async def start_evaluation(job: JobContext) -> EvalRound:
     """Asks every held-out task of the policy as it is now, or newer."""
     tasks = job.tasks.held_out_tasks
-    first_id = job.step * tasks
+    first_id = job.progress.step * tasks
     deadline = time.monotonic() + job.spec.eval.timeout_s
-    evaluation = EvalRound(job.step, first_id, tasks, job.spec.eval.samples, deadline)
-    job.rounds.append(evaluation)
+    evaluation = EvalRound(job.progress.step, first_id, tasks, job.spec.eval.samples, deadline)
+    job.evals.rounds.append(evaluation)
     for index in range(tasks):
         await ask_held_out(job, evaluation, index)
     return evaluation
@@ -112,11 +115,11 @@ class Sent(Enum):
 async def ask(job: JobContext, group: ActiveGroup) -> Sent:
     """Asks a training group of the policy as it is now; one whose task cannot be made fails. The job ends where no task can be made."""
     try:
-        task = await job.tasks.training(group.group_id, group.attempt, job.step)
+        task = await job.tasks.training(group.group_id, group.attempt, job.progress.step)
         return Sent.NOW if await send(job, task) else Sent.BEFORE
     except (TaskNotMade, EntryError) as error:
         job.intake.give_up(group, str(error))
-        job.moved()
+        job.activity.moved()
     except DataError as error:
         job.give_up(f"no step is possible: {error}")
     return Sent.NOT

@@ -41,10 +41,10 @@ async def watch_loop(job: JobContext, drain: Drain) -> None:
     while not await drain.wait(PERIOD_S):
         record = await _notice_requests(job)
         metrics.observe_intake(job.intake)
-        if job.published and time.monotonic() - told_at > LIVE_S:
+        if job.progress.published and time.monotonic() - told_at > LIVE_S:
             told_at = time.monotonic()
             await _tell(job, record)
-        if job.paused:
+        if job.control.paused:
             deaths = DeathCount()
             continue  # the step loop says so, no deadline runs, and standing still is what was asked for
         await reissue_overdue(job)
@@ -63,13 +63,13 @@ async def watch_loop(job: JobContext, drain: Drain) -> None:
 
 async def _notice_requests(job: JobContext) -> JobRecord:
     record = await job.store.record()
-    if record.cancel_requested and not job.stopping:
-        job.stopping = "cancelled on request"
-        job.moved()
-    if record.pause_requested and not job.paused:
-        job.pause()
-        job.moved()
-    elif job.paused and not (record.pause_requested or job.no_space):
+    if record.cancel_requested and not job.control.stopping:
+        job.control.stopping = "cancelled on request"
+        job.activity.moved()
+    if record.pause_requested and not job.control.paused:
+        job.control.pause()
+        job.activity.moved()
+    elif job.control.paused and not (record.pause_requested or job.control.no_space):
         job.resume()
     return record
 
@@ -83,11 +83,11 @@ async def _tell(job: JobContext, record: JobRecord) -> None:
 
 async def _standstill(job: JobContext) -> str:
     """Why the job stands still; empty while it does not, or a step is under way."""
-    if not job.waiting_for:
+    if not job.activity.waiting_for:
         return ""
     if job.steps_left and job.intake.fruitless:
         return job.intake.fruitless
-    still = time.monotonic() - job.progress_at
+    still = time.monotonic() - job.activity.moved_at
     if still > STALLED_AFTER_S:
         still = min(still, await _work_age_s(job))
     return await _name_the_wait(job, still) if still > STALLED_AFTER_S else ""
@@ -95,11 +95,11 @@ async def _standstill(job: JobContext) -> str:
 
 async def _servers_die(job: JobContext, count: DeathCount) -> str:
     """Why the job's servers do not stay alive; empty while they do, or while one of them samples."""
-    if not job.published:
+    if not job.progress.published:
         return ""
     own = job.settings.worker_name("learner")
     found = await job_deaths.deaths(job.redis, job.job_id)
-    count.look([death for death in found if not death.worker.startswith(own)], job.arrived)
+    count.look([death for death in found if not death.worker.startswith(own)], job.activity.arrived)
     return "" if not count.verdict or await _one_samples(job) else count.verdict
 
 
@@ -115,17 +115,19 @@ async def _one_samples(job: JobContext) -> bool:
 
 
 async def _close_evaluations(job: JobContext) -> None:
-    for evaluation in [evaluation for evaluation in job.rounds if evaluation.done(job.answers)]:
-        result = evaluation.result(job.answers)
-        if failure := evaluation.failure(job.answers):
+    for evaluation in [evaluation for evaluation in job.evals.rounds if evaluation.done(job.evals.answers)]:
+        result = evaluation.result(job.evals.answers)
+        if failure := evaluation.failure(job.evals.answers):
             log.warning("evaluation at step %d: %s", evaluation.step, failure)
             result["failure"] = failure
         await job.store.append_eval(result)
         metrics.observe_evaluation(result)
-        answers = [job.answers.pop(group_id) for group_id in evaluation.group_ids if group_id in job.answers]
+        answers = [
+            job.evals.answers.pop(group_id) for group_id in evaluation.group_ids if group_id in job.evals.answers
+        ]
         await job.consumer.ack(*(judged.entry for judged in answers if judged.entry is not None))
-        job.rounds.remove(evaluation)
-        job.moved()
+        job.evals.rounds.remove(evaluation)
+        job.activity.moved()
 
 
 async def _work_age_s(job: JobContext) -> float:
@@ -145,7 +147,7 @@ async def _name_the_wait(job: JobContext, still_s: float) -> str:
         f"{kinds.count(WorkerKind.ROLLOUT)} rollout servers and {kinds.count(WorkerKind.REWARD)} reward services alive"
     )
     troubles = [str(status.detail["trouble"]) for status in alive if "trouble" in status.detail]
-    return "; ".join([f"waiting for {job.waiting_for} for {still_s:.0f} s", counts, *troubles])
+    return "; ".join([f"waiting for {job.activity.waiting_for} for {still_s:.0f} s", counts, *troubles])
 
 
 async def _move(job: JobContext, to: JobState, cause: str) -> bool:

@@ -38,33 +38,35 @@ async def recover(job: JobContext, drain: Drain) -> None:
         ConfigError: the checkpoint was made of something else than this job, `checkpoint.load` cannot be loaded, or weights are not finite.
     """
     rises, doubts = _known_rises(job)
-    job.lineage = rises[-1].lineage
+    job.progress.lineage = rises[-1].lineage
     await _load(job)
-    base, damage = job.step, None
+    base, damage = job.progress.step, None
     try:
         for record in job.journal.records(after_step=base):
             await _replay(job, record)
     except JournalError as error:
         damage = error
         doubts.append(str(error))
-    job.recovered_step = job.step
-    if damage is None and (job.journal.last_step or 0) < base > max(rises[-1].after_step, job.start_step):
+    job.progress.recovered_step = job.progress.step
+    if damage is None and (job.journal.last_step or 0) < base > max(rises[-1].after_step, job.progress.start_step):
         doubts.append(f"the journal ends before the checkpoint's step {base}")
     known = await _published(job)
-    if known > (rises[-1].lineage, job.step):
-        doubts.append(f"version {known[1]} of lineage {known[0]} was published, and only step {job.step} came back")
+    if known > (rises[-1].lineage, job.progress.step):
+        doubts.append(
+            f"version {known[1]} of lineage {known[0]} was published, and only step {job.progress.step} came back"
+        )
     lineage, reason = rises[-1].lineage, "; ".join(doubts)
     if doubts:
         lineage = max(lineage, known[0]) + 1
 
     async def settle() -> None:
         if doubts:
-            raise_lineage(job.folder, rises, lineage, job.step, reason)
+            raise_lineage(job.folder, rises, lineage, job.progress.step, reason)
         if damage is not None:
             log.warning("put aside in %s: %s", job.journal.cut(damage), damage)
 
     await with_room(job, drain, settle)
-    await with_room(job, drain, lambda: job.store.rewind(job.step))
+    await with_room(job, drain, lambda: job.store.rewind(job.progress.step))
     await _know_failures(job)
     await _enter(job, lineage, reason)
 
@@ -81,7 +83,7 @@ async def _load(job: JobContext) -> None:
         log.info("resuming from the checkpoint of step %d", checkpoint.step)
         await job.ranks.load(checkpoint.path)
         await require_finite_weights(job, str(checkpoint.path))
-        job.step = job.saved_step = job.begun_step = checkpoint.step
+        job.progress.step = job.saving.saved_step = job.saving.begun_step = checkpoint.step
         _take_state(job, checkpoint.state)
     elif (origin := find_origin(job.spec, job.settings)) is not None:
         check_origin(origin, job.spec, job.identity)
@@ -93,8 +95,8 @@ async def _load(job: JobContext) -> None:
 
 def _take_state(job: JobContext, state: dict[str, Any]) -> None:
     job.intake.ledger = Ledger.restore(state["ledger"])
-    job.start_step, job.tasks.offset = int(state["start_step"]), int(state["data_offset"])
-    job.skipped_in_a_row = int(state["skipped_in_a_row"])
+    job.progress.start_step, job.tasks.offset = int(state["start_step"]), int(state["data_offset"])
+    job.progress.skipped_in_a_row = int(state["skipped_in_a_row"])
 
 
 async def _begin_elsewhere(job: JobContext, origin: Origin) -> None:
@@ -108,7 +110,7 @@ async def _begin_elsewhere(job: JobContext, origin: Origin) -> None:
         return
     log.info("beginning at step %d of %s", checkpoint.step, checkpoint.path)
     await job.ranks.load(checkpoint.path, optimizer=not how.no_load_optim, rng=not how.no_load_rng)
-    job.step = job.start_step = job.begun_step = checkpoint.step
+    job.progress.step = job.progress.start_step = job.saving.begun_step = checkpoint.step
     # a task below the frontier was decided there; what was in flight is asked again rather than left out
     job.tasks.offset = int(checkpoint.state["data_offset"]) + int(checkpoint.state["ledger"]["frontier"])
 
@@ -120,15 +122,15 @@ async def _replay(job: JobContext, record: BatchRecord) -> None:
         return
     log.info("training step %d again from the journal", record.step)
     batch = Batch.of_payloads(record.groups, job.spec)
-    job.flow = Flow()
+    job.activity.flow = Flow()
     for judged in batch.groups:
-        job.flow.take(judged.scored)
-    job.step = record.step - 1
+        job.activity.flow.take(judged.scored)
+    job.progress.step = record.step - 1
     trained = await train_batch(job, batch)
     times = StepTimes(wait_s=0.0, step_s=trained.train_s)
     step = step_record(job, trained, times, record.digest, lineage=record.lineage)
-    await job.store.append_step(job.step - job.start_step, step.model_copy(update={"replayed": True}))
-    job.flow = Flow()
+    await job.store.append_step(job.progress.step - job.progress.start_step, step.model_copy(update={"replayed": True}))
+    job.activity.flow = Flow()
 
 
 async def _know_failures(job: JobContext) -> None:
@@ -146,13 +148,13 @@ async def _know_failures(job: JobContext) -> None:
 
 async def _enter(job: JobContext, lineage: int, reason: str) -> None:
     """Takes the lineage on, and tells why where it is a new one."""
-    job.lineage = job.tasks.lineage = lineage
-    oldest = max(0, job.step - job.spec.off_policy.max_off_policy_steps)
+    job.progress.lineage = job.tasks.lineage = lineage
+    oldest = max(0, job.progress.step - job.spec.off_policy.max_off_policy_steps)
     for group in job.intake.ledger.active.values():
         group.issue_version = oldest
     if reason:
-        log.warning("lineage %d begins after step %d: %s", lineage, job.step, reason)
-        told = {"lineage": lineage, "step": job.step, "message": reason}
+        log.warning("lineage %d begins after step %d: %s", lineage, job.progress.step, reason)
+        told = {"lineage": lineage, "step": job.progress.step, "message": reason}
         await job.store.event("lineage", told)
 
 

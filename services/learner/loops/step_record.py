@@ -24,7 +24,7 @@ class StepTimes:
 
 
 def step_record(job: JobContext, trained: Trained, times: StepTimes, record_digest: str, *, lineage: int) -> StepRecord:
-    """Record of the step that `job.step` counts.
+    """Record of the step that `job.progress.step` counts.
 
     Args:
         job: its state when the step has ended.
@@ -33,7 +33,7 @@ def step_record(job: JobContext, trained: Trained, times: StepTimes, record_dige
         record_digest: of the batch's journal record.
         lineage: in which the batch was journalled.
     """
-    flow = job.flow
+    flow = job.activity.flow
     groups, ages = trained.batch.groups, trained.ages
     trained_tokens = sum(sequence.response_len for sequence in trained.batch.sequences)
     elapsed = max(time.monotonic() - flow.since, 1e-9)
@@ -41,10 +41,10 @@ def step_record(job: JobContext, trained: Trained, times: StepTimes, record_dige
     lengths = np.array([len(rollout.tokens) for rollout in rollouts])
     reports = list(job.publisher.reports.values())
     return StepRecord(
-        step=job.step,
+        step=job.progress.step,
         lineage=lineage,
         at=time.time(),
-        policy_version=job.step,
+        policy_version=job.progress.step,
         weights_digest=job.publisher.digest or None,
         reward=flow.reward_sum / flow.rollouts if flow.rollouts else None,
         accuracy=flow.accuracy_sum / flow.rollouts if flow.rollouts else None,

@@ -26,7 +26,6 @@ from services.learner.loops.state import (
     NoStepPossible,
     NotFinite,
     Stopped,
-    require_finite,
     wait_event,
 )
 from services.learner.loops.step_record import StepTimes, step_record
@@ -49,8 +48,8 @@ async def step_loop(job: JobContext, drain: Drain) -> None:
     try:
         await _run(job, drain)
     except Stopped:
-        if job.stopping:
-            await _end(job, drain, JobState.CANCELLED, job.stopping)
+        if job.control.stopping:
+            await _end(job, drain, JobState.CANCELLED, job.control.stopping)
     except ConfigError as error:
         await _finish(job, JobState.FAILED, str(error))
     await saved_if_possible(job)
@@ -61,7 +60,7 @@ async def step_loop(job: JobContext, drain: Drain) -> None:
 async def _run(job: JobContext, drain: Drain) -> None:
     try:
         await _begin(job, drain)
-        if job.step == job.start_step:
+        if job.progress.step == job.progress.start_step:
             await _evaluate(job, drain)
         while job.steps_left > 0:
             await _step(job, drain)
@@ -77,20 +76,20 @@ async def _begin(job: JobContext, drain: Drain) -> None:
     if record.state.ended:
         raise Stopped  # these ranks were started again after the end
     if record.pause_requested:
-        job.pause()
+        job.control.pause()
     if record.cancel_requested:
-        job.stopping = CANCELLED
+        job.control.stopping = CANCELLED
     metrics.observe_job(job.job_id, slots=job.spec.slots, ranks=job.spec.learner.world_size)
     await recover(job, drain)
-    require_finite(job)
-    if job.stopping:
+    job.progress.require_finite()
+    if job.control.stopping:
         raise Stopped
-    if job.spec.checkpoint.load is not None and job.saved_step is None:
+    if job.spec.checkpoint.load is not None and job.saving.saved_step is None:
         await save(job, drain, wait=True)  # from here on the job does not depend on where it began
     await _publish(job)
-    await job.store.update(lineage=job.lineage, step=job.step, policy_version=job.step)
-    job.published = True
-    job.moved()
+    await job.store.update(lineage=job.progress.lineage, step=job.progress.step, policy_version=job.progress.step)
+    job.progress.published = True
+    job.activity.moved()
     if not await hold(job, drain):
         await job.store.transition(JobState.RUNNING, allowed=LIVE)
 
@@ -106,12 +105,12 @@ async def hold(job: JobContext, drain: Drain) -> bool:
     Raises:
         Stopped: the job was cancelled, or the learner drains; a job that is paused then is paused again when the learner is back.
     """
-    if not job.paused:
+    if not job.control.paused:
         return False
     await save(job, drain, wait=True)
     await job.store.update(**job.intake.ledger.accounts())
     await job.store.transition(JobState.PAUSED, allowed=LIVE, cause=PAUSED_CAUSE)
-    if not await job.resumed(drain):
+    if not await job.control.resumed(drain):
         raise Stopped
     await job.store.transition(JobState.RUNNING, allowed=LIVE)
     return True
@@ -131,38 +130,38 @@ async def _step(job: JobContext, drain: Drain) -> None:
         trained = await train_batch(job, batch)
     await _publish(job)
     job.intake.published()
-    job.issue_now.set()
+    job.activity.issue_now.set()
     times.step_s = time.monotonic() - started
-    record = step_record(job, trained, times, journalled.digest, lineage=job.lineage)
-    job.flow = Flow()
-    await job.store.update(step=job.step, policy_version=job.step, **job.intake.ledger.accounts())
-    await job.store.append_step(job.step - job.start_step, record)
+    record = step_record(job, trained, times, journalled.digest, lineage=job.progress.lineage)
+    job.activity.flow = Flow()
+    await job.store.update(step=job.progress.step, policy_version=job.progress.step, **job.intake.ledger.accounts())
+    await job.store.append_step(job.progress.step - job.progress.start_step, record)
     await with_room(job, drain, job.store.write_history)
     metrics.observe_step(record, trained.ages)
-    require_finite(job)
+    job.progress.require_finite()
     await hold(job, drain)
     every = job.spec.eval.interval_steps
-    if job.spec.eval.enabled and every and job.step % every == 0 and job.steps_left:
+    if job.spec.eval.enabled and every and job.progress.step % every == 0 and job.steps_left:
         await start_evaluation(job)
     await save_if_due(job, drain)
-    job.moved()
+    job.activity.moved()
 
 
 async def _next_batch(job: JobContext, drain: Drain) -> list[Judged] | None:
     """The groups of the next step, or None when the job was paused before they were there."""
-    job.waiting_for = "scored groups"
+    job.activity.waiting_for = "scored groups"
     while True:
-        job.require_progress(drain)
-        if job.paused:
+        job.control.require_progress(drain)
+        if job.control.paused:
             return None
-        groups = job.intake.select(job.step)
+        groups = job.intake.select(job.progress.step)
         if groups is not None:
             break
-        await wait_event(job.step_now, LOOK_AGAIN_S)
-    job.waiting_for = ""
+        await wait_event(job.activity.step_now, LOOK_AGAIN_S)
+    job.activity.waiting_for = ""
     if len(groups) < job.spec.algorithm.groups_per_step:
         message = f"{job.intake.judged_since_step} groups were judged for one step, {len(groups)} were informative: it trains on those"
-        await job.store.event("filter_groups_max_batches", {"step": job.step + 1, "message": message})
+        await job.store.event("filter_groups_max_batches", {"step": job.progress.step + 1, "message": message})
     return groups
 
 
@@ -173,7 +172,7 @@ async def _journal(job: JobContext, drain: Drain, groups: list[Judged]) -> Batch
         Stopped: there was no space until the job was stopped; nothing was written, and the entries come again.
     """
     job.intake.begin_training(groups)
-    return await _write(job, drain, job.step + 1, tuple(judged.payload for judged in groups))
+    return await _write(job, drain, job.progress.step + 1, tuple(judged.payload for judged in groups))
 
 
 async def _write(job: JobContext, drain: Drain, step: int, groups: tuple[bytes, ...]) -> BatchRecord:
@@ -182,7 +181,7 @@ async def _write(job: JobContext, drain: Drain, step: int, groups: tuple[bytes, 
     ledger = job.intake.ledger
     # From here to the entries nothing is awaited: what is settled meanwhile would lose its entry before a record has its fate.
     settled = tuple(ledger.take_unwritten())
-    record = BatchRecord(step, job.lineage, groups, settled, ledger.issued, job.publisher.digest, mark)
+    record = BatchRecord(step, job.progress.lineage, groups, settled, ledger.issued, job.publisher.digest, mark)
     entries = [judged.entry for judged in job.intake.take_settled() if judged.entry is not None]
     size = await with_room(job, drain, lambda: asyncio.to_thread(job.journal.append, record))
     metrics.JOURNAL_BYTES.inc(size)
@@ -193,27 +192,32 @@ async def _write(job: JobContext, drain: Drain, step: int, groups: tuple[bytes, 
 async def _publish(job: JobContext) -> None:
     started = time.monotonic()
     weights = await job.ranks.weights()
-    job.publisher.publish(make_snapshot(job.lineage, job.step, weights))
+    job.publisher.publish(make_snapshot(job.progress.lineage, job.progress.step, weights))
     active = ActiveJob(
-        job.job_id, job.lineage, job.publisher.address, job.step, str(job.model_dir), job.spec.model_dump(mode="json")
+        job.job_id,
+        job.progress.lineage,
+        job.publisher.address,
+        job.progress.step,
+        str(job.model_dir),
+        job.spec.model_dump(mode="json"),
     )
     await job.store.activate(active)
     metrics.PUBLISH_SECONDS.observe(time.monotonic() - started)
-    metrics.POLICY_VERSION.set(job.step)
+    metrics.POLICY_VERSION.set(job.progress.step)
 
 
 async def _evaluate(job: JobContext, drain: Drain) -> None:
     """Evaluates the policy as it is and waits for the end; the warden writes the result down. Nothing to do if it was before a restart."""
-    if not job.spec.eval.enabled or job.step in await job.store.evaluated_steps():
+    if not job.spec.eval.enabled or job.progress.step in await job.store.evaluated_steps():
         return
     await hold(job, drain)
     evaluation = await start_evaluation(job)
-    job.waiting_for = f"the evaluation at step {evaluation.step}"
-    while evaluation in job.rounds:
-        job.require_progress(drain)
+    job.activity.waiting_for = f"the evaluation at step {evaluation.step}"
+    while evaluation in job.evals.rounds:
+        job.control.require_progress(drain)
         await hold(job, drain)
-        await wait_event(job.step_now, LOOK_AGAIN_S)
-    job.waiting_for = ""
+        await wait_event(job.activity.step_now, LOOK_AGAIN_S)
+    job.activity.waiting_for = ""
     await with_room(job, drain, job.store.write_history)
 
 
@@ -224,12 +228,12 @@ async def _end(job: JobContext, drain: Drain, state: JobState, cause: str) -> No
     """
     job.intake.cancel_all(f"the job {state}")
     try:
-        await _write(job, drain, job.step, ())
+        await _write(job, drain, job.progress.step, ())
         await save(job, drain, wait=True)
     except Stopped:
-        if not job.stopping:
+        if not job.control.stopping:
             raise
-        cause = ": ".join(filter(None, (cause, f"its end could not be saved: {job.no_space}")))
+        cause = ": ".join(filter(None, (cause, f"its end could not be saved: {job.control.no_space}")))
     await _finish(job, state, cause)
 
 

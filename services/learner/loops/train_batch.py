@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from services.learner.groups.batch import Batch
-from services.learner.loops.state import JobContext, notice_skip
+from services.learner.loops.state import JobContext
 from services.learner.megatron.stats import StepStats
 
 
@@ -23,10 +23,10 @@ class Trained:
 
 
 async def train_batch(job: JobContext, batch: Batch) -> Trained:
-    """Takes the job's next optimizer step; `job.step` counts it."""
-    ages = [job.step - judged.scored.group.min_policy_version for judged in batch.groups]
+    """Takes the job's next optimizer step; `job.progress.step` counts it."""
+    ages = [job.progress.step - judged.scored.group.min_policy_version for judged in batch.groups]
     began = time.monotonic()
-    stats = await job.ranks.train(job.step + 1, batch.sequences)
-    job.step += 1
-    notice_skip(job, stats)
+    stats = await job.ranks.train(job.progress.step + 1, batch.sequences)
+    job.progress.step += 1
+    job.progress.notice_skip(stats)
     return Trained(batch, ages, stats, time.monotonic() - began)

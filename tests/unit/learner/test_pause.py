@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -13,7 +14,7 @@ from services.learner.groups.buffer import Intake
 from services.learner.groups.evaluation import EvalRound
 from services.learner.groups.ledger import Ledger
 from services.learner.loops import monitor
-from services.learner.loops.state import JobContext
+from services.learner.loops.state import JobContext, Progress
 from tests.unit.learner.scored_groups import LIMITS, job_spec
 
 TIMEOUT_S = 10.0
@@ -55,8 +56,10 @@ def job(clock: Clock) -> JobContext:
             "consumer",
         )
     )
-    made = JobContext(job_id="job", spec=spec, lineage=1, intake=Intake(spec, LIMITS, Ledger(), clock), **parts)
-    made.flow.since = clock.now
+    made = JobContext(
+        job_id="job", spec=spec, progress=Progress(1), intake=Intake(spec, LIMITS, Ledger(), clock), **parts
+    )
+    made.activity.flow.since = clock.now
     return made
 
 
@@ -64,7 +67,7 @@ def test_a_groups_deadline_gets_the_time_of_the_pause_back(job: JobContext, cloc
     group = job.intake.ledger.issue(0)
     group.issued_at = clock.now
     clock.now += TIMEOUT_S - 1
-    job.pause()
+    job.control.pause()
     clock.now += 1000 * TIMEOUT_S
     job.resume()
     assert job.intake.overdue() == []
@@ -77,7 +80,7 @@ def test_a_groups_deadline_gets_the_time_of_the_pause_back(job: JobContext, cloc
 def test_a_group_issued_while_the_step_under_way_ended_is_not_issued_in_the_future(
     job: JobContext, clock: Clock
 ) -> None:
-    job.pause()
+    job.control.pause()
     clock.now += 5
     group = job.intake.ledger.issue(0)
     group.issued_at = clock.now
@@ -88,9 +91,9 @@ def test_a_group_issued_while_the_step_under_way_ended_is_not_issued_in_the_futu
 
 def test_an_evaluations_deadline_and_duration_leave_the_pause_out(job: JobContext, clock: Clock) -> None:
     evaluation = EvalRound(0, 0, 4, 8, deadline=clock.now + 30, started=clock.now)
-    job.rounds.append(evaluation)
+    job.evals.rounds.append(evaluation)
     clock.now += 10
-    job.pause()
+    job.control.pause()
     clock.now += 100
     job.resume()
     assert not evaluation.done({})
@@ -101,33 +104,33 @@ def test_an_evaluations_deadline_and_duration_leave_the_pause_out(job: JobContex
 
 def test_rates_leave_the_pause_out(job: JobContext, clock: Clock) -> None:
     clock.now += 3
-    job.pause()
+    job.control.pause()
     clock.now += 100
     job.resume()
-    assert clock.now - job.flow.since == 3
+    assert clock.now - job.activity.flow.since == 3
 
 
 def test_pausing_twice_begins_once_and_resuming_twice_ends_once(job: JobContext, clock: Clock) -> None:
-    job.pause()
+    job.control.pause()
     clock.now += 50
-    job.pause()
+    job.control.pause()
     job.resume()
     job.resume()
-    assert not job.paused
-    assert job.flow.since == clock.now
+    assert not job.control.paused
+    assert job.activity.flow.since == clock.now
 
 
 async def test_waiting_for_the_end_of_a_pause_ends_with_it_or_with_the_job(job: JobContext) -> None:
     drain = Drain()
-    assert await job.resumed(drain)
-    job.pause()
-    job.stopping = "cancelled on request"
-    assert not await job.resumed(drain)
-    job.stopping = ""
+    assert await job.control.resumed(drain)
+    job.control.pause()
+    job.control.stopping = "cancelled on request"
+    assert not await job.control.resumed(drain)
+    job.control.stopping = ""
     drain.request()
-    assert not await job.resumed(drain)
+    assert not await job.control.resumed(drain)
     job.resume()
-    assert await job.resumed(drain)
+    assert await job.control.resumed(drain)
 
 
 class Record:
@@ -172,9 +175,10 @@ async def test_a_pause_is_no_stall(
     monkeypatch.setattr(monitor, "_name_the_wait", name_the_wait)
     monkeypatch.setattr(heartbeat, "alive", nobody)
     monkeypatch.setattr(drain, "wait", wait)
-    job.store, job.waiting_for = cast("Any", store), "scored groups"
-    clock.now = job.progress_at + 10 * monitor.STALLED_AFTER_S
+    job = replace(job, store=cast("Any", store))
+    job.activity.waiting_for = "scored groups"
+    clock.now = job.activity.moved_at + 10 * monitor.STALLED_AFTER_S
     if requested:
-        job.pause()  # moved() at the request would hide what this asks: how the loop treats a job that is paused already
+        job.control.pause()  # moved() at the request would hide what this asks: how the loop treats a job that is paused already
     await monitor.watch_loop(job, drain)
     assert [state for state, _ in store.said] == states

@@ -14,7 +14,7 @@ from services.common.service.lifecycle import Drain
 from services.learner.groups.buffer import Intake
 from services.learner.groups.ledger import Ledger
 from services.learner.loops import monitor
-from services.learner.loops.state import JobContext
+from services.learner.loops.state import JobContext, Progress
 from tests.unit.learner.scored_groups import LIMITS, job_spec
 
 
@@ -66,12 +66,12 @@ class Watched:
         self.job = JobContext(
             job_id="job",
             spec=spec,
-            lineage=1,
+            progress=Progress(lineage=1),
             intake=Intake(spec, LIMITS, Ledger()),
             store=cast("Any", self._store),
             **parts,
         )
-        self.job.waiting_for = "scored groups"
+        self.job.activity.waiting_for = "scored groups"
 
     async def look(self, *workers: WorkerStatus, still_s: float, looks: int = 3) -> list[tuple[str, str]]:
         """The states and causes said in this round."""
@@ -87,7 +87,7 @@ class Watched:
 
         self._monkeypatch.setattr(heartbeats, "alive", alive)
         self._monkeypatch.setattr(drain, "wait", wait)
-        self.job.progress_at = time.monotonic() - still_s
+        self.job.activity.moved_at = time.monotonic() - still_s
         said = len(self._store.said)
         await monitor.watch_loop(self.job, drain)
         return self._store.said[said:]
@@ -135,10 +135,10 @@ async def test_groups_that_fail_in_a_row_are_a_stall_though_they_arrive_and_then
         failures.add("ValueError: boom")
     ((state, cause),) = await watched.look(still_s=0)
     assert (state, cause) == (JobState.STALLED, "1000 groups failed in a row; the newest: ValueError: boom")
-    assert watched.job.hopeless == "", "the run is too young"
+    assert watched.job.control.hopeless == "", "the run is too young"
     monkeypatch.setattr("services.learner.groups.failures.LEAST_S", 0.0)
     await watched.look(still_s=0)
-    assert watched.job.hopeless == f"no step is possible: {cause}"
+    assert watched.job.control.hopeless == f"no step is possible: {cause}"
 
 
 async def test_a_good_group_ends_the_stall(watched: Watched) -> None:
@@ -153,11 +153,11 @@ async def test_a_good_group_ends_the_stall(watched: Watched) -> None:
     watched._store.transition = transition  # type: ignore[method-assign]
     await watched.look(still_s=0)
     assert [state for state, _ in drained] == [JobState.STALLED, JobState.RUNNING]
-    assert watched.job.hopeless == ""
+    assert watched.job.control.hopeless == ""
 
 
 async def test_failures_while_no_step_is_left_to_do_say_nothing(watched: Watched) -> None:
-    watched.job.step = watched.job.spec.learner.steps
+    watched.job.progress.step = watched.job.spec.learner.steps
     for _ in range(1000):
         watched.job.intake.failures.add("boom")
     assert await watched.look(still_s=0) == []
