@@ -13,11 +13,9 @@ import numpy.typing as npt
 import xxhash
 
 from services.common.errors import WeightSyncError
+from services.common.weights.dtypes import ITEM_BYTES, WEIGHTS
 
 UInt8Array = npt.NDArray[np.uint8]
-
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Bytes of one element, for each dtype that travels."""
 
 DIGEST_BYTES = 16
 
@@ -32,7 +30,7 @@ class TensorSpec:
     name: str
     """Hugging Face name."""
     dtype: str
-    """A key of ITEM_BYTES."""
+    """One of WEIGHTS."""
     shape: tuple[int, ...]
     nbytes: int
     """Plain bytes: the product of the shape times the element's size."""
@@ -119,8 +117,8 @@ def plain_bytes(name: str, dtype: str, shape: tuple[int, ...]) -> int:
     Raises:
         WeightSyncError: the dtype does not travel, or a size is negative.
     """
-    if dtype not in ITEM_BYTES:
-        raise WeightSyncError(f"{name}: dtype {dtype!r} does not travel (known: {', '.join(ITEM_BYTES)})")
+    if dtype not in WEIGHTS:
+        raise WeightSyncError(f"{name}: dtype {dtype!r} does not travel (known: {', '.join(WEIGHTS)})")
     if any(size < 0 for size in shape):
         raise WeightSyncError(f"{name}: negative size in shape {shape}")
     return math.prod(shape) * ITEM_BYTES[dtype]

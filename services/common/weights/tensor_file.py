@@ -8,17 +8,38 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from services.common.errors import WeightSyncError
-from services.common.weights.snapshot import ITEM_BYTES, TensorSpec, UInt8Array
+from services.common.weights.dtypes import ITEM_BYTES, SAFETENSORS
+from services.common.weights.snapshot import UInt8Array
 
-_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _ALIGN = 8
+
+
+class TensorShape(Protocol):
+    """What the header says of a tensor: `TensorSpec`, or any tuple of these names."""
+
+    @property
+    def name(self) -> str:
+        """Unique in the file."""
+
+    @property
+    def dtype(self) -> str:
+        """A key of ITEM_BYTES."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole tensor."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its plain bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +49,12 @@ class Layout:
     header: bytes
     """Length field and padded JSON: what the file begins with."""
     offsets: dict[str, int]
-    """Tensor name → position in the file."""
+    """Tensor name → position in the file, in the order of the file."""
     total_bytes: int
     """Size of the file."""
 
 
-def layout(specs: Sequence[TensorSpec], metadata: dict[str, str]) -> Layout:
+def layout(tensors: Iterable[TensorShape], metadata: dict[str, str]) -> Layout:
     """Lays the tensors out, widest dtype first so that each begins at a multiple of its element's size, and makes the header.
 
     Raises:
@@ -42,16 +63,16 @@ def layout(specs: Sequence[TensorSpec], metadata: dict[str, str]) -> Layout:
     entries: dict[str, object] = {"__metadata__": metadata}
     starts: dict[str, int] = {}
     position = 0
-    for spec in sorted(specs, key=lambda spec: -ITEM_BYTES[spec.dtype]):
-        if spec.name in starts:
-            raise WeightSyncError(f"{spec.name}: the name occurs twice")
-        starts[spec.name] = position
-        entries[spec.name] = {
-            "dtype": _NAMES[spec.dtype],
-            "shape": list(spec.shape),
-            "data_offsets": [position, position + spec.nbytes],
+    for tensor in sorted(tensors, key=lambda tensor: -ITEM_BYTES[tensor.dtype]):
+        if tensor.name in starts:
+            raise WeightSyncError(f"{tensor.name}: the name occurs twice")
+        starts[tensor.name] = position
+        entries[tensor.name] = {
+            "dtype": SAFETENSORS[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [position, position + tensor.nbytes],
         }
-        position += spec.nbytes
+        position += tensor.nbytes
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGN)
     header = struct.pack("<Q", len(text)) + text

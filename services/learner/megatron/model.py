@@ -19,7 +19,10 @@ from services.learner.megatron.batch import MicroBatch
 from services.learner.megatron.bridges import open_bridge
 from services.learner.megatron.parallel import Layout
 
-DTYPES = {DType.FLOAT32: torch.float32, DType.BFLOAT16: torch.bfloat16}
+
+def torch_dtype(dtype: DType) -> torch.dtype:
+    """The type of that name."""
+    return getattr(torch, dtype.value)  # type: ignore[no-any-return]
 
 
 @dataclass(slots=True)
@@ -75,7 +78,7 @@ def build_policy(model_dir: Path, spec: JobSpec, layout: Layout) -> Policy:
     Raises:
         ModelError: the directory's model cannot be trained with this layout, or tensors are missing.
     """
-    dtype = DTYPES[spec.model.dtype]
+    dtype = torch_dtype(spec.model.dtype)
     bridge = open_bridge(model_dir, layout, dtype, _overrides())
     provider = bridge._model_provider([])  # noqa: SLF001  its public get_model prints, and wraps in its own way
     chunk = provider(pre_process=layout.is_first_stage, post_process=layout.is_last_stage)

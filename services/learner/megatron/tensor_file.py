@@ -1,28 +1,34 @@
-"""Writes safetensors files piece by piece: durable and hashed on return, and other threads compute meanwhile.
+"""Writer of safetensors files, piece by piece: durable and hashed on return, and other threads compute meanwhile.
 
 The library's own writer first copies every tensor into a Python object under the interpreter's lock.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import struct
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import xxhash
 
 from services.common.checkpoints.manifest import WrittenFile
+from services.common.weights.tensor_file import layout
 
 PIECE_BYTES = 8 << 20
-_ALIGN = 8
 
-_NAMES = {
-    torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16",
-    torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
+
+class _Entry(NamedTuple):
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name as in `services.common.weights.dtypes`: `bfloat16`."""
+    return str(dtype).removeprefix("torch.")
 
 
 def write_tensors(root: Path, name: str, tensors: Mapping[str, torch.Tensor], metadata: dict[str, str]) -> WrittenFile:
@@ -31,19 +37,11 @@ def write_tensors(root: Path, name: str, tensors: Mapping[str, torch.Tensor], me
     Raises:
         OSError: it could not be written, for want of space perhaps.
     """
-    # widest elements first, so that each begins at a multiple of its element's size
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    entries: dict[str, object] = {"__metadata__": metadata}
-    position = 0
-    for key, tensor in ordered:
-        end = position + tensor.nbytes
-        entries[key] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [position, end]}
-        position = end
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGN)
+    entries = [_Entry(key, dtype_name(t.dtype), tuple(t.shape), t.nbytes) for key, t in sorted(tensors.items())]
+    plan = layout(entries, metadata)
     digest = xxhash.xxh3_128()
     with (root / name).open("wb", buffering=0) as file:
-        for data in (struct.pack("<Q", len(text)) + text, *(_bytes_of(tensor) for _, tensor in ordered)):
+        for data in (plan.header, *(_bytes_of(tensors[key]) for key in plan.offsets)):
             for start in range(0, len(data), PIECE_BYTES):
                 piece = memoryview(data)[start : start + PIECE_BYTES]
                 digest.update(piece)

@@ -32,7 +32,7 @@ from services.learner.megatron.batch import MicroBatch, collate, response_offset
 from services.learner.megatron.collectives import any_rank, gather_json
 from services.learner.megatron.logprobs import token_logprobs
 from services.learner.megatron.micro_batches import MicroBatchPlan, plan_micro_batches
-from services.learner.megatron.model import DTYPES, build_policy, load_weights
+from services.learner.megatron.model import build_policy, load_weights, torch_dtype
 from services.learner.megatron.optimizer import Optimizer, learning_rate
 from services.learner.megatron.parallel import join
 from services.learner.megatron.platform import device_of, seed_all
@@ -66,7 +66,7 @@ class MegatronTrainer:
         self.device = device_of(platform)
         seed_all(spec.learner.seed + self.layout.rank)
         self._policy = build_policy(self._model_dir, spec, self.layout)
-        self._optimizer = Optimizer(spec.learner, DTYPES[spec.model.dtype], self._policy.model)
+        self._optimizer = Optimizer(spec.learner, torch_dtype(spec.model.dtype), self._policy.model)
         self._exporter = Exporter(self._policy, self.layout, self.device)
         self._state = RankState(spec, platform, self.layout, self._policy.chunk, self._optimizer)
         self._writer = BackgroundWriter()
@@ -131,7 +131,7 @@ class MegatronTrainer:
 
     def export(self) -> dict[str, torch.Tensor] | None:
         """Hugging Face name → CPU tensor in `publish_dtype`, `lm_head.weight` always among them, on rank 0; None elsewhere."""
-        return self._exporter.gather(DTYPES[self._spec.model.dtype])
+        return self._exporter.gather(torch_dtype(self._spec.model.dtype))
 
     def save(self, folder: Path, *, export: bool = False) -> None:
         """Copies every rank's part of a checkpoint to host memory, and begins to write it into the directory, which all ranks see.

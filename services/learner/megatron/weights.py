@@ -15,6 +15,7 @@ from safetensors import safe_open
 
 from services.common.checkpoints.manifest import WrittenFile
 from services.common.durable import write_durably
+from services.common.weights.dtypes import TORCH
 from services.learner.megatron.collectives import gather_json
 from services.learner.megatron.model import Policy
 from services.learner.megatron.parallel import Layout
@@ -27,8 +28,6 @@ _INDEX = ".safetensors.index.json"
 
 _COPIED = {".json", ".jinja", ".txt", ".model"}
 """Endings of what goes along with the weights: config, tokenizer, chat template. No code, no other weights."""
-
-_TORCH_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 class Exporter:
@@ -109,7 +108,7 @@ def source_dtypes(model_dir: Path) -> dict[str, torch.dtype]:
     dtypes: dict[str, torch.dtype] = {}
     for path in sorted(model_dir.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
-            dtypes |= {name: _TORCH_DTYPES[file.get_slice(name).get_dtype()] for name in file.keys()}  # noqa: SIM118
+            dtypes |= {name: getattr(torch, TORCH[file.get_slice(name).get_dtype()]) for name in file.keys()}  # noqa: SIM118
     return dtypes
 
 

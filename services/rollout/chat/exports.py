@@ -27,6 +27,7 @@ from services.common.jobs import deaths
 from services.common.jobs.deaths import Death
 from services.common.jobs.record import JobRecord
 from services.common.models.directory import resolve_model
+from services.common.weights.dtypes import TORCH
 from services.common.weights.snapshot import TensorSpec, UInt8Array, digest_of
 from services.common.weights.tensor_file import map_tensors
 from services.rollout.engine.engine import Engine
@@ -40,7 +41,6 @@ log = logging.getLogger(__name__)
 
 MANIFEST = "MANIFEST.json"
 BLOCK_BYTES = 8 << 20
-_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _WEIGHTS = {".safetensors"}
 _INDEX = "model.safetensors.index.json"
 DEADLY = 2
@@ -174,7 +174,7 @@ def _tensors(export: Path) -> dict[str, tuple[str, tuple[int, ...], UInt8Array]]
         with safe_open(file, framework="numpy") as opened:
             for name in data:
                 part = opened.get_slice(name)
-                dtype = _DTYPES.get(part.get_dtype(), part.get_dtype())
+                dtype = TORCH.get(part.get_dtype(), part.get_dtype())
                 found[name] = (dtype, tuple(part.get_shape()), data[name])
     return found
 
