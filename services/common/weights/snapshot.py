@@ -14,6 +14,7 @@ import xxhash
 
 from services.common.errors import WeightSyncError
 from services.common.weights.dtypes import ITEM_BYTES, WEIGHTS
+from services.common.weights.version import PolicyVersion
 
 UInt8Array = npt.NDArray[np.uint8]
 
@@ -89,9 +90,9 @@ class Snapshot:
         return cls(lineage, n, tuple(specs), tuple(copies), manifest_digest(specs))
 
     @property
-    def version(self) -> tuple[int, int]:
-        """`(lineage, n)`; later versions compare greater."""
-        return self.lineage, self.n
+    def version(self) -> PolicyVersion:
+        """Of the policy."""
+        return PolicyVersion(self.lineage, self.n)
 
     @property
     def total_bytes(self) -> int:

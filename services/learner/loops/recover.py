@@ -17,6 +17,7 @@ from services.common.checkpoints.manifest import CheckpointRefused
 from services.common.checkpoints.origin import Origin, check_origin, find_origin, verify_origin, weights_of
 from services.common.jobs.fates import FATES_FILE, read_fates
 from services.common.service.lifecycle import Drain
+from services.common.weights.version import PolicyVersion
 from services.learner.groups.batch import Batch
 from services.learner.groups.ledger import Ledger
 from services.learner.loops.checkpoint import with_room
@@ -51,13 +52,13 @@ async def recover(job: JobContext, drain: Drain) -> None:
     if damage is None and (job.journal.last_step or 0) < base > max(rises[-1].after_step, job.progress.start_step):
         doubts.append(f"the journal ends before the checkpoint's step {base}")
     known = await _published(job)
-    if known > (rises[-1].lineage, job.progress.step):
+    if known > PolicyVersion(rises[-1].lineage, job.progress.step):
         doubts.append(
-            f"version {known[1]} of lineage {known[0]} was published, and only step {job.progress.step} came back"
+            f"version {known.n} of lineage {known.lineage} was published, and only step {job.progress.step} came back"
         )
     lineage, reason = rises[-1].lineage, "; ".join(doubts)
     if doubts:
-        lineage = max(lineage, known[0]) + 1
+        lineage = max(lineage, known.lineage) + 1
 
     async def settle() -> None:
         if doubts:
@@ -158,11 +159,11 @@ async def _enter(job: JobContext, lineage: int, reason: str) -> None:
         await job.store.event("lineage", told)
 
 
-async def _published(job: JobContext) -> tuple[int, int]:
-    """The newest (lineage, version) that Redis knows of; (0, 0) for none."""
+async def _published(job: JobContext) -> PolicyVersion:
+    """The newest version that Redis knows of; (0, 0) for none."""
     record, active = await job.store.record(), await job.store.active()
-    told = (active.lineage, active.policy_version) if active is not None else (0, 0)
-    return max((record.lineage, record.policy_version), told)
+    announced = PolicyVersion(active.lineage, active.policy_version) if active is not None else PolicyVersion(0, 0)
+    return max(PolicyVersion(record.lineage, record.policy_version), announced)
 
 
 def _known_rises(job: JobContext) -> tuple[list[Rise], list[str]]:

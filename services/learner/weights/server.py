@@ -16,7 +16,8 @@ from services.common.pb import weight_sync_pb2 as pb
 from services.common.pb import weight_sync_pb2_grpc as pb_grpc
 from services.common.service.grpc_server import REFUSED, TokenCheck, bind
 from services.common.weights.channel import FETCH_LIMIT_S, SERVER_OPTIONS, WATCH_LIMIT_S
-from services.learner.weights.store import Payload, Shelf, VersionKey
+from services.common.weights.version import PolicyVersion
+from services.learner.weights.store import Payload, Shelf
 
 _MAX_CALLS = 256
 _MAX_WATCHERS = 128  # every watcher holds a thread: half of them stay free for Fetch and Report
@@ -89,22 +90,22 @@ class WeightService(pb_grpc.WeightSyncServicer):
             )
         )
         current = self._shelf.current
-        return pb.ReportReply(current=pb.Version(lineage=current.lineage, n=current.n) if current else None)
+        return pb.ReportReply(current=current.version.message() if current else None)
 
     def _announcements(self, context: grpc.ServicerContext, limit_s: float) -> Iterator[pb.Announcement]:
-        seen: VersionKey | None = None
+        seen: PolicyVersion | None = None
         end = time.monotonic() + limit_s
         while time.monotonic() < end and context.is_active() and not self._shelf.closed:
             snapshot = self._shelf.newer_than(seen, _LOOK_S)
             if snapshot is None:
                 continue
             seen = snapshot.version
-            version = pb.Version(lineage=snapshot.lineage, n=snapshot.n)
+            version = snapshot.version.message()
             yield pb.Announcement(job_id=self._job_id, version=version, total_bytes=snapshot.total_bytes)
 
     def _payload(self, request: pb.FetchRequest, context: grpc.ServicerContext) -> Payload:
-        base = (request.base.lineage, request.base.n) if request.HasField("base") else None
-        version = (request.version.lineage, request.version.n)
+        base = PolicyVersion.of(request.base) if request.HasField("base") else None
+        version = PolicyVersion.of(request.version)
         try:
             return self._shelf.payload(version, base, _remaining(context))
         except KeyError:

@@ -18,15 +18,13 @@ from services.common.pb import weight_sync_pb2 as pb
 from services.common.weights import delta
 from services.common.weights.channel import CHUNK_BYTES
 from services.common.weights.snapshot import Snapshot, chunk_checksum
-
-VersionKey = tuple[int, int]
-"""(lineage, n)"""
+from services.common.weights.version import PolicyVersion
 
 
 class Payload:
     """A snapshot as it travels: the manifest, and one piece of bytes per tensor."""
 
-    def __init__(self, snapshot: Snapshot, base: VersionKey | None, pieces: Sequence[bytes | memoryview]) -> None:
+    def __init__(self, snapshot: Snapshot, base: PolicyVersion | None, pieces: Sequence[bytes | memoryview]) -> None:
         """Full without a base, otherwise the delta from it."""
         self._pieces = [memoryview(piece) for piece in pieces]
         self._ends = list(accumulate(len(piece) for piece in self._pieces))
@@ -36,9 +34,9 @@ class Payload:
             for spec, piece in zip(snapshot.tensors, self._pieces, strict=True)
         ]
         self.manifest = pb.Manifest(
-            version=pb.Version(lineage=snapshot.lineage, n=snapshot.n),
+            version=snapshot.version.message(),
             encoding=pb.ENCODING_XOR_ZSTD if base else pb.ENCODING_FULL,
-            base=pb.Version(lineage=base[0], n=base[1]) if base else None,
+            base=base.message() if base else None,
             tensors=tensors,
             digest=snapshot.digest,
         )
@@ -73,8 +71,8 @@ class Shelf:
         """Keeps `keep` versions (at least one)."""
         self._keep = max(1, keep)
         self._changed = threading.Condition()
-        self._kept: OrderedDict[VersionKey, Snapshot] = OrderedDict()
-        self._payloads: dict[tuple[VersionKey, VersionKey | None], Future[Payload]] = {}
+        self._kept: OrderedDict[PolicyVersion, Snapshot] = OrderedDict()
+        self._payloads: dict[tuple[PolicyVersion, PolicyVersion | None], Future[Payload]] = {}
         self._closed = False
 
     def put(self, snapshot: Snapshot) -> None:
@@ -103,7 +101,7 @@ class Shelf:
         with self._changed:
             return self._current()
 
-    def newer_than(self, version: VersionKey | None, timeout_s: float) -> Snapshot | None:
+    def newer_than(self, version: PolicyVersion | None, timeout_s: float) -> Snapshot | None:
         """Waits for a version newer than this one; None when there is none in time, after `wake`, or at the end."""
         with self._changed:
             if not self._is_newer(version) and not self._closed:
@@ -127,7 +125,7 @@ class Shelf:
             self._closed = True
             self._changed.notify_all()
 
-    def payload(self, version: VersionKey, base: VersionKey | None, timeout_s: float) -> Payload:
+    def payload(self, version: PolicyVersion, base: PolicyVersion | None, timeout_s: float) -> Payload:
         """What to send to a server that wants `version` and holds `base`: the delta where that is possible and smaller, else all.
 
         Each is made once, by whoever asks first, and shared.
@@ -155,7 +153,7 @@ class Shelf:
 
     def _make(
         self,
-        key: tuple[VersionKey, VersionKey | None],
+        key: tuple[PolicyVersion, PolicyVersion | None],
         snapshot: Snapshot,
         basis: Snapshot | None,
         future: Future[Payload],
@@ -171,7 +169,7 @@ class Shelf:
     def _current(self) -> Snapshot | None:
         return next(reversed(self._kept.values()), None)
 
-    def _is_newer(self, version: VersionKey | None) -> bool:
+    def _is_newer(self, version: PolicyVersion | None) -> bool:
         current = self._current()
         return current is not None and (version is None or current.version > version)
 

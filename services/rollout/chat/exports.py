@@ -30,11 +30,11 @@ from services.common.models.directory import resolve_model
 from services.common.weights.dtypes import TORCH
 from services.common.weights.snapshot import TensorSpec, UInt8Array, digest_of
 from services.common.weights.tensor_file import map_tensors
+from services.common.weights.version import PolicyVersion
 from services.rollout.engine.engine import Engine
 from services.rollout.engine.model_tensors import EMBEDDING, LM_HEAD, model_shapes
 from services.rollout.engine.types import StagedWeights
 from services.rollout.engine.update import EngineError
-from services.rollout.engine.version import Version
 from services.rollout.weights.staging import Stage, default_stage_directory
 
 log = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class ExportLoader:
         except (ModelError, OSError):
             return None
 
-    async def _activate(self, export: Path, version: Version) -> None:
+    async def _activate(self, export: Path, version: PolicyVersion) -> None:
         home, shared_memory = self._settings.home.resolve(), self._settings.shared_memory
         stage = Stage(default_stage_directory(self._name, home, 2 * _bytes(export), shared_memory))
         try:
@@ -115,7 +115,7 @@ class ExportLoader:
             stage.close()
 
 
-def check_export(export: Path) -> Version:
+def check_export(export: Path) -> PolicyVersion:
     """The policy version of an export whose every file is as the manifest says. Blocks: it hashes the weights.
 
     Raises:
@@ -124,7 +124,7 @@ def check_export(export: Path) -> Version:
     manifest = export.parent / MANIFEST
     try:
         document = json.loads(manifest.read_text())
-        version = Version(int(document["state"]["lineage"]), int(document["step"]))
+        version = PolicyVersion(int(document["state"]["lineage"]), int(document["step"]))
         files = {str(name): dict(entry) for name, entry in dict(document["files"]).items()}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{manifest}: cannot be read: {error}") from error
@@ -142,7 +142,7 @@ def same_tokenizer(base: Path, export: Path) -> bool:
     return all((base / name).is_file() and filecmp.cmp(base / name, export / name, shallow=False) for name in names)
 
 
-def stage_export(export: Path, stage: Stage, version: Version) -> StagedWeights:
+def stage_export(export: Path, stage: Stage, version: PolicyVersion) -> StagedWeights:
     """The export's weights as one staged file, the output head included. Blocks: it copies the weights.
 
     Raises:

@@ -29,13 +29,13 @@ from services.common.pb import inference_pb2_grpc as pb_grpc
 from services.common.service.grpc_server import REFUSED, TokenCheck, bind
 from services.common.service.logs import log_context
 from services.common.streams.types import Message
+from services.common.weights.version import PolicyVersion
 from services.rollout import metrics
 from services.rollout.chat.policies import Policies
 from services.rollout.chat.queue import ChatLane
 from services.rollout.engine.engine import Engine
 from services.rollout.engine.prompts import CHARACTERS_PER_TOKEN
 from services.rollout.engine.types import ChatPiece, ChatRefused, ChatSampling
-from services.rollout.engine.version import Version
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class InferenceService(pb_grpc.InferenceServicer):
                 yield pb.GenerateReply(delta=delta)
         yield _finished(first, last, len(prompt), tokens)
 
-    def _version(self, epoch: int) -> Version:
+    def _version(self, epoch: int) -> PolicyVersion:
         """The policy version, if the engine has the model that it had."""
         version = self._engine.version
         if self._policies.epoch != epoch or version is None:

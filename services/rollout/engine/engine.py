@@ -24,6 +24,7 @@ from services.common.sandbox.pool import Sandbox
 from services.common.service.processes import family, kill
 from services.common.spec.job import JobSpec
 from services.common.streams.types import Message
+from services.common.weights.version import PolicyVersion
 from services.rollout import metrics
 from services.rollout.engine.health import StartWatch
 from services.rollout.engine.model_tensors import model_shapes
@@ -41,7 +42,7 @@ from services.rollout.engine.types import (
     StagedWeights,
 )
 from services.rollout.engine.update import Activation, EngineError, WeightSwitch
-from services.rollout.engine.version import Version, VersionLabel
+from services.rollout.engine.version import VersionLabel
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class Engine:
         """Whether a token of a rollout has come since the newest `start`."""
 
     @property
-    def version(self) -> Version | None:
+    def version(self) -> PolicyVersion | None:
         """The version whose weights sample the next token; None before any was activated."""
         return self.label.version
 
@@ -367,7 +368,7 @@ class Engine:
         finally:
             self.progress_at = time.monotonic()
 
-    def _labelled(self) -> Version:
+    def _labelled(self) -> PolicyVersion:
         if self.label.version is None:
             raise EngineError("the engine sampled without a policy version")
         return self.label.version

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from services.common.errors import MillraceError, ModelError, WeightSyncError
+from services.common.weights.version import PolicyVersion
 from services.rollout.engine.model_tensors import Shapes, file_shapes, misfits
 from services.rollout.engine.types import StagedWeights
-from services.rollout.engine.version import Version, VersionLabel
+from services.rollout.engine.version import VersionLabel
 
 if TYPE_CHECKING:
     from services.rollout.engine.verify import Facts
@@ -43,7 +44,7 @@ class EngineError(MillraceError):
 class Activation:
     """What it took to change the weights."""
 
-    version: Version
+    version: PolicyVersion
     pause_s: float
     """Seconds during which nothing was sampled."""
     apply_s: float
@@ -75,7 +76,7 @@ class WeightSwitch:
             WeightSyncError: refused, or failed and the weights before are back; sampling goes on with them.
             EngineError: the weights in the engine are not known to be whole; it stays paused.
         """
-        version = Version(staged.lineage, staged.policy_version)
+        version = PolicyVersion(staged.lineage, staged.policy_version)
         async with self._lock:
             await self._verify(staged, version)
             facts = await asyncio.to_thread(_read_facts, staged)
@@ -93,7 +94,7 @@ class WeightSwitch:
                 raise
             return Activation(version, time.monotonic() - started, apply_s)
 
-    async def _paused_change(self, staged: StagedWeights, version: Version, facts: Facts) -> float:
+    async def _paused_change(self, staged: StagedWeights, version: PolicyVersion, facts: Facts) -> float:
         """The change itself; returns the seconds that the load took."""
         await self._pause()
         try:
@@ -106,7 +107,7 @@ class WeightSwitch:
         await self._resume()
         return apply_s
 
-    async def _verify(self, staged: StagedWeights, version: Version) -> None:
+    async def _verify(self, staged: StagedWeights, version: PolicyVersion) -> None:
         """Finds what is wrong with a staged file while the weights in use still sample."""
         if self._label.version is not None and version <= self._label.version:
             raise WeightSyncError(f"version {version} is not newer than {self._label.version}")
@@ -151,7 +152,7 @@ class WeightSwitch:
             log.debug("%d of %d parameters could be compared with the file after the load", checked, total)
         return float(seconds)
 
-    async def _restore(self, version: Version, cause: Exception) -> None:
+    async def _restore(self, version: PolicyVersion, cause: Exception) -> None:
         """Puts the weights before back, whole, and goes on with them.
 
         It helps when the load had not begun (the file vanished). vLLM does not load again after a load that broke off within a layer;

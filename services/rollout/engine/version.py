@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import NamedTuple
 
-
-class Version(NamedTuple):
-    """A policy version; later ones compare greater."""
-
-    lineage: int
-    n: int
+from services.common.weights.version import PolicyVersion
 
 
 class VersionLabel:
@@ -18,21 +12,21 @@ class VersionLabel:
 
     def __init__(self) -> None:
         """No version."""
-        self._version: Version | None = None
+        self._version: PolicyVersion | None = None
         self._changed = asyncio.Condition()
 
     @property
-    def version(self) -> Version | None:
+    def version(self) -> PolicyVersion | None:
         """The version whose weights sample the next token."""
         return self._version
 
-    async def change(self, version: Version | None) -> None:
+    async def change(self, version: PolicyVersion | None) -> None:
         """Puts another label on, and wakes those who wait for it."""
         async with self._changed:
             self._version = version
             self._changed.notify_all()
 
-    async def wait_for(self, version: Version, timeout_s: float | None = None) -> bool:
+    async def wait_for(self, version: PolicyVersion, timeout_s: float | None = None) -> bool:
         """Waits until the engine holds this version or a newer one; False when it did not within `timeout_s` seconds."""
 
         def reached() -> bool:

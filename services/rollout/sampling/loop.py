@@ -14,8 +14,9 @@ from services.common.streams import codec
 from services.common.streams.consumer import Consumer, Entry, require_place
 from services.common.streams.types import RolloutGroup, Task
 from services.common.streams.worker import MAX_DELIVERIES, StreamWorker, WorkerCounters, WorkerLimits
+from services.common.weights.version import PolicyVersion
 from services.rollout import metrics
-from services.rollout.engine.version import Version, VersionLabel
+from services.rollout.engine.version import VersionLabel
 from services.rollout.sampling.sampler import Sampler
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class TaskLoop:
     async def _caught_up(self) -> bool:
         """Waits for the weights; False when the drain came first. The server takes nothing before it holds the current version."""
         while not self._drain.requested:
-            if await self._label.wait_for(Version(0, 0), timeout_s=BLOCK_S / 4):
+            if await self._label.wait_for(PolicyVersion(0, 0), timeout_s=BLOCK_S / 4):
                 return True
         return False
 
@@ -99,7 +100,7 @@ class TaskLoop:
         """The group; None when the task's lineage ended before it did."""
         if self._stale(task):
             return None
-        wanted = Version(task.lineage, task.min_policy_version)
+        wanted = PolicyVersion(task.lineage, task.min_policy_version)
         if not await self._label.wait_for(wanted, task.timeout_s):
             return self._sampler.failed(
                 task, f"policy version {tuple(wanted)} did not arrive within {task.timeout_s:g} s"
@@ -107,7 +108,7 @@ class TaskLoop:
         if self._stale(task):
             return None
         sampling = asyncio.create_task(self._sampler.sample(task), name=f"sample {task.member}")
-        ended = asyncio.create_task(self._label.wait_for(Version(task.lineage + 1, 0)), name="lineage")
+        ended = asyncio.create_task(self._label.wait_for(PolicyVersion(task.lineage + 1, 0)), name="lineage")
         try:
             await asyncio.wait({sampling, ended}, return_when=asyncio.FIRST_COMPLETED)
             return sampling.result() if sampling.done() else None

@@ -16,6 +16,7 @@ from services.common.errors import WeightSyncError
 from services.common.pb import weight_sync_pb2 as pb
 from services.common.pb import weight_sync_pb2_grpc as pb_grpc
 from services.common.weights.channel import CLIENT_OPTIONS, token_metadata
+from services.common.weights.version import PolicyVersion
 from services.rollout.engine.types import StagedWeights
 from services.rollout.weights.fetch import Download, Held, Source
 from services.rollout.weights.staging import Stage
@@ -38,8 +39,8 @@ class WeightReceiver:
         self._held: Held | None = None
         self._watches: list[Announcements] = []
 
-    async def watch(self, *, unreachable_s: float = 60.0) -> AsyncIterator[tuple[int, int]]:
-        """Versions as (lineage, n), each newer than the one before; those that a slow caller missed are left out. Ends after `close`.
+    async def watch(self, *, unreachable_s: float = 60.0) -> AsyncIterator[PolicyVersion]:
+        """Versions, each newer than the one before; those that a slow caller missed are left out. Ends after `close`.
 
         Raises:
             WeightSyncError: refused (wrong token, another job), or the learner could not be reached for `unreachable_s` seconds.
@@ -62,14 +63,14 @@ class WeightReceiver:
         Raises:
             WeightSyncError: the version is not to be had, broke off too often, or failed verification; says what and where.
         """
-        deadline = time.monotonic() + deadline_s
+        version, deadline = PolicyVersion(lineage, n), time.monotonic() + deadline_s
         if not self._fetching.acquire(timeout=deadline_s):
-            raise WeightSyncError(f"version {(lineage, n)}: another fetch went on for {deadline_s:.0f} s")
+            raise WeightSyncError(f"version {version}: another fetch went on for {deadline_s:.0f} s")
         try:
             if self._held is not None and not self._held.weights.path.exists():
                 self._held = None
-            if self._held is None or self._held.version != (lineage, n):
-                self._held = Download(self._source, (lineage, n), self._held, self._stage, deadline).run()
+            if self._held is None or self._held.version != version:
+                self._held = Download(self._source, version, self._held, self._stage, deadline).run()
             return self._held.weights
         finally:
             self._fetching.release()
@@ -84,7 +85,7 @@ class WeightReceiver:
         pause_s: float = 0.0,
         apply_s: float = 0.0,
         wire_bytes: int = 0,
-    ) -> tuple[int, int] | None:
+    ) -> PolicyVersion | None:
         """Tells the learner that the version is active (no `error`) or what went wrong; returns the newest version there is.
 
         Blocks for at most 10 s.
@@ -95,7 +96,7 @@ class WeightReceiver:
         request = pb.ReportRequest(
             job_id=self._source.job_id,
             server=self._source.server,
-            version=pb.Version(lineage=lineage, n=n),
+            version=PolicyVersion(lineage, n).message(),
             error=error,
             fetch_seconds=fetch_s,
             pause_seconds=pause_s,
@@ -106,8 +107,10 @@ class WeightReceiver:
             reply: pb.ReportReply = self._source.stub.Report(request, timeout=_REPORT_S, metadata=self._source.metadata)
         except (grpc.RpcError, ValueError) as failure:
             why = describe(failure) if isinstance(failure, grpc.RpcError) else str(failure)
-            raise WeightSyncError(f"report of version {(lineage, n)} to {self._address}: {why}") from failure
-        return (reply.current.lineage, reply.current.n) if reply.HasField("current") else None
+            raise WeightSyncError(
+                f"report of version {PolicyVersion(lineage, n)} to {self._address}: {why}"
+            ) from failure
+        return PolicyVersion.of(reply.current) if reply.HasField("current") else None
 
     def close(self) -> None:
         """Ends a watch and a fetch that are under way (the fetch raises). The stage and its files stay."""

@@ -16,6 +16,7 @@ from services.common.pb import weight_sync_pb2_grpc as pb_grpc
 from services.common.weights.channel import Metadata
 from services.common.weights.snapshot import TensorSpec
 from services.common.weights.tensor_file import map_tensors
+from services.common.weights.version import PolicyVersion
 from services.rollout.engine.types import StagedWeights
 from services.rollout.weights.staging import Stage
 from services.rollout.weights.transfer import HOPELESS, BrokenStream, Plan, Transfer, describe, read_manifest
@@ -36,9 +37,9 @@ class Held:
     specs: tuple[TensorSpec, ...]
 
     @property
-    def version(self) -> tuple[int, int]:
-        """The pair (lineage, n)."""
-        return self.weights.lineage, self.weights.policy_version
+    def version(self) -> PolicyVersion:
+        """Of the policy."""
+        return PolicyVersion(self.weights.lineage, self.weights.policy_version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class Download:
     """One version on its way; `run` once."""
 
     def __init__(
-        self, source: Source, version: tuple[int, int], held: Held | None, stage: Stage, deadline: float
+        self, source: Source, version: PolicyVersion, held: Held | None, stage: Stage, deadline: float
     ) -> None:
         """`held`: what a delta may be from, and what the tensors must look like. `deadline`: on the monotonic clock."""
         self._source, self._version, self._stage = source, version, stage
@@ -114,8 +115,8 @@ class Download:
         request = pb.FetchRequest(
             job_id=self._source.job_id,
             server=self._source.server,
-            version=pb.Version(lineage=self._version[0], n=self._version[1]),
-            base=pb.Version(lineage=self._base[0], n=self._base[1]) if self._base else None,
+            version=self._version.message(),
+            base=self._base.message() if self._base else None,
             offset=self._transfer.received if self._transfer is not None else 0,
         )
         timeout_s = max(0.001, min(_CALL_S, self._deadline - time.monotonic()))

@@ -9,11 +9,11 @@ import random
 from collections.abc import Coroutine
 
 from services.common.errors import WeightSyncError
+from services.common.weights.version import PolicyVersion
 from services.rollout import metrics
 from services.rollout.engine.engine import Engine
 from services.rollout.engine.types import StagedWeights
 from services.rollout.engine.update import Activation
-from services.rollout.engine.version import Version
 from services.rollout.weights.client import WeightReceiver
 from services.rollout.weights.staging import Stage
 
@@ -79,12 +79,11 @@ class WeightLoop:
 
     async def _follow(self, receiver: WeightReceiver) -> None:
         """Brings in the newest version each time there is one; those announced meanwhile are skipped."""
-        async for lineage, n in receiver.watch(unreachable_s=UNREACHABLE_S):
-            version = Version(lineage, n)
+        async for version in receiver.watch(unreachable_s=UNREACHABLE_S):
             if self._engine.version is None or version > self._engine.version:
                 await self._bring(receiver, version)
 
-    async def _bring(self, receiver: WeightReceiver, version: Version) -> None:
+    async def _bring(self, receiver: WeightReceiver, version: PolicyVersion) -> None:
         try:
             staged = await asyncio.to_thread(receiver.fetch, version.lineage, version.n)
         except WeightSyncError as error:
@@ -110,7 +109,7 @@ class WeightLoop:
         await self._report(receiver, version, staged=staged, done=done)
 
     async def _report(
-        self, receiver: WeightReceiver, version: Version, *, error: str = "", staged: StagedWeights | None = None,
+        self, receiver: WeightReceiver, version: PolicyVersion, *, error: str = "", staged: StagedWeights | None = None,
         done: Activation | None = None,
     ) -> None:  # fmt: skip
         """Tells the learner. That it does not listen is no reason to stop: the next watch finds out."""

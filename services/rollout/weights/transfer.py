@@ -23,6 +23,7 @@ from services.common.weights.snapshot import (
     manifest_digest,
     plain_bytes,
 )
+from services.common.weights.version import PolicyVersion
 from services.rollout.engine.types import StagedWeights
 from services.rollout.weights.staging import Stage
 
@@ -35,8 +36,8 @@ class BrokenStream(WeightSyncError):  # noqa: N818  it is what happened
 class Plan:
     """A manifest, checked."""
 
-    version: tuple[int, int]
-    base: tuple[int, int] | None
+    version: PolicyVersion
+    base: PolicyVersion | None
     """The version that the delta is from; None when the tensors come whole."""
     specs: tuple[TensorSpec, ...]
     wire_sizes: tuple[int, ...]
@@ -44,19 +45,19 @@ class Plan:
     digest: bytes
 
 
-def read_manifest(manifest: pb.Manifest, version: tuple[int, int], base: tuple[int, int] | None) -> Plan:
+def read_manifest(manifest: pb.Manifest, version: PolicyVersion, base: PolicyVersion | None) -> Plan:
     """Checks that the manifest is the one asked for and whole.
 
     Raises:
         WeightSyncError: another version, another base, a broken digest, or sizes that cannot be; names the tensor where there is one.
     """
-    told = (manifest.version.lineage, manifest.version.n)
+    told = PolicyVersion.of(manifest.version)
     if told != version:
         raise WeightSyncError(f"asked for version {version}, the manifest is of {told}")
     if manifest.encoding not in {pb.ENCODING_FULL, pb.ENCODING_XOR_ZSTD}:
         raise WeightSyncError(f"version {version}: unknown encoding {manifest.encoding}")
     is_delta = manifest.encoding == pb.ENCODING_XOR_ZSTD
-    from_base = (manifest.base.lineage, manifest.base.n) if is_delta else None
+    from_base = PolicyVersion.of(manifest.base) if is_delta else None
     if is_delta and from_base != base:
         raise WeightSyncError(f"version {version}: the delta is from {from_base}, not from {base}")
     specs = []

@@ -17,6 +17,7 @@ from services.common.errors import WeightSyncError
 from services.common.pb import weight_sync_pb2 as pb
 from services.common.pb import weight_sync_pb2_grpc as pb_grpc
 from services.common.weights.channel import Metadata
+from services.common.weights.version import PolicyVersion
 from services.rollout.weights.transfer import HOPELESS, describe
 
 log = logging.getLogger(__name__)
@@ -37,13 +38,13 @@ class Announcements:
         self._unreachable_s = unreachable_s
         self._stop = threading.Event()
         self._call: Any = None
-        self._newest: tuple[int, int] | None = None
+        self._newest: PolicyVersion | None = None
         self._fault: WeightSyncError | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed = asyncio.Event()
 
-    async def follow(self) -> AsyncIterator[tuple[int, int]]:
-        """Versions as (lineage, n), each newer than the one before, until `stop`.
+    async def follow(self) -> AsyncIterator[PolicyVersion]:
+        """Versions, each newer than the one before, until `stop`.
 
         Raises:
             WeightSyncError: refused, or the learner could not be reached for `unreachable_s` seconds.
@@ -51,7 +52,7 @@ class Announcements:
         self._loop = asyncio.get_running_loop()
         reader = threading.Thread(target=self._read, name="announcements", daemon=True)
         reader.start()
-        seen: tuple[int, int] | None = None
+        seen: PolicyVersion | None = None
         try:
             while True:
                 await self._changed.wait()  # the reader's calls have deadlines, and it always says when it ends
@@ -86,7 +87,7 @@ class Announcements:
                 if self._stop.is_set():  # `stop` came before there was a call to cancel
                     self._call.cancel()
                 for announcement in self._call:
-                    self._newest = (announcement.version.lineage, announcement.version.n)
+                    self._newest = PolicyVersion.of(announcement.version)
                     heard, backoff = time.monotonic(), _BACKOFF_S
                     self._tell()
                 heard = time.monotonic()

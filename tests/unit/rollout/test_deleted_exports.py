@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from services.common.errors import WeightSyncError
+from services.common.weights.version import PolicyVersion
 from services.rollout.chat.exports import stage_export
-from services.rollout.engine.version import Version
 from services.rollout.weights.staging import Stage
 
 
@@ -21,6 +21,6 @@ def test_an_export_that_goes_while_it_is_loaded_is_never_staged(tmp_path: Path, 
         (export / "model.safetensors").write_bytes(b"\x40\0\0\0")
     stage = Stage(tmp_path / "stage")
     with pytest.raises(WeightSyncError, match="hf"):
-        stage_export(export, stage, Version(1, 2))
+        stage_export(export, stage, PolicyVersion(1, 2))
     assert list((tmp_path / "stage").iterdir()) == []
     stage.close()

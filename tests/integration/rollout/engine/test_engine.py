@@ -16,11 +16,11 @@ from services.common.config.settings import Platform
 from services.common.errors import PromptError, WeightSyncError
 from services.common.spec.job import JobSpec
 from services.common.streams.types import Message, Purpose, RolloutGroup, Task
+from services.common.weights.version import PolicyVersion
 from services.rollout.engine.engine import Engine
 from services.rollout.engine.process import lives
 from services.rollout.engine.types import ChatSampling
 from services.rollout.engine.update import EngineError
-from services.rollout.engine.version import Version
 from services.rollout.sampling.sampler import Sampler
 from tests.integration.rollout.conftest import VOCAB, StageWeights, Tensors, that_say
 
@@ -87,7 +87,7 @@ async def test_every_token_carries_the_version_that_sampled_it(
         await asyncio.sleep(0.25)
         n = versions.next()
         done.append(await engine.activate(stage_weights(1, n, that_say(FIRST + n, weights))))
-        assert engine.version == Version(1, n)
+        assert engine.version == PolicyVersion(1, n)
     groups = await asyncio.gather(*running)
     spans = [check_stamps(group) for group in groups]
     assert max(spans) > 4, "no update happened while requests were in flight"
@@ -128,7 +128,7 @@ async def test_a_file_that_is_not_what_its_manifest_says_is_refused_before_the_p
     staged.path.write_bytes(broken)
     with pytest.raises(WeightSyncError, match="do not match their digest"):
         await engine.activate(staged)
-    assert engine.version == Version(1, good)
+    assert engine.version == PolicyVersion(1, good)
     check_stamps(await Sampler(engine, "r0").sample(a_task()))
 
 
@@ -147,7 +147,7 @@ async def test_an_older_version_is_never_activated(
     await engine.activate(stage_weights(1, n, that_say(FIRST + n, weights)))
     with pytest.raises(WeightSyncError, match="not newer"):
         await engine.activate(stage_weights(1, n, weights))
-    assert engine.version == Version(1, n)
+    assert engine.version == PolicyVersion(1, n)
 
 
 async def test_a_version_of_another_shape_is_refused(
@@ -177,7 +177,7 @@ async def test_a_load_that_fails_brings_the_weights_before_back(
     with pytest.raises(WeightSyncError, match="the weights before are back"):
         await engine.activate(vanishing)
     monkeypatch.undo()
-    assert engine.version == Version(1, good)
+    assert engine.version == PolicyVersion(1, good)
     check_stamps(await sampling)
     n = versions.next()
     await engine.activate(stage_weights(1, n, that_say(FIRST + n, weights)))
@@ -218,7 +218,7 @@ async def test_a_cancelled_activation_never_leaves_the_engine_paused(
     activating.cancel()
     with pytest.raises(asyncio.CancelledError):
         await activating
-    assert engine.version == Version(1, n)
+    assert engine.version == PolicyVersion(1, n)
     check_stamps(await Sampler(engine, "r0").sample(a_task()))
 
 

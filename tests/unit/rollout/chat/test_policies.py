@@ -13,12 +13,13 @@ from services.common.errors import ConfigError, ModelError
 from services.common.jobs.record import RECORD_FIELDS, JobRecord, JobState
 from services.common.jobs.store import JobStore
 from services.common.spec.job import JobSpec
+from services.common.weights.version import PolicyVersion
 from services.rollout.chat.policies import Policies
 from services.rollout.chat.queue import ChatLane
 from services.rollout.engine.engine import Engine
 from services.rollout.engine.types import ChatRefused
 from services.rollout.engine.update import EngineError
-from services.rollout.engine.version import Version, VersionLabel
+from services.rollout.engine.version import VersionLabel
 
 
 class StandInEngine:
@@ -31,7 +32,7 @@ class StandInEngine:
         self.error: Exception | None = None
 
     @property
-    def version(self) -> Version | None:
+    def version(self) -> PolicyVersion | None:
         return self.label.version
 
     async def load(self, _record: JobRecord, export: Path) -> None:
@@ -40,7 +41,7 @@ class StandInEngine:
         if self.error is not None:
             raise self.error
         self.started.append(export)
-        await self.label.change(Version(1, 30))
+        await self.label.change(PolicyVersion(1, 30))
 
 
 class StandInStore:
@@ -86,7 +87,7 @@ async def load(policies: Policies, engine: StandInEngine, job_id: str) -> None:
 async def test_the_attached_job_answers_once_it_has_a_version(policies: Policies, engine: StandInEngine) -> None:
     await policies.claim("live")
     assert await problem(policies, "live") is Problem.NOT_HERE
-    await engine.label.change(Version(1, 4))
+    await engine.label.change(PolicyVersion(1, 4))
     assert await policies.open("live") is None
     assert await problem(policies, "ended-1") is Problem.NOT_HERE
     await policies.clear("it leaves")
@@ -99,7 +100,7 @@ async def test_an_export_is_loaded_once_for_all_who_ask(policies: Policies, engi
     assert policies.hosting == "loading"
     await load(policies, engine, "ended-1")
     assert await policies.open("ended-1") is None
-    assert (policies.hosting, engine.version, len(engine.started)) == ("serving", Version(1, 30), 1)
+    assert (policies.hosting, engine.version, len(engine.started)) == ("serving", PolicyVersion(1, 30), 1)
 
 
 async def test_a_load_that_takes_long_goes_on_after_the_wait(policies: Policies, engine: StandInEngine) -> None:
@@ -173,7 +174,7 @@ async def test_only_an_ended_job_with_an_export_is_loaded(policies: Policies) ->
 
 async def test_a_server_that_drains_takes_no_chat(policies: Policies, engine: StandInEngine) -> None:
     await policies.claim("live")
-    await engine.label.change(Version(1, 4))
+    await engine.label.change(PolicyVersion(1, 4))
     await policies.drain()
     assert await problem(policies, "live") is Problem.NOT_HERE
 

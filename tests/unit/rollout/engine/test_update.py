@@ -11,11 +11,12 @@ import pytest
 from safetensors.numpy import save_file
 
 from services.common.errors import WeightSyncError
+from services.common.weights.version import PolicyVersion
 from services.rollout.engine import update
 from services.rollout.engine.model_tensors import Shapes
 from services.rollout.engine.types import StagedWeights
 from services.rollout.engine.update import EngineError, WeightSwitch
-from services.rollout.engine.version import Version, VersionLabel
+from services.rollout.engine.version import VersionLabel
 
 SHAPES: Shapes = {"w": (2, 3)}
 
@@ -68,7 +69,7 @@ def bench(tmp_path: Path) -> Bench:
 async def test_the_label_comes_after_the_installed_weights_and_before_the_next_token(bench: Bench) -> None:
     done = await bench.switch.change(bench.staged(1))
     assert bench.llm.calls == ["verify", "pause", "apply", "resume"]
-    assert bench.label.version == Version(1, 1) == done.version
+    assert bench.label.version == PolicyVersion(1, 1) == done.version
 
 
 async def test_what_is_found_before_the_pause_pauses_nobody(bench: Bench) -> None:
@@ -85,7 +86,7 @@ async def test_installed_weights_that_do_not_verify_are_replaced_by_the_ones_bef
     with pytest.raises(WeightSyncError, match="the weights before are back"):
         await bench.switch.change(bench.staged(2))
     assert bench.llm.calls == ["verify", "pause", "apply", "apply", "resume"]
-    assert bench.label.version == Version(1, 1)
+    assert bench.label.version == PolicyVersion(1, 1)
 
 
 async def test_weights_that_nobody_knows_lose_the_label_and_stay_paused(bench: Bench) -> None:

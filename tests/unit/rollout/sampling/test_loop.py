@@ -20,8 +20,9 @@ from services.common.streams import stream as streams
 from services.common.streams.consumer import Consumer
 from services.common.streams.types import Message, Purpose, RolloutGroup, Task
 from services.common.streams.worker import WorkerLimits
+from services.common.weights.version import PolicyVersion
 from services.rollout.engine.types import Piece
-from services.rollout.engine.version import Version, VersionLabel
+from services.rollout.engine.version import VersionLabel
 from services.rollout.sampling import sampler as sampler_module
 from services.rollout.sampling.loop import CONSUMER_GROUP, READ_COUNT, TaskLoop
 from services.rollout.sampling.sampler import Sampler
@@ -122,7 +123,7 @@ class Bench:
 @pytest.fixture
 async def bench(redis: Redis, redis_url: str) -> AsyncIterator[Bench]:
     label = VersionLabel()
-    await label.change(Version(1, 3))
+    await label.change(PolicyVersion(1, 3))
     blocking = connect(redis_url, block_s=2.0)
     yield Bench(redis, blocking, label, OneToken(label), Drain(), WorkerLimits(entries=4, read_count=READ_COUNT))
     await blocking.aclose()
@@ -150,7 +151,7 @@ async def test_nothing_is_taken_before_the_weights_have_come(bench: Bench) -> No
         await asyncio.sleep(0.7)
         assert not await bench.redis.exists(keys.stream(JOB, Stage.ROLLOUTS))
         assert await bench.redis.xinfo_groups(tasks_key()) == [], "the task was taken"
-        await bench.label.change(Version(1, 0))
+        await bench.label.change(PolicyVersion(1, 0))
         await bench.groups(1)
 
 
@@ -159,7 +160,7 @@ async def test_a_task_waits_for_the_version_that_it_asks_for(bench: Bench) -> No
     async with bench.running():
         await asyncio.sleep(0.4)
         assert bench.engine.started == 0
-        await bench.label.change(Version(1, 4))
+        await bench.label.change(PolicyVersion(1, 4))
         (group,) = await bench.groups(1)
     assert group.min_policy_version == 4
 
@@ -172,7 +173,7 @@ async def test_a_version_that_does_not_come_in_time_fails_the_group(bench: Bench
 
 
 async def test_a_task_of_an_older_lineage_is_dropped(bench: Bench) -> None:
-    await bench.label.change(Version(2, 0))
+    await bench.label.change(PolicyVersion(2, 0))
     await bench.ask(TASK)
     async with bench.running():
         await bench.reach(tasks_key(), 0)
@@ -185,7 +186,7 @@ async def test_a_new_lineage_aborts_what_is_sampled_for_the_old_one(bench: Bench
     await bench.ask(TASK)
     async with bench.running():
         await bench.sampling(1)
-        await bench.label.change(Version(2, 0))
+        await bench.label.change(PolicyVersion(2, 0))
         await bench.reach(tasks_key(), 0)
     assert bench.engine.aborted == 1
     assert not await bench.redis.exists(keys.stream(JOB, Stage.ROLLOUTS))

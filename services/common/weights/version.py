@@ -1,0 +1,29 @@
+"""Policy version: which weights sampled a token, or are to be sampled with."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Self
+
+from services.common.pb import weight_sync_pb2 as pb
+
+
+class PolicyVersion(NamedTuple):
+    """A version of a job's policy; later ones compare greater."""
+
+    lineage: int
+    """Rises when the learner comes back with less than it had published."""
+    n: int
+    """Optimizer steps."""
+
+    def __str__(self) -> str:
+        """`(1, 17)`."""
+        return f"({self.lineage}, {self.n})"
+
+    @classmethod
+    def of(cls, message: pb.Version) -> Self:
+        """From the wire."""
+        return cls(message.lineage, message.n)
+
+    def message(self) -> pb.Version:
+        """For the wire."""
+        return pb.Version(lineage=self.lineage, n=self.n)
