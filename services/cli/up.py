@@ -14,13 +14,13 @@ from functools import partial
 from pathlib import Path
 
 from services.cli.doctor import refuse_problems
-from services.cli.stack.children import created_at, is_same, kill_tree
 from services.cli.stack.plan import plan_stack
 from services.cli.stack.runtime import remember_segments, remove_left, runtime_of
 from services.cli.stack.state import ProcessState, UpState, only_one, read_state, remove_state, write_state
 from services.cli.stack.supervisor import GaveUp, Supervisor
 from services.common.config.settings import load_settings
 from services.common.errors import DeadlineExceeded
+from services.common.service.process_tree import created_at, is_same, kill_tree
 
 DETACH_TIMEOUT_S = 300.0
 DOWN_TIMEOUT_S = 180.0

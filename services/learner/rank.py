@@ -17,7 +17,7 @@ from services.common.errors import Fenced
 from services.common.jobs.folder import SPEC_FILE
 from services.common.models.directory import resolve_model
 from services.common.service.logs import configure_logging, log_context
-from services.common.service.processes import die_with_parent
+from services.common.service.process_tree import die_with_parent
 from services.common.spec.job import JobSpec, parse_recorded_spec
 from services.learner.ranks.heartbeat import FOLDER, beat_forever
 from services.learner.storage.folder import ERROR_FILE, FENCED_FILE

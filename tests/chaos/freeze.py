@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import psutil
 
-from services.common.service import processes
+from services.common.service import watchdog
 from tests.chaos import failpoints
 from tests.chaos.campaign import ENDLESS, Campaign, campaign
 from tests.chaos.faults import Options, victim
@@ -18,7 +18,7 @@ from tests.chaos.points import UNDER_WAY
 from tests.chaos.result import Result, summary
 from tests.chaos.stack import BLIND, ROOT, SECOND, ChaosError
 
-NOTICED_S = 2 * processes.PERIOD_S + 1.0
+NOTICED_S = 2 * watchdog.PERIOD_S + 1.0
 """Two heartbeats, and a second to look and to kill."""
 UNNOTICED_S = 60.0
 """When nobody has noticed by then, nobody will."""

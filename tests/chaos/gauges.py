@@ -11,7 +11,7 @@ import psutil
 import redis as sync_redis
 
 from services.cli.stack.state import UpState
-from services.common.service.processes import family
+from services.common.service.process_tree import family
 
 MIB = 1024**2
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  looked at, not written to

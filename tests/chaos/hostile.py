@@ -22,8 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from services.cli.stack.children import kill_tree
-from services.common.service.processes import adopt_orphans, family
+from services.common.service.process_tree import adopt_orphans, family, kill_tree
 from tests.chaos.campaign import ENDLESS, Campaign, campaign
 from tests.chaos.faults import Options
 from tests.chaos.grammar import verifiers

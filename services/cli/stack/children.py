@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import psutil
-
-from services.common.service.processes import die_with_parent, family, kill
+from services.common.service.process_tree import die_with_parent
 
 
 def free_port() -> int:
@@ -55,63 +52,3 @@ def _before_exec(parent: int, cores: frozenset[int]) -> Callable[[], None]:
             os.sched_setaffinity(0, cores)
 
     return prepare
-
-
-def signal_group(pid: int, number: signal.Signals) -> bool:
-    """Signals the process group that `pid` leads; False when nothing of it is left."""
-    try:
-        os.killpg(pid, number)
-    except (ProcessLookupError, PermissionError):  # macOS answers EPERM for a group of zombies
-        return False
-    return True
-
-
-def is_same(pid: int, created: float) -> bool:
-    """Whether the process that had this id and creation time (Unix seconds) is still there, and not another that got its id."""
-    try:
-        process = psutil.Process(pid)
-        return abs(process.create_time() - created) < 0.1 and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
-
-
-def created_at(pid: int) -> float:
-    """When a process was created, Unix seconds; 0 when it is gone."""
-    try:
-        return float(psutil.Process(pid).create_time())
-    except psutil.Error:
-        return 0.0
-
-
-def kill_tree(pid: int) -> None:
-    """Kills a process, its descendants, and its process group, at once."""
-    doomed = family(pid)
-    signal_group(pid, signal.SIGKILL)
-    kill(doomed)
-
-
-def reap_orphans(mine: Iterable[int]) -> list[int]:
-    """Reaps this process's ended children other than `mine`, so that none stays as a zombie (after `adopt_orphans`); never waits."""
-    known, reaped = set(mine), []
-    while hasattr(os, "waitid"):  # not on macOS before Python 3.13, where there are no adopted orphans either
-        try:
-            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:  # it has no children
-            break
-        if ended is None or ended.si_pid in known:  # whoever started it asks for its end, and those behind it are next
-            break
-        os.waitpid(ended.si_pid, 0)
-        reaped.append(ended.si_pid)
-    return reaped
-
-
-def kill_orphans(mine: Iterable[int]) -> list[int]:
-    """Kills and reaps this process's children other than `mine`: what dead children left behind (after `adopt_orphans`)."""
-    known = set(mine)
-    orphans = [child for child in psutil.Process().children() if child.pid not in known]
-    for orphan in orphans:
-        kill_tree(orphan.pid)
-    for orphan in orphans:
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(orphan.pid, 0)
-    return [orphan.pid for orphan in orphans]

@@ -14,8 +14,9 @@ from collections.abc import Callable
 import httpx
 
 from services.common.errors import DeadlineExceeded
-from services.common.service import processes
-from services.common.service.processes import Vitals, process_of
+from services.common.service import watchdog
+from services.common.service.process_tree import process_of
+from services.common.service.watchdog import Vitals
 
 UNHEALTHY_IN_A_ROW = 3
 _LOOK_S = 0.5
@@ -27,7 +28,7 @@ class Pulse:
     def __init__(self, pid: int, probe: Probe) -> None:
         """Begins to ask."""
         self._pid = pid
-        self._asker = Asker(pid, probe, processes.PERIOD_S)
+        self._asker = Asker(pid, probe, watchdog.PERIOD_S)
         self._excused_at = 0.0
         self._vitals = Vitals()
 
@@ -43,7 +44,7 @@ class Pulse:
         if self._asker.in_a_row >= UNHEALTHY_IN_A_ROW:
             return f"is not healthy ({self._asker.complaint})"
         silent_s = now - max(self._asker.answered_at, self._excused_at)
-        hang = self._vitals.hang(silent_s, 2 * processes.PERIOD_S)
+        hang = self._vitals.hang(silent_s, 2 * watchdog.PERIOD_S)
         return f"hangs: no answer for {hang}" if hang else None
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from services.cli.stack.children import is_same
 from services.common.errors import ConfigError
 from services.common.service.lost_processes import UP_FILE
+from services.common.service.process_tree import is_same
 
 LOCK = "up.lock"
 

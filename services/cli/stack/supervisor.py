@@ -9,6 +9,7 @@ wrong setting, found before all was ready for the first time, ends it: a person 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -26,7 +27,15 @@ from services.cli.stack.health import Asker, Probe, Pulse
 from services.cli.stack.segments import Segment, SegmentWatch
 from services.cli.stack.state import ProcessState
 from services.common.errors import MillraceError
-from services.common.service.processes import Vitals, adopt_orphans, family
+from services.common.service.process_tree import (
+    adopt_orphans,
+    created_at,
+    family,
+    kill_orphans,
+    kill_tree,
+    reap_orphans,
+)
+from services.common.service.watchdog import Vitals
 
 POLL_S = 0.1
 LOOK_S = 0.5
@@ -178,7 +187,7 @@ class Supervisor:
         child.process = children.start_child(
             child.spec.argv, env=child.spec.env, log_path=child.log_path, cores=child.spec.cores
         )
-        child.created = children.created_at(child.process.pid)
+        child.created = created_at(child.process.pid)
         child.started = time.monotonic()
         child.vitals = Vitals()
         child.asker = Asker(child.process.pid, child.spec.ready, LOOK_S)
@@ -196,7 +205,7 @@ class Supervisor:
                 self._bury(child, _describe_exit(code, child), wrong_setting=code == CONFIG_ERROR_CODE)
             else:
                 self._probe(child)
-        children.reap_orphans(self._pids())
+        reap_orphans(self._pids())
         self._look_at_segments()
 
     def _look_at_segments(self) -> None:
@@ -281,10 +290,12 @@ class Supervisor:
         if child.process is None:
             return
         self._ask_no_more(child)
-        children.kill_tree(child.process.pid)
+        kill_tree(child.process.pid)
         child.process.wait()
         child.process = None
-        children.kill_orphans(self._pids())
+        for pid in kill_orphans(self._pids()):
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
         self._segments.end(child.spec.name, self._families)
         if child.spec.temporary is not None:
             shutil.rmtree(child.spec.temporary, ignore_errors=True)

@@ -28,7 +28,7 @@ from typing import Any
 
 from services.common.sandbox.output import mute
 from services.common.service.logs import configure_logging
-from services.common.service.processes import adopt_orphans, child_pids, die_with_parent
+from services.common.service.process_tree import adopt_orphans, die_with_parent, kill_group, kill_orphans
 
 REQUEST = struct.Struct("<ci")
 REPLY = struct.Struct("<ii")
@@ -115,10 +115,7 @@ class _Family:
     def look(self) -> bool:
         """Reaps the dying that have ended, and kills what they have left; whether some are still ending."""
         self._dying = {pid for pid in self._dying if _ended(pid) == NOT_ENDED}
-        orphans = set(child_pids(os.getpid())) - self.children - self._dying
-        for pid in orphans:
-            kill_group(pid)
-        self._dying |= orphans
+        self._dying |= kill_orphans(self.children | self._dying)
         return bool(self._dying)
 
     def end(self) -> None:
@@ -157,13 +154,6 @@ def _ended(pid: int) -> int:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
     return status
-
-
-def kill_group(pid: int) -> None:
-    """Ends a child and what it started."""
-    for kill in (os.killpg, os.kill):  # the group; and the child itself, should it not have made its group yet
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

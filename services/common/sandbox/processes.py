@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 import psutil
 
 from services.common.errors import SandboxError
-from services.common.sandbox.forkserver import FORK, KILL, NOT_ENDED, REPLY, REQUEST, kill_group
-from services.common.service.processes import Vitals, process_of
+from services.common.sandbox.forkserver import FORK, KILL, NOT_ENDED, REPLY, REQUEST
+from services.common.service.process_tree import kill_group, process_of
+from services.common.service.watchdog import Vitals
 
 log = logging.getLogger(__name__)
 

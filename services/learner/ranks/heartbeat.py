@@ -16,8 +16,9 @@ from pathlib import Path
 
 import psutil
 
-from services.common.service import processes
-from services.common.service.processes import Vitals, family, kill
+from services.common.service import watchdog
+from services.common.service.process_tree import family, kill
+from services.common.service.watchdog import Vitals
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class RanksWatch:
             return None  # it has ended: torchelastic knows
         if not heard.vitals.look([relatives[pid]]) or heard.text != text:
             heard.text, heard.at = text, now
-        hang = heard.vitals.hang(now - heard.at, processes.two_beats(LOOK_S))
+        hang = heard.vitals.hang(now - heard.at, watchdog.two_beats(LOOK_S))
         if hang is None:
             return None
         kill([relatives[pid]])

@@ -16,7 +16,7 @@ from typing import Self
 
 from services.common.config.settings import Platform, Settings
 from services.common.errors import ConfigError
-from services.common.service.processes import die_with_parent
+from services.common.service.process_tree import die_with_parent
 from services.common.spec.job import JobSpec
 from services.learner.ranks.deaths import TORCH_LOG, DeathsHandler
 from services.learner.ranks.heartbeat import FOLDER

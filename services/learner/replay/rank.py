@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from services.common.config.settings import load_settings
 from services.common.errors import ConfigError
 from services.common.service.logs import configure_logging
-from services.common.service.processes import die_with_parent
+from services.common.service.process_tree import die_with_parent
 from services.common.spec.job import JobSpec
 from services.learner.replay.plan import RESULTS, Pass
 from services.learner.storage.folder import ERROR_FILE, JOURNAL_DIR

@@ -12,7 +12,7 @@ import msgpack
 from services.common.errors import VerifierError
 from services.common.sandbox.limits import NICENESS
 from services.common.sandbox.processes import Forked
-from services.common.service.processes import child_pids
+from services.common.service.process_tree import child_pids
 from services.reward.pool.messages import (
     MAX_REPLY_BYTES,
     Broken,

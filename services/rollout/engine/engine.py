@@ -21,7 +21,7 @@ from services.common.config.inference import Problem
 from services.common.config.settings import Platform
 from services.common.errors import MillraceError, ModelError, PromptError
 from services.common.sandbox.pool import Sandbox
-from services.common.service.processes import family, kill
+from services.common.service.process_tree import family, kill
 from services.common.spec.job import JobSpec
 from services.common.streams.types import Message
 from services.common.weights.version import PolicyVersion

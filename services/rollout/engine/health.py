@@ -19,8 +19,9 @@ from typing import Protocol
 
 import psutil
 
-from services.common.service import processes as vitals
-from services.common.service.processes import Vitals, family
+from services.common.service import watchdog
+from services.common.service.process_tree import family
+from services.common.service.watchdog import Vitals
 
 _LOOK_S = 1.0
 START_STILL_S = 120.0
@@ -73,7 +74,7 @@ class EngineWatch:
         """Why the engine should be killed, or None."""
         engine, now = self._engine, time.monotonic()
         if now >= self._next_count:  # not each time: it goes through every process of the machine
-            self._next_count = now + vitals.PERIOD_S
+            self._next_count = now + watchdog.PERIOD_S
             self._family = [relative for root in engine.processes for relative in family(root.pid)]
         if not self._vitals.look(self._family):
             self._since = now
@@ -85,9 +86,9 @@ class EngineWatch:
             return None  # both have limits of their own
         silent_s = now - max(engine.progress_at, self._since)
         busy = engine.requests + engine.chats
-        if not busy and silent_s > vitals.PERIOD_S:
+        if not busy and silent_s > watchdog.PERIOD_S:
             self._ask()
-        hang = self._vitals.hang(silent_s, 2 * vitals.PERIOD_S)
+        hang = self._vitals.hang(silent_s, 2 * watchdog.PERIOD_S)
         what = f"no token with {busy} requests in flight" if busy else "no answer"
         return f"the engine hangs: {what} for {hang}" if hang else None
 

@@ -19,6 +19,7 @@ from typing import Any, TypeVar, cast
 import psutil
 
 from services.common.config.settings import Platform
+from services.common.service.process_tree import family, is_running, kill
 from services.common.spec.job import JobSpec
 from services.common.spec.rollout import DType
 from services.rollout.engine.platform import plan_engine
@@ -116,37 +117,20 @@ def in_daemon_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
 
 def stop_vllm(llm: Any, started: list[psutil.Process]) -> None:  # noqa: ANN401
     """Shuts the engine down, then makes sure that none of the processes it started is left. Blocks."""
-    everyone = {child.pid: child for parent in started for child in [parent, *_children(parent)]}
+    everyone = {child.pid: child for parent in started for child in family(parent)}
     if llm is not None:
         llm.shutdown(timeout=SHUTDOWN_S)
     _, left = psutil.wait_procs(list(everyone.values()), timeout=2.0)
-    for process in left:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
+    kill(left)
     _, late = psutil.wait_procs(left, timeout=5.0)
-    stuck = [process for process in late if lives(process)]
+    stuck = [process for process in late if is_running(process)]
     if stuck:
         log.error("engine processes cannot be killed: %s", [process.pid for process in stuck])
 
 
-def lives(process: psutil.Process) -> bool:
-    """Whether the process runs; one that has ended, and whose end nobody has asked for yet, does not."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def children() -> list[psutil.Process]:
     """Processes that this one has started, those left out that are no engine's."""
-    return [child for child in _children(psutil.Process(), recursive=False) if not _is_around(child)]
-
-
-def _children(process: psutil.Process, *, recursive: bool = True) -> list[psutil.Process]:
-    try:
-        return list(process.children(recursive=recursive))
-    except psutil.NoSuchProcess:
-        return []
+    return [child for child in psutil.Process().children() if not _is_around(child)]
 
 
 def _is_around(process: psutil.Process) -> bool:

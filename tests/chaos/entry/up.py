@@ -24,7 +24,7 @@ from services.cli.stack.health import Pulse, health_probe, ready_probe
 from services.cli.stack.plan import Stack, plan_stack
 from services.cli.stack.supervisor import GaveUp, ProcessSpec
 from services.common.errors import ConfigError
-from services.common.service.processes import die_with_parent
+from services.common.service.process_tree import die_with_parent
 from tests.chaos.stack import BESIDE, BLIND, CLOCK, CLOCKS, PRELOAD, PROXIED_URL
 
 QUICK_S = 1.0

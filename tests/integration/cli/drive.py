@@ -12,12 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from services.cli.stack import supervisor
-from services.cli.stack.children import created_at, free_port
+from services.cli.stack.children import free_port
 from services.cli.stack.health import health_probe, ready_probe
 from services.cli.stack.state import ProcessState, UpState, only_one, write_state
 from services.cli.stack.supervisor import ProcessSpec, Supervisor
 from services.common.errors import MillraceError
-from services.common.service import processes as vitals
+from services.common.service import watchdog
+from services.common.service.process_tree import created_at
 
 STAND_IN = Path(__file__).parent / "stand_in.py"
 MUTE_S = 20.0
@@ -51,7 +52,7 @@ def main() -> None:
     home = Path(sys.argv[1])
     supervisor.BACK_OFF_S = (0.1, 0.1, 0.2)
     supervisor.LOST_RETRY_S = 1.0
-    vitals.PERIOD_S = 1.0
+    watchdog.PERIOD_S = 1.0
     state = UpState(os.getpid(), created_at(os.getpid()), "http://x", "redis://x", None, ready=False)
 
     def changed(ready: bool, processes: dict[str, ProcessState], lost: dict[str, str]) -> None:

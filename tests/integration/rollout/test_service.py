@@ -24,7 +24,7 @@ from services.common.redis import keys
 from services.common.redis.connection import connect
 from services.common.redis.keys import Stage
 from services.common.service.heartbeat import WorkerStatus, alive
-from services.common.service.processes import PERIOD_S
+from services.common.service.watchdog import PERIOD_S
 from services.common.spec.job import JobSpec
 from services.common.streams import codec, stream
 from services.common.streams.consumer import Consumer

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from services.cli.client import find_token
-from services.cli.stack.children import created_at
 from services.cli.stack.state import ProcessState, UpState, only_one, read_state, require_state, write_state
 from services.cli.up import run_down
 from services.common.errors import ConfigError
+from services.common.service.process_tree import created_at
 
 
 def millrace(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -14,11 +14,11 @@ import torch
 
 from services.common.config.settings import Platform
 from services.common.errors import PromptError, WeightSyncError
+from services.common.service.process_tree import is_running
 from services.common.spec.job import JobSpec
 from services.common.streams.types import Message, Purpose, RolloutGroup, Task
 from services.common.weights.version import PolicyVersion
 from services.rollout.engine.engine import Engine
-from services.rollout.engine.process import lives
 from services.rollout.engine.types import ChatSampling
 from services.rollout.engine.update import EngineError
 from services.rollout.sampling.sampler import Sampler
@@ -254,7 +254,7 @@ async def test_half_applied_weights_are_never_sampled_and_no_process_stays(
     sampling.cancel()
     await asyncio.gather(sampling, return_exceptions=True)
     await engine.aclose()
-    assert not any(lives(process) for process in processes)
+    assert not any(is_running(process) for process in processes)
 
 
 async def test_an_engine_that_is_not_started_refuses_and_counts_nothing() -> None:

@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from services.common.config.settings import Settings
 from services.common.sandbox.limits import Limits
 from services.common.sandbox.pool import Sandbox
-from services.common.service.processes import family
+from services.common.service.process_tree import family
 from services.common.spec.job import JobSpec
 from services.gateway.admission import admission as module
 from services.gateway.admission.admission import PLACES, ChildAdmission

@@ -13,13 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.common.service import processes
+from services.common.service import process_tree, watchdog
 from services.learner.ranks.heartbeat import RanksWatch
 
 RANK = """
 import os, sys, time
 from pathlib import Path
-from services.common.service.processes import die_with_parent
+from services.common.service.process_tree import die_with_parent
 from services.learner.ranks import heartbeat
 die_with_parent()
 heartbeat.BEAT_S = 0.1
@@ -42,8 +42,8 @@ Launch = Callable[..., tuple[RanksWatch, int]]
 
 @pytest.fixture
 def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
-    monkeypatch.setattr(processes, "PERIOD_S", 2.0)
-    monkeypatch.setattr(processes, "STILL_S", 1.0)
+    monkeypatch.setattr(watchdog, "PERIOD_S", 2.0)
+    monkeypatch.setattr(watchdog, "STILL_S", 1.0)
     started: list[subprocess.Popen[bytes]] = []
 
     def begin(*kinds: str) -> tuple[RanksWatch, int]:
@@ -58,7 +58,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
 
     yield begin
     for process in started:
-        for relative in processes.family(process.pid):
+        for relative in process_tree.family(process.pid):
             relative.kill()
         process.wait()
 
@@ -76,7 +76,7 @@ def looks(watch: RanksWatch, launcher: int, seconds: float) -> list[str]:
 def test_ranks_that_beat_are_left_alone(launch: Launch) -> None:
     watch, launcher = launch("good", "good")
     assert looks(watch, launcher, 4.0) == []
-    assert len(processes.family(launcher)) == 3
+    assert len(process_tree.family(launcher)) == 3
 
 
 def test_a_stopped_rank_is_killed_and_no_other(launch: Launch, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_stopped_rank_is_killed_and_no_other(launch: Launch, tmp_path: Path) -
     began = time.monotonic()
     (trouble,) = looks(watch, launcher, 10.0)
     assert trouble.startswith("rank 1 hangs: no heartbeat for 2 s, and process")
-    assert time.monotonic() - began < 2 * processes.PERIOD_S
+    assert time.monotonic() - began < 2 * watchdog.PERIOD_S
     deadline = time.monotonic() + 5
     while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
@@ -100,7 +100,7 @@ def test_a_rank_that_computes_without_a_beat_has_a_longer_limit(
 ) -> None:
     watch, launcher = launch("mute")
     assert looks(watch, launcher, 4.0) == []
-    monkeypatch.setattr(processes, "BUSY_S", 1.0)
+    monkeypatch.setattr(watchdog, "BUSY_S", 1.0)
     (trouble,) = looks(watch, launcher, 4.0)
     assert trouble.startswith("rank 0 hangs: no heartbeat for")
 
@@ -113,7 +113,7 @@ def test_a_stopped_launcher_is_killed(launch: Launch) -> None:
 
 def test_a_rank_that_is_stopped_before_its_first_beat_ends_the_launcher(launch: Launch) -> None:
     watch, launcher = launch("good", "late")
-    (late,) = (p for p in processes.family(launcher) if p.cmdline()[-1] == "late" and p.pid != launcher)
+    (late,) = (p for p in process_tree.family(launcher) if p.cmdline()[-1] == "late" and p.pid != launcher)
     late.suspend()
     assert looks(watch, launcher, 10.0) == [f"torchelastic hangs: process {late.pid} is stopped"]
     late.wait(5)

@@ -18,7 +18,7 @@ import pytest
 
 from services.common.errors import VerifierError
 from services.common.sandbox.limits import NICENESS
-from services.common.service.processes import family
+from services.common.service.process_tree import family
 from services.common.streams.types import Verdict, VerdictStatus
 from services.reward.pool.messages import MAX_GROUND_TRUTH_CHARS, MAX_RESPONSE_CHARS, Check
 from services.reward.pool.pool import Pool

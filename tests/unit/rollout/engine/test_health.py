@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from services.common.service import processes
+from services.common.service import watchdog
 from services.rollout.engine import health
 from services.rollout.engine.health import EngineWatch, StartWatch
 
@@ -40,9 +40,9 @@ class Scripted:
 
 @pytest.fixture
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripted]:
-    monkeypatch.setattr(processes, "PERIOD_S", 1.5)
+    monkeypatch.setattr(watchdog, "PERIOD_S", 1.5)
     monkeypatch.setattr(health, "_LOOK_S", 0.1)
-    monkeypatch.setattr(processes, "STILL_S", 2.0)
+    monkeypatch.setattr(watchdog, "STILL_S", 2.0)
     process = subprocess.Popen([sys.executable, "-c", getattr(request, "param", IDLE)])
     yield Scripted(process)
     process.kill()
@@ -83,7 +83,7 @@ async def test_requests_without_a_token_and_without_computing_hang(engine: Scrip
 async def test_a_long_step_is_no_hang_until_its_limit(engine: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     engine.requests = 1
     assert await looks(engine, 5.0) is None
-    monkeypatch.setattr(processes, "BUSY_S", 1.0)
+    monkeypatch.setattr(watchdog, "BUSY_S", 1.0)
     assert "no token with 1 requests in flight" in (await looks(engine, 20.0) or "")
 
 
@@ -94,7 +94,7 @@ async def test_a_stopped_process_is_a_hang_whatever_the_engine_was_doing(engine:
     os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
     assert await looks(engine, 20.0) == f"the engine hangs: process {pid} is stopped"
-    assert time.monotonic() - began < 2 * processes.PERIOD_S + 2.0
+    assert time.monotonic() - began < 2 * watchdog.PERIOD_S + 2.0
 
 
 async def test_a_watch_that_was_held_up_itself_accuses_nobody(engine: Scripted) -> None:
@@ -155,7 +155,7 @@ def test_a_start_that_is_stopped_is_given_up_soon(engine: Scripted) -> None:
     os.kill(pid, signal.SIGSTOP)
     trouble = start_looks(engine, StartWatch(1800.0, clock), clock, 60)
     assert trouble == f"hangs while it starts: process {pid} is stopped"
-    assert clock.now < 2 * processes.PERIOD_S + 10
+    assert clock.now < 2 * watchdog.PERIOD_S + 10
 
 
 async def test_an_engine_that_is_being_started_is_left_to_its_own_watch(engine: Scripted) -> None:

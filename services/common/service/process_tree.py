@@ -1,0 +1,140 @@
+"""Process tree: a process, its descendants and its orphans, found and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+
+def process_of(pid: int) -> list[psutil.Process]:
+    """The process alone; empty when it is gone."""
+    try:
+        return [psutil.Process(pid)]
+    except psutil.Error:
+        return []
+
+
+def family(root: int | psutil.Process) -> list[psutil.Process]:
+    """A process, by its id or as it is known, and everything below it that has not ended; empty when it is gone."""
+    try:
+        process = psutil.Process(root) if isinstance(root, int) else root
+        return [relative for relative in (process, *process.children(recursive=True)) if is_running(relative)]
+    except psutil.Error:
+        return []
+
+
+def kill(processes: Iterable[psutil.Process]) -> None:
+    """Ends them at once; those that are gone already are passed over."""
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def is_running(process: psutil.Process) -> bool:
+    """Whether the process runs; one that has ended, and that nobody has reaped yet, does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def is_same(pid: int, created: float) -> bool:
+    """Whether the process that had this id and creation time (Unix seconds) is still there, and not another that got its id."""
+    try:
+        process = psutil.Process(pid)
+        return abs(process.create_time() - created) < 0.1 and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def created_at(pid: int) -> float:
+    """When a process was created, Unix seconds; 0 when it is gone."""
+    try:
+        return float(psutil.Process(pid).create_time())
+    except psutil.Error:
+        return 0.0
+
+
+def kill_group(pid: int) -> None:
+    """Kills a process and the process group that it leads."""
+    for end in (os.killpg, os.kill):  # the process too, should it not have made its group yet
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS answers EPERM for a group of zombies
+            end(pid, signal.SIGKILL)
+
+
+def kill_tree(pid: int) -> None:
+    """Kills a process, its descendants, and its process group, at once."""
+    doomed = family(pid)
+    kill_group(pid)
+    kill(doomed)
+
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+def die_with_parent(number: signal.Signals = signal.SIGKILL, parent: int | None = None) -> None:
+    """Lets the kernel send this process `number` when the thread that started it ends. Linux only; elsewhere it does nothing.
+
+    Allocates nothing worth a lock, so it may stand between fork and exec.
+
+    Args:
+        number: the signal.
+        parent: the parent's process id, where it was noted before the fork; None asks for it now.
+    """
+    if _LIBC is None:
+        return
+    parent = os.getppid() if parent is None else parent
+    if _LIBC.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:  # it died before the signal was armed
+        os._exit(1)
+
+
+def adopt_orphans() -> bool:
+    """Makes this process the parent of its descendants' orphans, so that it can find and end them; False where the system cannot."""
+    return _LIBC is not None and _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+
+
+def child_pids(pid: int) -> list[int]:
+    """Process ids of a process's children, ended ones that nobody has reaped among them; empty when it is gone."""
+    lists = list(Path(f"/proc/{pid}/task").glob("*/children"))
+    found: list[int] = []
+    for file in lists:
+        with contextlib.suppress(OSError):  # the thread has ended
+            found += map(int, file.read_text().split())
+    if not lists:  # a kernel without these lists
+        with contextlib.suppress(psutil.Error):
+            found = [child.pid for child in psutil.Process(pid).children()]
+    return found
+
+
+def reap_orphans(mine: Iterable[int]) -> list[int]:
+    """Reaps this process's ended children other than `mine`, so that none stays as a zombie (after `adopt_orphans`); never waits."""
+    known, reaped = set(mine), []
+    while hasattr(os, "waitid"):  # not on macOS before Python 3.13, where there are no adopted orphans either
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # it has no children
+            break
+        if ended is None or ended.si_pid in known:  # whoever started it asks for its end, and those behind it are next
+            break
+        os.waitpid(ended.si_pid, 0)
+        reaped.append(ended.si_pid)
+    return reaped
+
+
+def kill_orphans(mine: Iterable[int]) -> set[int]:
+    """Kills this process's children other than `mine`: what dead children left behind (after `adopt_orphans`); whom to reap now."""
+    orphans = set(child_pids(os.getpid())) - set(mine)
+    for pid in orphans:
+        kill_tree(pid)
+    return orphans
