@@ -1,4 +1,4 @@
-"""A client of the gateway: plain HTTP, typed as far as people's tools need it."""
+"""Client of the gateway's HTTP API. Answers are JSON objects; only events are typed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -17,19 +17,19 @@ import httpx
 from services.common.errors import ConfigError, DeadlineExceeded, MillraceError
 
 TIMEOUT_S = 60.0
-"""Longer than the gateway takes to check a job's model and data."""
+"""More than the gateway needs to check a job's model and data."""
 SILENCE_S = 60.0
-"""Longest silence of an event stream before it is opened again."""
+"""Longest silence of a stream of events before the client closes it."""
 POLL_S = 1.0
 PATIENCE_S = 60.0
-"""How long a follower bears a gateway that does not answer."""
+"""Longest time without an answer of the gateway before `follow` raises."""
 ENDED = frozenset({"succeeded", "failed", "cancelled"})
 
 JsonObject = dict[str, Any]
 
 
 class GatewayError(MillraceError):
-    """The gateway refused a request, or does not answer; the message says what to do next."""
+    """The gateway refused a request, or does not answer; the message names the next action."""
 
     def __init__(self, message: str, *, status: int | None = None) -> None:
         """`status` is the HTTP status, or None when there was no answer."""
@@ -55,74 +55,69 @@ class GatewayClient:
     """One gateway, one token. Use it as a context manager."""
 
     def __init__(self, url: str, token: str | None, *, timeout_s: float = TIMEOUT_S) -> None:
-        """Connects when first asked."""
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout_s, trust_env=False)
 
     def __enter__(self) -> Self:
-        """Itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Closes its connections."""
+    def __exit__(self, *_: object) -> None:
         self._http.close()
 
     def submit(self, spec: JsonObject, *, idempotency_key: str | None = None) -> JsonObject:
-        """Queues a job; answers its record. With a key of your own, repeating the call gives the same job.
+        """Queues a job and returns its record. A repeated call with the same idempotency key returns the same job.
 
         Raises:
-            GatewayError: the spec is wrong (one line per field), or no answer.
+            GatewayError: the spec is wrong (one line per field), or there is no answer.
         """
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
-        return self._ask("POST", "/jobs", json=spec, headers=headers)
+        return self._request("POST", "/jobs", json=spec, headers=headers)
 
     def jobs(self, limit: int = 100) -> list[JsonObject]:
         """Jobs, newest first."""
-        return list(self._ask("GET", "/jobs", params={"limit": limit})["jobs"])
+        return list(self._request("GET", "/jobs", params={"limit": limit})["jobs"])
 
     def job(self, job_id: str) -> JsonObject:
         """A job's record."""
-        return self._ask("GET", _path(job_id))
+        return self._request("GET", _path(job_id))
 
     def cancel(self, job_id: str) -> JsonObject:
-        """Cancels a job; answers its record."""
-        return self._ask("POST", _path(job_id, "cancel"))
+        """Cancels a job and returns its record."""
+        return self._request("POST", _path(job_id, "cancel"))
 
     def pause(self, job_id: str) -> JsonObject:
-        """Pauses a job; answers its record."""
-        return self._ask("POST", _path(job_id, "pause"))
+        """Pauses a job and returns its record."""
+        return self._request("POST", _path(job_id, "pause"))
 
     def resume(self, job_id: str) -> JsonObject:
-        """Resumes a paused job; answers its record."""
-        return self._ask("POST", _path(job_id, "resume"))
+        """Resumes a paused job and returns its record."""
+        return self._request("POST", _path(job_id, "resume"))
 
     def delete(self, job_id: str) -> None:
         """Deletes a job that has ended, with its folder.
 
         Raises:
-            GatewayError: there is no such job, it has not ended, or another begins with it; or no answer.
+            GatewayError: there is no such job, it has not ended, or another job uses its files; or there is no answer.
         """
-        self._answer("DELETE", _path(job_id))
+        self._exchange("DELETE", _path(job_id))
 
     def prune(self, limits: Mapping[str, float], *, dry_run: bool = False) -> JsonObject:
-        """Deletes ended jobs beyond the limits (`keep`, `older_than_days`, `max_bytes`); tells which, or which would go."""
-        return self._ask("POST", "/jobs/prune", params={**limits, "dry_run": str(dry_run).lower()})
+        """Deletes ended jobs beyond the limits (`keep`, `older_than_days`, `max_bytes`) and lists them; a dry run only lists them."""
+        return self._request("POST", "/jobs/prune", params={**limits, "dry_run": str(dry_run).lower()})
 
     def dead_letters(self, job_id: str, stage: str | None, limit: int) -> JsonObject:
         """`letters`, newest first by stage, and `totals`."""
         params: dict[str, str | int] = {"limit": limit} | ({"stage": stage} if stage else {})
-        return self._ask("GET", _path(job_id, "dead-letters"), params=params)
+        return self._request("GET", _path(job_id, "dead-letters"), params=params)
 
     def dead_letter(self, job_id: str, stage: str, entry: str) -> JsonObject:
         """One dead letter with its payload."""
-        return self._ask("GET", _path(job_id, "dead-letters", quote(stage, safe=""), quote(entry, safe="")))
+        return self._request("GET", _path(job_id, "dead-letters", stage, entry))
 
     def requeue(self, job_id: str, stage: str, entry: str) -> JsonObject:
         """Puts a dead letter back on its stream."""
-        return self._ask("POST", _path(job_id, "dead-letters", quote(stage, safe=""), quote(entry, safe=""), "requeue"))
+        return self._request("POST", _path(job_id, "dead-letters", stage, entry, "requeue"))
 
     def steps(self, job_id: str, start: int = 1) -> list[JsonObject]:
         """Step records from step `start` on, oldest first, at most a thousand."""
@@ -134,23 +129,23 @@ class GatewayClient:
 
     def history(self, job_id: str, start: int = 1) -> JsonObject:
         """`steps` from step `start` on, and `evals`."""
-        return self._ask("GET", _path(job_id, "metrics"), params={"from": start})
+        return self._request("GET", _path(job_id, "metrics"), params={"from": start})
 
     def rollouts(self, job_id: str, count: int = 10) -> list[JsonObject]:
         """The newest judged groups, newest first."""
-        return list(self._ask("GET", _path(job_id, "rollouts"), params={"limit": count})["samples"])
+        return list(self._request("GET", _path(job_id, "rollouts"), params={"limit": count})["samples"])
 
     def ledger(self, job_id: str, *, fate: str | None = None, offset: int = 0, limit: int = 100) -> JsonObject:
-        """Sums of the job's groups by fate, and a page of those with this fate."""
+        """Counts of the job's groups by fate, and a page of the groups with this fate."""
         page: dict[str, str | int] = {"offset": offset, "limit": limit} | ({"fate": fate} if fate else {})
-        return self._ask("GET", _path(job_id, "ledger"), params=page)
+        return self._request("GET", _path(job_id, "ledger"), params=page)
 
     def workers(self) -> list[JsonObject]:
-        """Workers whose heartbeat is fresh."""
-        return list(self._ask("GET", "/workers")["workers"])
+        """Workers whose heartbeat has not expired."""
+        return list(self._request("GET", "/workers")["workers"])
 
     def ready(self) -> bool:
-        """Whether the gateway takes requests."""
+        """Whether the gateway accepts requests."""
         try:
             return self._http.get("/readyz").status_code == httpx.codes.OK
         except httpx.HTTPError:
@@ -164,22 +159,22 @@ class GatewayClient:
         timeout_s: float | None = None,
         seen: Callable[[JsonObject], None] = lambda _: None,
     ) -> Iterator[JsonObject]:
-        """Step records as they come, from step `start` on, until the job has ended. Bears a gateway that is away for a minute.
+        """Step records as they arrive, from step `start` on, until the job has ended.
 
         Args:
             job_id: the job.
             start: first step.
-            timeout_s: None waits for the end however long it takes.
-            seen: told the job's record at every look.
+            timeout_s: None waits without a limit for the end.
+            seen: receives the job's record at every poll.
 
         Raises:
             DeadlineExceeded: the job had not ended after `timeout_s` seconds.
-            GatewayError: there is no such job, or the gateway stayed away.
+            GatewayError: there is no such job, or the gateway does not answer for `PATIENCE_S`.
         """
-        begun = answered = time.monotonic()
+        started = answered = time.monotonic()
         while True:
             try:
-                record = self.job(job_id)  # asked first: no step comes after the end
+                record = self.job(job_id)  # before the steps: no step follows the end
                 state = record["state"]
                 seen(record)
                 steps = self.steps(job_id, start)
@@ -192,13 +187,13 @@ class GatewayClient:
             start = max([start, *(int(step["step"]) + 1 for step in steps)])
             if state in ENDED and not steps:
                 return
-            if timeout_s is not None and time.monotonic() - begun > timeout_s:
+            if timeout_s is not None and time.monotonic() - started > timeout_s:
                 raise DeadlineExceeded(f"job {job_id} is {state or 'unknown'} after {timeout_s:.0f} s")
             if not steps:
                 time.sleep(POLL_S)
 
     def events(self, job_id: str, *, after: str | None = None) -> Iterator[Event]:
-        """The job's events as they come (server-sent), until the gateway ends the stream or is silent for a minute.
+        """The job's server-sent events as they arrive, until the gateway ends the stream or is silent for `SILENCE_S`.
 
         Args:
             job_id: the job.
@@ -208,43 +203,39 @@ class GatewayClient:
             GatewayError: there is no such job, or the connection broke.
         """
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": after} if after else {})
-        timeout = httpx.Timeout(TIMEOUT_S, read=SILENCE_S)
         try:
-            with self._http.stream("GET", _path(job_id, "events"), headers=headers, timeout=timeout) as response:
-                if response.is_error:
-                    response.read()
-                    raise _refusal(response)
-                yield from parse_events(response.iter_lines())
+            yield from self._stream("GET", _path(job_id, "events"), headers=headers)
         except httpx.ReadTimeout:
             return
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
 
     def chat(self, body: JsonObject) -> Generator[JsonObject, None, None]:
-        """The chunks of a streamed answer (`POST /v1/chat/completions`), as they come; closing the iterator ends the answer.
+        """The chunks of a streamed answer (`POST /v1/chat/completions`) as they arrive. To stop the answer, close the iterator.
 
         Raises:
-            GatewayError: refused, or broken off.
+            GatewayError: the gateway refused the request, or the answer broke off.
         """
-        timeout = httpx.Timeout(TIMEOUT_S, read=SILENCE_S)
         try:
-            with self._http.stream(
-                "POST", "/v1/chat/completions", json=body | {"stream": True}, timeout=timeout
-            ) as response:
-                if response.is_error:
-                    response.read()
-                    raise _refusal(response)
-                for event in parse_events(response.iter_lines()):
+            with closing(self._stream("POST", "/v1/chat/completions", json=body | {"stream": True})) as events:
+                for event in events:
                     if "error" in event.data:
-                        raise GatewayError(
-                            str(event.data["error"].get("message")), status=httpx.codes.SERVICE_UNAVAILABLE
-                        )
+                        message = str(event.data["error"].get("message"))
+                        raise GatewayError(message, status=httpx.codes.SERVICE_UNAVAILABLE)
                     if "choices" in event.data:
                         yield event.data
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
 
-    def _answer(self, method: str, path: str, **options: Any) -> httpx.Response:  # noqa: ANN401  httpx's own
+    def _request(self, method: str, path: str, **options: Any) -> JsonObject:  # noqa: ANN401  httpx's own
+        response = self._exchange(method, path, **options)
+        try:
+            answer: JsonObject = response.json()
+        except ValueError as error:
+            raise GatewayError(f"{self.url} answered something that is not JSON: is it a Millrace gateway?") from error
+        return answer
+
+    def _exchange(self, method: str, path: str, **options: Any) -> httpx.Response:  # noqa: ANN401  httpx's own
         try:
             response = self._send(method, path, **options)
         except httpx.HTTPError as error:
@@ -253,22 +244,21 @@ class GatewayClient:
             raise _refusal(response)
         return response
 
-    def _ask(self, method: str, path: str, **options: Any) -> JsonObject:  # noqa: ANN401  httpx's own
-        response = self._answer(method, path, **options)
-        try:
-            answer: JsonObject = response.json()
-        except ValueError as error:
-            raise GatewayError(f"{self.url} answered something that is not JSON: is it a Millrace gateway?") from error
-        return answer
-
     def _send(self, method: str, path: str, **options: Any) -> httpx.Response:  # noqa: ANN401
-        """Sends a request; a read is sent once more when the gateway closed its idle connection at that very moment."""
         try:
             return self._http.request(method, path, **options)
-        except httpx.RemoteProtocolError:
+        except httpx.RemoteProtocolError:  # the gateway may have closed an idle connection at that moment
             if method != "GET":
                 raise
             return self._http.request(method, path, **options)
+
+    def _stream(self, method: str, path: str, **options: Any) -> Generator[Event, None, None]:  # noqa: ANN401
+        timeout = httpx.Timeout(TIMEOUT_S, read=SILENCE_S)
+        with self._http.stream(method, path, timeout=timeout, **options) as response:
+            if response.is_error:
+                response.read()
+                raise _refusal(response)
+            yield from parse_events(response.iter_lines())
 
     def _unreachable(self, error: httpx.HTTPError) -> GatewayError:
         reason = str(error) or type(error).__name__
@@ -276,7 +266,7 @@ class GatewayClient:
 
 
 def parse_events(lines: Iterator[str]) -> Iterator[Event]:
-    """Server-sent events from their lines; comments are skipped, data that is no JSON object is wrapped as `{"text": …}`."""
+    """Server-sent events from their lines. Comments are skipped; data that is not a JSON object becomes `{"text": …}`."""
     fields: dict[str, str] = {}
     last_id = ""
     for line in lines:
@@ -289,11 +279,11 @@ def parse_events(lines: Iterator[str]) -> Iterator[Event]:
             continue
         last_id = fields.get("id", last_id)
         if "data" in fields:
-            yield Event(last_id, fields.get("event", "message"), _object(fields["data"]))
+            yield Event(last_id, fields.get("event", "message"), _parse_object(fields["data"]))
         fields = {}
 
 
-def _object(text: str) -> JsonObject:
+def _parse_object(text: str) -> JsonObject:
     try:
         value = json.loads(text)
     except ValueError:
@@ -302,18 +292,15 @@ def _object(text: str) -> JsonObject:
 
 
 def _path(job_id: str, *more: str) -> str:
-    return "/".join(["/jobs", quote(job_id, safe=""), *more])
+    return "/".join(["/jobs", *(quote(part, safe="") for part in (job_id, *more))])
 
 
 def _refusal(response: httpx.Response) -> GatewayError:
-    """The gateway's error, its wrong fields a line each, and what to do about it."""
+    """The gateway's error, a line for each wrong field, and the remedy."""
     try:
-        body = response.json()
-        error = body["error"]
-        lines = [
-            str(error["message"]),
-            *(f"  {item['field']}: {item['message']}" for item in error.get("fields") or []),
-        ]
+        error = response.json()["error"]
+        fields = [f"  {item['field']}: {item['message']}" for item in error.get("fields") or []]
+        lines = [str(error["message"]), *fields]
     except (ValueError, KeyError, TypeError):
         lines = [f"the gateway answered {response.status_code} {response.reason_phrase}"]
     status = response.status_code
@@ -328,7 +315,7 @@ def _refusal(response: httpx.Response) -> GatewayError:
 
 
 def find_token(state_file: str | None) -> str | None:
-    """MILLRACE_TOKEN, else the file that MILLRACE_TOKEN_FILE names, else the running stack's; None when there is none.
+    """The token: MILLRACE_TOKEN, else the file of MILLRACE_TOKEN_FILE, else the running stack's file; None without any.
 
     Raises:
         ConfigError: the file cannot be read.

@@ -1,49 +1,54 @@
-"""Opens a client of the gateway that a command is about."""
+"""Connection of a command to its gateway. Imports are made in the functions: `--help` and the shell's completion stay quick."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from services.cli.client import TIMEOUT_S, GatewayClient, JsonObject, find_token
-from services.cli.stack.state import require_state
 from services.common.errors import ConfigError, MillraceError
 
+if TYPE_CHECKING:
+    from services.cli.client import GatewayClient, JsonObject
 
-def open_client(home: Path, url: str | None, *, timeout_s: float = TIMEOUT_S) -> GatewayClient:
-    """A client of the named gateway, or of this home's.
-
-    Raises:
-        ConfigError: the address has no scheme, or nothing is up in this home.
-    """
-    if url is not None:
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"--url {url}: must begin with http:// or https://")
-        return GatewayClient(url, find_token(None), timeout_s=timeout_s)
-    state = require_state(home.resolve())
-    return GatewayClient(state.url, find_token(state.token_file), timeout_s=timeout_s)
-
-
-TIMEOUT_S = 5.0
+BRIEF_TIMEOUT_S = 5.0
 
 
 @dataclass(slots=True)
-class Told:
-    """A job's state and step records as the gateway has them; None where it was not reached."""
+class ReportedJob:
+    """A job's state and step records as the gateway reports them; None where it was not reached."""
 
     state: str | None = None
     steps: list[JsonObject] | None = None
     remarks: list[str] = field(default_factory=list)
 
 
-def ask(home: Path, url: str | None, job: str) -> Told:
-    """Asks the gateway, briefly; a gateway that is away is a remark."""
+def open_client(home: Path, url: str | None, *, timeout_s: float | None = None) -> GatewayClient:
+    """A client of the gateway at this URL, or of this home's; without `timeout_s` it has the client's own timeout.
+
+    Raises:
+        ConfigError: the address has no scheme, or nothing is up in this home.
+    """
+    from services.cli.client import TIMEOUT_S, GatewayClient, find_token
+    from services.cli.stack.state import require_state
+
+    token_file = None
+    if url is None:
+        state = require_state(home.resolve())
+        url, token_file = state.url, state.token_file
+    elif not url.startswith(("http://", "https://")):
+        raise ConfigError(f"--url {url}: must begin with http:// or https://")
+    return GatewayClient(url, find_token(token_file), timeout_s=TIMEOUT_S if timeout_s is None else timeout_s)
+
+
+def read_job(home: Path, url: str | None, job: str) -> ReportedJob:
+    """The job's state and all its step records; a gateway that does not answer in a few seconds becomes a remark."""
     try:
-        with open_client(home, url, timeout_s=TIMEOUT_S) as client:
+        with open_client(home, url, timeout_s=BRIEF_TIMEOUT_S) as client:
             record = client.job(job)
             steps: list[JsonObject] = []
             while page := client.steps(job, int(steps[-1]["step"]) + 1 if steps else 1):
                 steps += page
     except MillraceError as error:
-        return Told(remarks=[f"the gateway was not asked: {str(error).splitlines()[0]}"])
-    return Told(str(record["state"]), steps)
+        return ReportedJob(remarks=[f"the gateway was not asked: {str(error).splitlines()[0]}"])
+    return ReportedJob(str(record["state"]), steps)

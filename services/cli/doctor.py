@@ -1,4 +1,4 @@
-"""`millrace doctor`: looks a machine over before anything fails, and says what to do.
+"""Doctor of a machine (`millrace doctor`): runs all checks before anything fails, and names a remedy for each problem.
 
 settings ─► python · cores · memory · disk · port · redis · docker · npu · packages · secrets · gateway ─► ok | warning | problem
 """
@@ -15,16 +15,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from services.cli.checks.docker import check_docker
 from services.cli.checks.finding import Check, Finding, Level, Subject, problem
-from services.cli.checks.gateway import check_gateway
-from services.cli.checks.machine import check_cores, check_disk, check_memory
+from services.cli.checks.machine import check_cores, check_disk, check_docker, check_memory, check_port, check_python
 from services.cli.checks.npu import npu_check
 from services.cli.checks.packages import check_packages
-from services.cli.checks.ports import check_port
-from services.cli.checks.python import check_python
-from services.cli.checks.redis_server import check_redis
 from services.cli.checks.secrets import check_secrets
+from services.cli.checks.servers import check_gateway, check_redis
 from services.cli.stack.state import read_state
 from services.common.config.settings import load_settings
 from services.common.errors import ConfigError
@@ -34,12 +30,12 @@ CHECKS: tuple[Check, ...] = (
     check_secrets, check_gateway,
 )  # fmt: skip
 BEFORE_UP: tuple[Check, ...] = (check_memory, check_disk, check_redis, check_secrets)
-"""What would stop the services only later, or less clearly, than before they start."""
+"""Checks whose problems would stop the services later, or with a less clear message, after their start."""
 _COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
 
 
 def examine(home: Path, url: str | None, checks: Sequence[Check] = CHECKS) -> list[Finding]:
-    """All findings; a setting that cannot be read is a problem that keeps the others from being looked for."""
+    """All findings; an invalid setting is the only finding, because the checks need the settings."""
     os.environ["MILLRACE_HOME"] = str(home)
     try:
         settings = load_settings()
@@ -51,10 +47,10 @@ def examine(home: Path, url: str | None, checks: Sequence[Check] = CHECKS) -> li
 
 
 def refuse_problems(home: Path) -> None:
-    """Looks at what `millrace up` needs.
+    """Runs the checks that `millrace up` needs.
 
     Raises:
-        ConfigError: a problem; a line for each, with what to do.
+        ConfigError: there is a problem; the message has a line for each, with its remedy.
     """
     found = [finding for finding in examine(home, None, BEFORE_UP) if finding.level is Level.PROBLEM]
     if found:
@@ -62,17 +58,17 @@ def refuse_problems(home: Path) -> None:
 
 
 def is_well(findings: Sequence[Finding]) -> bool:
-    """Whether there is no problem; warnings are none."""
+    """Whether there is no problem; warnings do not count."""
     return all(finding.level is not Level.PROBLEM for finding in findings)
 
 
 def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
-    """For programs."""
+    """The findings for programs."""
     return {"ok": is_well(findings), "checks": [asdict(finding) for finding in findings]}
 
 
 def print_findings(console: Console, findings: Sequence[Finding]) -> None:
-    """A row for each finding, what to do below it, and the sum."""
+    """A row for each finding with its remedy, and the number of findings of each level."""
     table = Table(box=None, pad_edge=False, show_header=False)
     for finding in findings:
         colour = _COLOURS[finding.level]

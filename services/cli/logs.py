@@ -1,4 +1,4 @@
-"""A job's log lines from all services of a home, merged by time.
+"""Log reader: the log lines about one job from all services of a home, merged by time.
 
 <home>/logs/<process>.log[.1] ──► JSON lines with `job_id` ──► filter ──► sorted by `at`
 """
@@ -9,29 +9,28 @@ import json
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-POLL_S = 0.5
-LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-_STAMPS = frozenset({"at", "level", "service", "logger", "job_id", "message", "error"})
+POLL_INTERVAL_S = 0.5
+_STANDARD_FIELDS = frozenset({"at", "level", "service", "logger", "job_id", "message", "error"})
 
 Line = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which lines count."""
+    """Selection of log lines."""
 
     job_id: str
     level: str = "INFO"
-    """The least one."""
+    """The least level that is selected."""
     service: str | None = None
-    """`learner`, `rollout` …; None takes all, but for the gateway's reads, which every look at the job adds to."""
+    """`learner`, `rollout` …; None selects all but the gateway's reads: every read of the job adds to those."""
 
     def takes(self, line: Line) -> bool:
-        """Whether this line is one."""
+        """Whether the line is selected."""
         if line.get("job_id") != self.job_id or _rank(line.get("level")) < _rank(self.level):
             return False
         if self.service is None:
@@ -41,15 +40,15 @@ class Filter:
 
 @dataclass(slots=True)
 class _Tail:
-    """One log file, read as it grows and begun again when another takes its place."""
+    """One log file, read as it grows, and from its beginning when another file replaces it."""
 
     path: Path
     inode: int = 0
     offset: int = 0
-    rest: bytes = field(default=b"")
+    rest: bytes = b""
 
     def read(self) -> Iterator[bytes]:
-        """Whole lines that came since the last call."""
+        """Complete lines since the last call."""
         try:
             with self.path.open("rb") as file:
                 inode = self.path.stat().st_ino
@@ -65,36 +64,30 @@ class _Tail:
 
 
 class LogReader:
-    """Reads a home's logs, first from their beginning and then what is new."""
+    """Reads a home's logs: all lines at the first call, new lines at later calls."""
 
-    def __init__(self, folder: Path, wanted: Filter) -> None:
-        """Reads nothing yet."""
-        self._folder = folder
-        self._wanted = wanted
+    def __init__(self, folder: Path, selection: Filter) -> None:
+        self._folder, self._selection = folder, selection
         self._tails: dict[Path, _Tail] = {}
 
     def read(self) -> list[Line]:
-        """Lines that came since the last call, oldest first."""
+        """Lines since the last call, oldest first."""
         for path in [*self._folder.glob("*.log"), *([] if self._tails else self._folder.glob("*.log.1"))]:
             self._tails.setdefault(path, _Tail(path))
-        lines = (parse_line(raw) for tail in self._tails.values() for raw in tail.read() if self._mentions(raw))
-        return sorted(
-            (line for line in lines if line and self._wanted.takes(line)), key=lambda line: str(line.get("at"))
-        )
+        job_id = self._selection.job_id.encode()  # most lines do not mention it, and need not be parsed
+        lines = (parse_line(raw) for tail in self._tails.values() for raw in tail.read() if job_id in raw)
+        selected = (line for line in lines if line and self._selection.takes(line))
+        return sorted(selected, key=lambda line: str(line.get("at")))
 
     def follow(self) -> Iterator[Line]:
-        """Lines from the beginning on, for ever."""
+        """Lines from the beginning on, without end."""
         while True:
             yield from self.read()
-            time.sleep(POLL_S)
-
-    def _mentions(self, raw: bytes) -> bool:
-        """Spares most lines the parsing."""
-        return self._wanted.job_id.encode() in raw
+            time.sleep(POLL_INTERVAL_S)
 
 
 def parse_line(raw: bytes) -> Line | None:
-    """A structured line, or None for what a library printed as it liked."""
+    """A structured line, or None for other output, for example a library's."""
     try:
         line = json.loads(raw)
     except ValueError:
@@ -103,16 +96,16 @@ def parse_line(raw: bytes) -> Line | None:
 
 
 def format_line(line: Line) -> str:
-    """One line for people; an error's traceback follows, indented.
+    """One line for people; the further lines of the message and an error's traceback follow, indented.
 
     Example: `13:59:49.578 INFO    rollout  the engine is up after 44.1 s`
     """
     at = str(line.get("at", "")).partition("T")[2].rstrip("Z")
-    more = " ".join(f"{name}={value}" for name, value in line.items() if name not in _STAMPS)
+    fields = " ".join(f"{name}={value}" for name, value in line.items() if name not in _STANDARD_FIELDS)
     first, *others = str(line.get("message", "")).splitlines() or [""]
     text = f"{at} {line.get('level', ''):7} {line.get('service', ''):8} {first}"
     below = "".join(f"\n    {part}" for part in [*others, *str(line.get("error", "")).splitlines()])
-    return f"{text}{f'  [{more}]' if more else ''}{below}"
+    return f"{text}{f'  [{fields}]' if fields else ''}{below}"
 
 
 def _rank(level: object) -> int:

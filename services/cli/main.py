@@ -1,4 +1,4 @@
-"""The `millrace` command. Heavy modules are imported inside the commands, so that `--help` answers at once."""
+"""Entry point of the command `millrace`. Commands import heavy modules in their functions, so that `--help` is quick."""
 
 from __future__ import annotations
 
@@ -11,25 +11,12 @@ from services.cli.commands import chat, dead_letters, jobs, machine, proof, rete
 from services.common.errors import MillraceError
 
 COMMANDS = (
-    stack.up,
-    stack.down,
-    jobs.submit,
-    jobs.jobs,
-    jobs.show,
-    jobs.rollouts,
-    jobs.pause,
-    jobs.resume,
-    jobs.cancel,
-    retention.delete,
-    retention.prune,
-    proof.ledger,
-    proof.audit,
-    proof.replay,
-    chat.chat,
-    machine.workers,
-    machine.logs,
-    machine.doctor,
-)
+    stack.up, stack.down,
+    jobs.submit, jobs.jobs, jobs.show, jobs.rollouts, jobs.pause, jobs.resume, jobs.cancel,
+    retention.delete, retention.prune,
+    proof.ledger, proof.audit, proof.replay,
+    chat.chat, machine.workers, machine.logs, machine.doctor,
+)  # fmt: skip
 
 app = typer.Typer(
     name="millrace",
@@ -62,7 +49,7 @@ app.add_typer(dead_letters.app, name="dead-letters")
 
 
 def main() -> None:
-    """Entry point. Exit codes: 0 done, 1 an error (said on stderr), 2 wrong usage, 3 a followed job was cancelled, 130 interrupted."""
+    """Entry point. Exit codes: 0 success, 1 error (message on stderr), 2 wrong usage, 3 a followed job was cancelled, 130 interrupted."""
     try:
         app(standalone_mode=True)
     except MillraceError as error:

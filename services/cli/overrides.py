@@ -1,4 +1,4 @@
-"""A job file and its `--set key.path=value` changes, as the JSON document to submit."""
+"""Job document to submit, from a job file and its `--set key.path=value` changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from services.common.spec.document import parse_document
 
 
 def load_job(path: Path, changes: Sequence[str] = ()) -> dict[str, Any]:
-    """The document in a YAML or JSON file with the changes made. What its keys mean is for the gateway to judge.
+    """The document of a YAML or JSON file, with the changes applied. The gateway validates its keys.
 
     Raises:
         ConfigError: no such file, not YAML, not a mapping of JSON values, or a change that cannot be made.
@@ -35,7 +35,7 @@ def load_job(path: Path, changes: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def apply_change(document: dict[str, Any], change: str) -> None:
-    """Sets one value, e.g. `learner.lr=3e-4` or `reward.verifiers={"*": math}`; missing sections are made.
+    """Sets one value, e.g. `learner.lr=3e-4` or `reward.verifiers={"*": math}`, and creates missing sections.
 
     Raises:
         ConfigError: not of the form key.path=value, or the path leads through something that is not a section.
@@ -51,11 +51,7 @@ def apply_change(document: dict[str, Any], change: str) -> None:
         section = section[key]
         if not isinstance(section, dict):
             raise ConfigError(f"--set {change}: {'.'.join(keys[:depth])} is not a section")
-    section[keys[-1]] = _value(change, text)
-
-
-def _value(change: str, text: str) -> object:
     try:
-        return parse_document(text)
+        section[keys[-1]] = parse_document(text)
     except ConfigError as error:
         raise ConfigError(f"--set {change}: the value {error}") from error

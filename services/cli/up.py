@@ -1,4 +1,4 @@
-"""`millrace up` and `millrace down`: runs the stack of one machine, in the foreground or detached, and ends it."""
+"""Start and end of the stack of one machine (`millrace up`, `millrace down`), in the foreground or detached."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from services.common.service.process_tree import created_at, is_same, kill_tree
 DETACH_TIMEOUT_S = 300.0
 DOWN_TIMEOUT_S = 180.0
 LEFTOVER_GRACE_S = 10.0
+POLL_INTERVAL_S = 0.1
 
 Say = Callable[[str], None]
 
@@ -34,15 +35,15 @@ def run_up(home: Path, *, servers: int, gateway_port: int, metrics_base: int | N
 
     Raises:
         ConfigError: it is up already, or a setting is wrong.
-        GaveUp: a process refused to start over a setting.
+        GaveUp: a process refused to start because of a setting.
     """
     os.environ["MILLRACE_HOME"] = str(home)
     settings = load_settings()
-    with ExitStack() as held:
-        held.enter_context(only_one(home))
+    with ExitStack() as resources:
+        resources.enter_context(only_one(home))
         _end_leftovers(home, say)
         refuse_problems(home)
-        runtime = held.enter_context(runtime_of(home))
+        runtime = resources.enter_context(runtime_of(home))
         stack = plan_stack(settings, runtime, servers=servers, gateway_port=gateway_port, metrics_base=metrics_base)
         state = UpState(os.getpid(), created_at(os.getpid()), stack.url, stack.redis_url, stack.token_file, ready=False)
 
@@ -64,10 +65,10 @@ def detach(home: Path, arguments: list[str], say: Say, timeout_s: float = DETACH
     Raises:
         ConfigError: it is up already.
         GaveUp: it ended before it was ready.
-        DeadlineExceeded: it was not ready in time, and goes on trying.
+        DeadlineExceeded: it was not ready in time; it continues to start.
     """
     with only_one(home):
-        pass  # refuses a second one here, where somebody reads it
+        pass  # refuses a second one here, where the user reads the error
     log_path = home / "logs" / "up.log"
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with log_path.open("wb") as log:
@@ -84,18 +85,17 @@ def detach(home: Path, arguments: list[str], say: Say, timeout_s: float = DETACH
         if state is not None and state.pid == process.pid and state.ready:
             return state
         if process.poll() is not None:
-            raise GaveUp(
-                f"millrace ended before it was ready (log: {log_path}):\n{log_path.read_text().strip()[-2000:]}"
-            )
-        time.sleep(0.1)
-    for name, why in (state.lost if state is not None else {}).items():
-        say(f"{name}: {why}")
+            output = log_path.read_text().strip()[-2000:]
+            raise GaveUp(f"millrace ended before it was ready (log: {log_path}):\n{output}")
+        time.sleep(POLL_INTERVAL_S)
+    for name, cause in (state.lost if state is not None else {}).items():
+        say(f"{name}: {cause}")
     say(f"it goes on trying; its log is {log_path}, and `millrace down` ends it")
     raise DeadlineExceeded(f"millrace was not ready within {timeout_s:.0f} s")
 
 
 def run_down(home: Path, say: Say, *, timeout_s: float = DOWN_TIMEOUT_S, grace_s: float = LEFTOVER_GRACE_S) -> None:
-    """Ends the stack of a home and waits until it is gone; what was left by one that was killed is ended too.
+    """Ends the stack of a home and waits for its end; also ends processes that a killed supervisor left.
 
     Raises:
         DeadlineExceeded: it did not drain in time; it was killed.
@@ -117,32 +117,32 @@ def run_down(home: Path, say: Say, *, timeout_s: float = DOWN_TIMEOUT_S, grace_s
         if time.monotonic() > deadline:
             latest = read_state(home) or state
             os.kill(state.pid, signal.SIGKILL)
-            _kill(latest)
+            _kill_leftovers(latest)
             remove_left(home)
             remove_state(home)
             raise DeadlineExceeded(f"millrace in {home} did not drain within {timeout_s:.0f} s: killed")
-        time.sleep(0.1)
+        time.sleep(POLL_INTERVAL_S)
     say("down")
 
 
 def _end_leftovers(home: Path, say: Say, grace_s: float = LEFTOVER_GRACE_S) -> None:
-    """Waits for the processes of a supervisor that was killed, then kills those that stay: two learners must never share a home."""
+    """Waits for the processes of a killed supervisor, then kills the rest: two learners must never share a home."""
     state = read_state(home)
     if state is None or state.is_alive():
         return
     deadline = time.monotonic() + grace_s
-    while _left(state):
+    while leftovers := _leftovers(state):
         if time.monotonic() > deadline:
-            say(f"killing what an earlier `millrace up` left: {', '.join(_left(state))}")
-            _kill(state)
+            say(f"killing what an earlier `millrace up` left: {', '.join(leftovers)}")
+            _kill_leftovers(state)
             return
-        time.sleep(0.1)
+        time.sleep(POLL_INTERVAL_S)
 
 
-def _left(state: UpState) -> list[str]:
+def _leftovers(state: UpState) -> list[str]:
     return [name for name, process in state.processes.items() if is_same(process.pid, process.created)]
 
 
-def _kill(state: UpState) -> None:
-    for name in _left(state):
+def _kill_leftovers(state: UpState) -> None:
+    for name in _leftovers(state):
         kill_tree(state.processes[name].pid)

@@ -1,6 +1,6 @@
-"""What several services need. Imports no service, no torch, no engine.
+"""Code that several services share. Imports no service, no torch, no engine.
 
-spec, data, models, checkpoints   what a job brings             config    settings, paths, names
-redis, streams, jobs, weights     what services share           service   what each process is made of
-sandbox                           children that may be killed   errors, durable, differences
+spec, data, models, checkpoints   contents of a job             config    settings, paths, names
+redis, streams, jobs, weights     stores and transports         service   parts of every process
+sandbox                           killable child processes      errors, durable, differences
 """

@@ -1,4 +1,4 @@
-"""Where two documents of JSON values differ."""
+"""Differences between two documents of JSON values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MISSING: Final = object()
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Every field that is not the same in both, in order: its path (`algorithm.clip_ratio_high`) and both values."""
+    """Every field that differs, in order: its path (`algorithm.clip_ratio_high`) and both values."""
     for name in {**one, **other}:
         a, b = one.get(name, MISSING), other.get(name, MISSING)
         if isinstance(a, Mapping) and isinstance(b, Mapping):

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whatever happens in between."""
+"""Durable files: a crash leaves the old file or the new one, never a part of either."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ from pathlib import Path
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Replaces a file: after a crash it is the old one or the new one, whole, though several processes write it.
-
-    It is its user's alone (mode 0600).
-    """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """Replaces a file atomically, even when several processes write it. Only its user may read it (mode 0600)."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     temporary = Path(name)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -28,8 +25,8 @@ def write_durably(path: Path, data: bytes) -> None:
 
 def fsync_directory(path: Path) -> None:
     """Makes the names in a directory durable."""
-    handle = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        os.fsync(descriptor)
     finally:
-        os.close(handle)
+        os.close(descriptor)

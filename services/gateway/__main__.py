@@ -1,4 +1,4 @@
-"""`python -m services.gateway`: load settings, bind, serve until SIGTERM, drain."""
+"""Entry point `python -m services.gateway`: loads settings, binds, serves until SIGTERM, drains."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ from services.gateway.middleware.auth import load_token
 
 log = logging.getLogger("millrace.gateway")
 
-RESTORE_S = 1.0
-RETENTION_S = 180.0
+RESTORE_INTERVAL_S = 1.0
+RETENTION_INTERVAL_S = 180.0
 POOL_WAIT_S = 5.0
 """How long a request waits for a connection to Redis while all are in use."""
-MAX_FILES = 65_536
-"""Open files that the gateway asks for, as far as it may have them: each connection is one."""
+MAX_OPEN_FILES = 65_536
+"""Soft limit of open files that the gateway sets, as far as the hard limit allows: each connection is one."""
 
 
 async def run(settings: Settings) -> None:
     """Runs the gateway until it is drained.
 
     Raises:
-        ConfigError: the token's file, the port or Redis cannot be used as the settings say.
+        ConfigError: the token's file, the port or Redis cannot be used with these settings.
     """
     token, listener = load_token(settings), _bind(settings)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _drained)
-    _allow_files(settings)
+        signal.signal(number, _log_drained)
+    _raise_file_limit(settings)
     redis = connect(settings.redis_url, password=settings.redis_password, pool_wait_s=POOL_WAIT_S)
-    # People wait for these answers: give up on Redis after about a second instead of ten, and say 503.
+    # People wait for these answers: after about a second without Redis, instead of ten, the answer is 503.
     redis.set_retry(Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 3))
-    await _look_for(settings)
+    await _check_redis(settings)
     sandbox = Sandbox(prepare=[PREPARE], service="gateway-check", log_level=settings.log_level)
     app = create_app(settings, redis, token, admission=ChildAdmission(sandbox, settings))
     config = uvicorn.Config(
@@ -75,7 +75,7 @@ async def run(settings: Settings) -> None:
         asyncio.create_task(_retention_loop(app.state.context.retention, settings), name="retention"),
     ]
     for loop in loops:
-        loop.add_done_callback(partial(_ended, server))
+        loop.add_done_callback(partial(_stop_on_failure, server))
     try:
         await server.serve(sockets=[listener])
         for loop in loops:
@@ -92,25 +92,25 @@ async def run(settings: Settings) -> None:
 
 
 async def _warm(sandbox: Sandbox) -> None:
-    """Imports what the checks of a job need before the first one comes; a sandbox that does not start says so to whoever submits."""
-    began = time.monotonic()
+    """Imports the checks' dependencies before the first job; if the sandbox does not start, each submission reports that."""
+    start = time.monotonic()
     with contextlib.suppress(SandboxError):
         await sandbox.start()
-        log.info("the checks of new jobs are loaded, after %.1f s", time.monotonic() - began)
+        log.info("the checks of new jobs are loaded, after %.1f s", time.monotonic() - start)
 
 
 async def _restore_loop(restorer: Restorer) -> None:
-    """Consumes the job folders; waits a second; unblocked by time; produces the records that Redis has lost."""
+    """Consumes the job folders; waits for a second; unblocked by time; produces the job records that Redis has lost."""
     while True:
         try:
             await restorer.look()
         except RedisError as error:
             log.warning("cannot look after the jobs' records: %s", type(error).__name__)
-        await asyncio.sleep(RESTORE_S)
+        await asyncio.sleep(RESTORE_INTERVAL_S)
 
 
 async def _retention_loop(retention: Retention, settings: Settings) -> None:
-    """Consumes the ended jobs; waits a few minutes; unblocked by time; produces room, as the settings `MILLRACE_KEEP_…` ask for."""
+    """Consumes the ended jobs; waits for a few minutes; unblocked by time; produces free space, by the settings `MILLRACE_KEEP_…`."""
     days = settings.keep_jobs_days
     policy = Policy(settings.keep_jobs, None if days is None else days * DAY_S, settings.keep_jobs_bytes)
     while True:
@@ -123,18 +123,18 @@ async def _retention_loop(retention: Retention, settings: Settings) -> None:
             log.warning("cannot look after the ended jobs: %s", type(error).__name__)
         except OSError as error:
             log.warning("cannot look after the ended jobs: %s", error)
-        await asyncio.sleep(RETENTION_S)
+        await asyncio.sleep(RETENTION_INTERVAL_S)
 
 
-def _ended(server: uvicorn.Server, task: asyncio.Task[None]) -> None:
-    """A background task that dies ends the process, by name."""
+def _stop_on_failure(server: uvicorn.Server, task: asyncio.Task[None]) -> None:
+    """Stops the server when a background task has died, and logs the task's name."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("the %s loop died", task.get_name(), exc_info=error)
         server.should_exit = True
 
 
-async def _look_for(settings: Settings) -> None:
-    """A Redis that is away may come back: it is answered with 503 until then. One that refuses us stays so.
+async def _check_redis(settings: Settings) -> None:
+    """Only logs that Redis does not answer: it may come back, and requests get 503 until then. A refused user stays refused.
 
     Raises:
         ConfigError: Redis refuses the user.
@@ -142,7 +142,7 @@ async def _look_for(settings: Settings) -> None:
     try:
         await require_redis(settings.redis_url, settings.redis_password, wait_s=0.0)
     except RedisAway as error:
-        log.error("%s", error)  # noqa: TRY400  the line says it all
+        log.error("%s", error)  # noqa: TRY400  the message is complete without a traceback
 
 
 def _bind(settings: Settings) -> socket.socket:
@@ -154,28 +154,25 @@ def _bind(settings: Settings) -> socket.socket:
             f"cannot listen on MILLRACE_BIND_HOST={settings.bind_host}, MILLRACE_GATEWAY_PORT={settings.gateway_port}: "
             f"{error.strerror or error}"
         ) from error
-    # Accepted connections inherit it. asyncio sets it only on sockets that were made with the protocol's number, which this one was not;
+    # Accepted connections inherit the option. asyncio sets it only on sockets created with the protocol's number, and this one is not;
     # without it the second part of each answer waits 40 ms for the client to acknowledge the first.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
-def _allow_files(settings: Settings) -> None:
-    """Raises the soft limit of open files: with none left, no connection is accepted, whoever's it is."""
+def _raise_file_limit(settings: Settings) -> None:
+    """Raises the soft limit of open files: at the limit the process accepts no connection from any client."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(MAX_FILES, hard)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     if wanted < 2 * settings.max_event_streams:
-        log.warning(
-            "only %d files may be open: too few for %d event streams and as many requests",
-            wanted,
-            settings.max_event_streams,
-        )
+        message = "only %d files may be open: too few for %d event streams and as many requests"
+        log.warning(message, wanted, settings.max_event_streams)
 
 
-def _drained(number: int, _: object) -> None:
-    """The server raises the signal again once it has drained; dying of it would hide that all went well."""
+def _log_drained(number: int, _: object) -> None:
+    """Handles the signal that uvicorn raises again after the drain; the default handler would kill the process after a clean exit."""
     log.info("drained after %s", signal.Signals(number).name)
 
 

@@ -1,9 +1,9 @@
-"""The gateway's HTTP application, wired.
+"""HTTP application of the gateway: its layers and routes, wired.
 
     request ─► Observer ─► OpenAIForm ─► HostCheck ─► RequestTimeout ─► BearerAuth ─► RequestLimit ─► BodyLimit ─► routes ─► JobStore, Redis
                count, log   /v1 only     421, 400     504               401           429             413, 408     4xx, 503 by errors.py
 
-The order matters: nothing is looked up, and no body is read, for a request without the token or without a place.
+The order matters: a request without the token, or beyond the limit of requests in flight, reads no record and no body.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from services.common.jobs.store import JobStore
 from services.common.service.metrics import release
 from services.gateway.admission.admission import Admission
 from services.gateway.dependencies import Context, EventTimes
-from services.gateway.errors import install_handlers
+from services.gateway.errors import HANDLERS
 from services.gateway.events.hub import EventHub
 from services.gateway.metrics import GatewayMetrics, Observer
 from services.gateway.middleware.auth import ALWAYS_OPEN, BearerAuth, open_paths
@@ -28,29 +28,24 @@ from services.gateway.middleware.limits import BodyLimit, RequestTimeout
 from services.gateway.middleware.requests import RequestLimit
 from services.gateway.middleware.streams import StreamLimit
 from services.gateway.openai.client import InferenceClient
-from services.gateway.openai.errors import OpenAIForm, install_openai_handler
-from services.gateway.routes import console, dead_letters, jobs, ledger, openai, reads, retention, service
+from services.gateway.openai.errors import OPENAI_HANDLERS, OpenAIForm
+from services.gateway.routes import console, dead_letters, jobs, ledger, openai, reads, retention, service, workers
 
 _BEARER = HTTPBearer(auto_error=False, description="The gateway's token; `<home>/gateway.token` holds a generated one.")
-"""For the OpenAPI only: BearerAuth has already refused what must be refused."""
+"""Only documents the token in the OpenAPI: BearerAuth checks it."""
 
 
 def create_app(
-    settings: Settings,
-    redis: Redis,
-    token: str,
-    *,
-    admission: Admission,
-    event_times: EventTimes | None = None,
+    settings: Settings, redis: Redis, token: str, *, admission: Admission, event_times: EventTimes | None = None
 ) -> FastAPI:
-    """The application; whoever made the Redis client closes it.
+    """The application. The caller closes the Redis client.
 
     Args:
         settings: address and directories.
         redis: client whose replies are bytes.
-        token: what requests must bear.
+        token: the bearer token of every request.
         admission: reads and checks new jobs.
-        event_times: pace of event streams.
+        event_times: intervals of event streams.
     """
     streams = StreamLimit(settings.max_event_streams)
     metrics = GatewayMetrics()
@@ -62,10 +57,11 @@ def create_app(
         title="Millrace gateway",
         summary="Submit, watch and cancel reinforcement-learning jobs.",
         version=release(),
-        docs_url=None,  # FastAPI's page loads its scripts from another host: `routes.console` has one of its own
+        docs_url=None,  # FastAPI's page loads its scripts from another host: `routes.console` has its own page
         redoc_url=None,
         redirect_slashes=False,
         separate_input_output_schemas=False,
+        exception_handlers={**HANDLERS, **OPENAI_HANDLERS},
     )
     app.state.context = Context(
         redis=redis,
@@ -82,27 +78,17 @@ def create_app(
         ),
         settings=settings,
     )
-    routers = (
-        jobs.router, retention.router,
-        reads.router, ledger.router, dead_letters.router, openai.router,
-    )  # fmt: skip
-    for router in routers:
-        app.include_router(router, dependencies=[Depends(_BEARER)])
+    for module in (jobs, retention, reads, workers, ledger, dead_letters, openai):
+        app.include_router(module.router, dependencies=[Depends(_BEARER)])
     app.include_router(service.router)
     app.include_router(console.router)
-    install_handlers(app)
-    install_openai_handler(app)
-    unguarded = open_paths(settings) | console.PATHS
-    limit = settings.max_requests
+    unguarded, limit = open_paths(settings) | console.PATHS, settings.max_requests
     app.add_middleware(BodyLimit)
     app.add_middleware(RequestLimit, limit=limit, chats=openai.LIMITS_S, open_paths=unguarded, exempt=ALWAYS_OPEN)
     app.add_middleware(BearerAuth, token=token, open_paths=unguarded)
     app.add_middleware(RequestTimeout, longer_s=openai.LIMITS_S)
     app.add_middleware(
-        HostCheck,
-        names=published_names(settings),
-        any_address=not is_loopback(settings.bind_host),
-        exempt=ALWAYS_OPEN,
+        HostCheck, names=published_names(settings), any_address=not is_loopback(settings.bind_host), exempt=ALWAYS_OPEN
     )
     app.add_middleware(OpenAIForm)
     app.add_middleware(Observer, metrics=metrics)

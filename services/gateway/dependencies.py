@@ -1,4 +1,4 @@
-"""What the routes work with, and how they get at it."""
+"""Dependencies of the routes: the parts of the gateway, and the job that a path names."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from services.gateway.schemas import EXAMPLE_JOB_ID, JOB_ID_PATTERN
 
 @dataclass(frozen=True, slots=True)
 class EventTimes:
-    """The pace of event streams, seconds."""
+    """Intervals of event streams, seconds."""
 
     poll_s: float = 0.5
-    """How often the events of the followed jobs are looked at."""
+    """Between two polls of the followed jobs' events."""
     heartbeat_s: float = 15.0
-    """A comment is sent this often, so that proxies keep the connection."""
+    """Between two comments, which make proxies keep the connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +58,13 @@ def _context(request: Request) -> Context:
 ContextDep = Annotated[Context, Depends(_context)]
 
 
-async def _record(
-    context: ContextDep,
-    job_id: Annotated[
-        str,
-        Path(
-            description="The job's id.",
-            examples=[EXAMPLE_JOB_ID],
-            json_schema_extra={"pattern": JOB_ID_PATTERN},  # told, not enforced here: any id that is no job's is a 404
-        ),
-    ],
-) -> JobRecord:
+JobIdDep = Annotated[
+    str, Path(description="The job's id.", examples=[EXAMPLE_JOB_ID], json_schema_extra={"pattern": JOB_ID_PATTERN})
+]
+"""The id in the path. The pattern is documented, not enforced: every id that no job has is answered with 404."""
+
+
+async def _record(context: ContextDep, job_id: JobIdDep) -> JobRecord:
     if JOB_ID.fullmatch(job_id):
         record = await context.store.find(job_id)
         if record is not None:
@@ -80,4 +76,4 @@ async def _record(
 
 
 RecordDep = Annotated[JobRecord, Depends(_record)]
-"""The job that the path names; 404 when there is none, 503 until one that Redis has lost is back."""
+"""The job that the path names; 404 when there is none, 503 while Redis lacks a record that is being restored."""

@@ -1,13 +1,13 @@
-"""How errors become answers: always `{"error": {"code", "message", "fields"?}}`, never a secret, never a traceback."""
+"""Error answers: always `{"error": {"code", "message", "fields"?}}`, never a secret, never a traceback."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
@@ -26,7 +26,7 @@ MAX_TEXT = 1000
 """Characters of a field's name or message that an answer repeats."""
 RETRY_AFTER_S = 2
 EVERYWHERE = (400, 401, 421, 429, 503)
-"""Statuses by which the layers before a route refuse."""
+"""Statuses with which the layers before a route refuse a request."""
 
 CODES = {
     400: "bad_request",
@@ -44,34 +44,34 @@ CODES = {
     503: "unavailable",
     504: "timeout",
 }
+_RETRY_AFTER = {"headers": {"Retry-After": {"schema": {"type": "integer"}}}}
+_AUTHENTICATE = {"headers": {"WWW-Authenticate": {"schema": {"type": "string"}}}}
+_DOCUMENTED_HEADERS: dict[int, dict[str, Any]] = {401: _AUTHENTICATE, 429: _RETRY_AFTER, 503: _RETRY_AFTER}
 
 
-class AdmissionBusy(MillraceError):  # noqa: N818  what it is
+class AdmissionBusy(MillraceError):  # noqa: N818
     """Too many submissions are being checked; answered with 503."""
 
 
-class SpecRefused(ConfigError):  # noqa: N818  a refusal, as people say
+class SpecRefused(ConfigError):  # noqa: N818
     """A request whose fields are wrong: a problem for each; answered with 422."""
 
 
 def error_answer(
-    status: int,
-    message: str,
-    *,
-    problems: Sequence[Problem] | None = None,
-    headers: Mapping[str, str] | None = None,
+    status: int, message: str, *, problems: Sequence[Problem] | None = None, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
     """An error as JSON."""
     error: dict[str, Any] = {"code": CODES.get(status, "error"), "message": message}
     if problems is not None:
         error["fields"] = [
-            {"field": _fit(problem.field), "message": _fit(problem.message)} for problem in problems[:MAX_PROBLEMS]
+            {"field": clipped(problem.field), "message": clipped(problem.message)}
+            for problem in problems[:MAX_PROBLEMS]
         ]
     return JSONResponse({"error": error}, status_code=status, headers=dict(headers or {}))
 
 
 def unavailable(message: str) -> JSONResponse:
-    """503: worth another try."""
+    """503: the client may retry."""
     return error_answer(503, message, headers={"Retry-After": str(RETRY_AFTER_S)})
 
 
@@ -81,70 +81,52 @@ def too_many(message: str) -> JSONResponse:
 
 
 def busy() -> JSONResponse:
-    """503: the gateway's own doing, not that of Redis."""
+    """503: the gateway itself has no capacity left; Redis may be well."""
     return unavailable("the gateway is busy: it is asked for more than it can answer; try again")
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The error answers of a route, for its OpenAPI."""
     return {
-        status: {"model": ErrorAnswer, "description": HTTPStatus(status).phrase, **_documented_headers(status)}
+        status: {"model": ErrorAnswer, "description": HTTPStatus(status).phrase, **_DOCUMENTED_HEADERS.get(status, {})}
         for status in sorted({*statuses, *EVERYWHERE})
     }
 
 
-def install_handlers(app: FastAPI) -> None:
-    """Registers a handler for everything that a route can raise."""
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(RequestValidationError, _validation)
-    app.add_exception_handler(SpecRefused, _refused)
-    app.add_exception_handler(JobConflict, _conflict)
-    app.add_exception_handler(LetterRefused, _conflict)
-    app.add_exception_handler(RedisError, _redis)
-    app.add_exception_handler(AdmissionBusy, _queue_full)
-    app.add_exception_handler(SandboxError, _no_child)
-    app.add_exception_handler(PoolBusyError, _busy)
-    app.add_exception_handler(Exception, _unexpected)
-
-
-async def _http(request: Request, error: Exception) -> JSONResponse:
-    problem = cast("HTTPException", error)
-    if problem.status_code == 405 or (problem.status_code == 404 and _is_for_other_methods(request)):
-        return error_answer(405, f"{request.method} is not for this path", headers={"Allow": _allowed(request)})
-    message = "there is nothing here" if problem.detail == "Not Found" else problem.detail
-    return error_answer(problem.status_code, message, headers=problem.headers)
+async def _http(request: Request, error: HTTPException) -> JSONResponse:
+    if error.status_code == 405 or (error.status_code == 404 and _is_for_other_methods(request)):
+        # Of every route of the path: the framework names the methods of the first one only.
+        allowed = ", ".join(sorted({method for route in _routes(request) for method in route.methods or ()}))
+        return error_answer(405, f"{request.method} is not for this path", headers={"Allow": allowed})
+    message = "there is nothing here" if error.detail == "Not Found" else error.detail
+    return error_answer(error.status_code, message, headers=error.headers)
 
 
 def _is_for_other_methods(request: Request) -> bool:
-    """Whether just this path has routes (`/jobs/schema`), and the request came to one of a pattern (`/jobs/{job_id}`)."""
+    """Whether the exact path has routes (`/jobs/schema`), but the request matched only a pattern (`/jobs/{job_id}`)."""
     methods = {method for route in _routes(request) if route.path == request.url.path for method in route.methods or ()}
     return bool(methods) and request.method not in methods
 
 
 def _routes(request: Request) -> list[Any]:
-    """Every route of the path; those of just this path, if it has any."""
+    """Every route that matches the path; only those of the exact path, if it has any."""
     found = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
     return [route for route in found if route.path == request.url.path] or found
 
 
-def _allowed(request: Request) -> str:
-    """The methods of every route of the path; the framework names those of the first only."""
-    routes = _routes(request)
-    return ", ".join(sorted({method for route in routes for method in route.methods or ()}))
-
-
-async def _validation(_: Request, error: Exception) -> JSONResponse:
+async def validation_answer(_: Request, error: RequestValidationError) -> JSONResponse:
+    """422 with every wrong parameter."""
     problems = []
-    for item in cast("RequestValidationError", error).errors():
+    for item in error.errors():
         _, *path = item["loc"]
         problems.append(Problem(".".join(str(part) for part in path) or "body", item["msg"]))
     return error_answer(422, "the request is not valid", problems=problems)
 
 
-async def _refused(_: Request, error: Exception) -> JSONResponse:
-    problems = cast("SpecRefused", error).problems
-    more = f" (the first {MAX_PROBLEMS} of {len(problems)} problems)" if len(problems) > MAX_PROBLEMS else ""
-    return error_answer(422, f"the request is not valid{more}", problems=problems)
+async def _refused(_: Request, error: SpecRefused) -> JSONResponse:
+    count = len(error.problems)
+    more = f" (the first {MAX_PROBLEMS} of {count} problems)" if count > MAX_PROBLEMS else ""
+    return error_answer(422, f"the request is not valid{more}", problems=error.problems)
 
 
 async def _conflict(_: Request, error: Exception) -> JSONResponse:
@@ -156,16 +138,16 @@ async def _redis(_: Request, error: Exception) -> JSONResponse:
     return unavailable("the job store does not answer; try again")
 
 
-async def _queue_full(_: Request, error: Exception) -> JSONResponse:
+async def _admission_busy(_: Request, error: Exception) -> JSONResponse:
     return unavailable(str(error))
 
 
-async def _no_child(_: Request, error: Exception) -> JSONResponse:
+async def _sandbox(_: Request, error: Exception) -> JSONResponse:
     log.error("a job could not be checked: %s", error)
     return unavailable("this gateway cannot check jobs at the moment; try again")
 
 
-async def _busy(_: Request, __: Exception) -> JSONResponse:
+async def _pool_busy(_: Request, __: Exception) -> JSONResponse:
     log.warning("no connection to Redis was free in time: more is asked of the gateway than it can answer")
     return busy()
 
@@ -174,14 +156,24 @@ async def _unexpected(_: Request, __: Exception) -> JSONResponse:
     return error_answer(500, "an internal error; the gateway's log has it")
 
 
-def _documented_headers(status: int) -> dict[str, Any]:
-    names = {401: ("WWW-Authenticate", "string"), 429: ("Retry-After", "integer"), 503: ("Retry-After", "integer")}
-    if status not in names:
-        return {}
-    name, kind = names[status]
-    return {"headers": {name: {"schema": {"type": kind}}}}
+Handlers = dict[int | type[Exception], Callable[[Request, Any], Coroutine[Any, Any, Response]]]
+
+HANDLERS: Handlers = {
+    HTTPException: _http,
+    RequestValidationError: validation_answer,
+    SpecRefused: _refused,
+    JobConflict: _conflict,
+    LetterRefused: _conflict,
+    RedisError: _redis,
+    AdmissionBusy: _admission_busy,
+    SandboxError: _sandbox,
+    PoolBusyError: _pool_busy,
+    Exception: _unexpected,
+}
+"""Handlers of every exception that a route can raise."""
 
 
-def _fit(text: str) -> str:
+def clipped(text: str) -> str:
+    """Text of a client as an answer repeats it: at most MAX_TEXT characters, and valid Unicode."""
     shown = text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…"
     return shown.encode(errors="replace").decode()

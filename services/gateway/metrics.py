@@ -1,4 +1,4 @@
-"""The gateway's Prometheus metrics, and the line that is logged for each request. No label has more values than routes there are."""
+"""Prometheus metrics of the gateway, and the log line of each request. No label has more values than there are routes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ log = logging.getLogger("millrace.gateway.access")
 METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE"})
 JOB_ID = re.compile(JOB_ID_PATTERN)
 QUIET = frozenset({"/healthz", "/readyz", "/metrics"})
-"""Paths that machines ask for every few seconds: logged at DEBUG."""
+"""Paths that monitors poll every few seconds: logged at DEBUG."""
 
 
 class GatewayMetrics:
     """All metrics of one gateway, in a registry of their own."""
 
     def __init__(self) -> None:
-        """Everything at zero."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
@@ -51,38 +50,37 @@ class GatewayMetrics:
         self.system = SystemMetrics(self.registry)
 
     async def refresh(self, redis: Redis) -> None:
-        """Looks up what concerns the whole system; without Redis it keeps its last values."""
+        """Reads the metrics of the whole system; without Redis they keep their last values."""
         await self.system.refresh(redis)
 
 
 class Observer:
-    """The outermost layer: counts, times and logs every request by its route, never by what the client wrote into the path."""
+    """The outermost layer: counts, times and logs every request by its route, never by the path that the client sent."""
 
     def __init__(self, app: ASGIApp, *, metrics: GatewayMetrics) -> None:
-        """Watches `app`."""
         self._app = app
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handles one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         started = time.perf_counter()
-        status = 500  # what the server answers when the app raises before it has
+        status = 500  # the server's answer when the app raises before its own
 
-        async def watch(message: Message) -> None:
+        async def observe(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
         try:
-            await self._app(scope, receive, watch)
+            await self._app(scope, receive, observe)
         finally:
-            self._note(scope, status, time.perf_counter() - started)
+            self._record(scope, status, time.perf_counter() - started)
 
-    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+    def _record(self, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", None) or "unmatched"
         method = scope["method"] if scope["method"] in METHODS else "other"
         self._metrics.requests.labels(method=method, route=route, status=status).inc()

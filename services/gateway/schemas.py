@@ -1,4 +1,4 @@
-"""What the gateway's JSON looks like: the models behind its answers and its OpenAPI."""
+"""Schemas of the gateway's JSON: the models of its answers, which also define its OpenAPI."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ EXAMPLE_SAMPLE: dict[str, Any] = {
 }
 
 OpenObject = dict[str, Any]
-"""A JSON object that another service defines and this one passes on."""
+"""A JSON object that another service defines; the gateway passes it on unchanged."""
 
 
 class Answer(BaseModel):
-    """Base of all answers. `model_validate` takes the object that an answer is about, by its attributes."""
+    """Base of all answers. `model_validate` reads the attributes of the object that an answer shows."""
 
     model_config = ConfigDict(frozen=True, protected_namespaces=(), from_attributes=True)
 

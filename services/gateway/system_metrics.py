@@ -1,10 +1,9 @@
-"""What concerns the whole system and no single service: read from Redis when the gateway is scraped. Labels are stages, states, workers."""
+"""Metrics of the whole system, read from Redis at each scrape of the gateway. Labels are stages, states and workers."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -21,19 +20,17 @@ from services.common.redis.keys import Stage
 from services.common.service.heartbeat import WorkerKind, WorkerStatus, alive
 
 NO_VERSION = -1
-"""Stands for the version of a rollout server that holds no weights yet."""
+"""Version of a rollout server that has no weights yet."""
 
 
 class SystemMetrics:
-    """Gauges that `refresh` brings up to date. Of several gateways each tells the same: dashboards take the maximum."""
+    """Gauges that `refresh` updates. Several gateways report the same values: dashboards take the maximum."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        """Everything at zero."""
-
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"millrace_gateway_{name}", text, labels, registry=registry)
 
-        self._census = JobCensus()
+        self._job_counts = JobCensus()
         self.redis_up = gauge("redis_up", "1 when Redis answers, else 0.")
         self.redis_memory = gauge(
             "redis_memory_bytes", "Memory that Redis uses for its data; NaN while it is not told."
@@ -53,7 +50,7 @@ class SystemMetrics:
         )
 
     async def refresh(self, redis: Redis) -> None:
-        """Looks everything up; without Redis the gauges keep their last values."""
+        """Reads everything from Redis; without Redis the gauges keep their last values."""
         try:
             await self._refresh(redis)
         except RedisError:
@@ -62,17 +59,17 @@ class SystemMetrics:
         self.redis_up.set(1)
 
     async def _refresh(self, redis: Redis) -> None:
-        for state, count in (await self._census.take(redis)).items():
+        for state, count in (await self._job_counts.take(redis)).items():
             self.jobs.labels(state).set(count)
         self.queued.set(await redis.zcard(keys.QUEUE))
         active = await JobStore(redis).active()
         self.active.set(len(active))
-        await self._look_at_streams(redis, list(active))
-        self._look_at_workers(await alive(redis), active)
-        with suppress(ResponseError):  # a Redis user may lack the right to ask
+        await self._refresh_streams(redis, list(active))
+        self._refresh_workers(await alive(redis), active)
+        with suppress(ResponseError):  # the ACL may forbid INFO
             self.redis_memory.set((await redis.info("memory"))["used_memory"])
 
-    async def _look_at_streams(self, redis: Redis, jobs: list[str]) -> None:
+    async def _refresh_streams(self, redis: Redis, jobs: list[str]) -> None:
         async with redis.pipeline(transaction=False) as pipe:
             for stage in Stage:
                 for job_id in jobs:
@@ -84,7 +81,7 @@ class SystemMetrics:
             self.depth.labels(stage).set(sum(of_stage[::2]))
             self.dead.labels(stage).set(sum(of_stage[1::2]))
 
-    def _look_at_workers(self, workers: list[WorkerStatus], active: dict[str, ActiveJob]) -> None:
+    def _refresh_workers(self, workers: list[WorkerStatus], active: dict[str, ActiveJob]) -> None:
         kinds = [worker.kind for worker in workers]
         for kind in WorkerKind:
             self.workers.labels(kind).set(kinds.count(kind))
@@ -98,15 +95,14 @@ class SystemMetrics:
                 self.lag.labels(worker.name).set(max(0, job.policy_version - version))
 
 
-LOOKED_AT_ONCE = 500
-"""Records of one script: at the first look there may be very many, and requests are answered in between."""
+RECORDS_PER_SCRIPT = 500
+"""At the first count there may be very many records; Redis answers other requests between two scripts."""
 
 
 class JobCensus:
-    """Counts jobs. One that has ended never changes: it is looked at once, and only the others again."""
+    """Counts of jobs by state. An ended job never changes: its record is read once, and only the others' again."""
 
     def __init__(self) -> None:
-        """Knows no job."""
         self._ended: dict[str, JobState] = {}
         self._open: dict[str, None] = {}
         self._newest = 0.0
@@ -119,31 +115,28 @@ class JobCensus:
             self._newest = 0.0
         since: Any = f"({self._newest}" if self._newest else "-inf"
         found: Any = await redis.zrange(keys.JOBS, since, "+inf", byscore=True, withscores=True)
-        if not self._newest:
-            self._keep({text(raw) for raw, _ in found})
+        if not self._newest:  # jobs that are not listed any more are forgotten
+            listed = [text(raw) for raw, _ in found]
+            self._ended = {job_id: self._ended[job_id] for job_id in listed if job_id in self._ended}
+            self._open = {}
         for raw, order in found:
             if text(raw) not in self._ended:
                 self._open[text(raw)] = None
             self._newest = float(order)
-        counts = await self._look(redis)
+        counts = await self._count_open(redis)
         ended = Counter(self._ended.values())
         return {state: counts[state] + ended[state] for state in JobState}
 
-    def _keep(self, listed: Iterable[str]) -> None:
-        """Forgets the jobs that are not listed any more."""
-        self._ended = {job_id: self._ended[job_id] for job_id in listed if job_id in self._ended}
-        self._open = {}
-
-    async def _look(self, redis: Redis) -> Counter[JobState]:
-        """The open jobs by state; those that have ended since the last look are counted for good."""
+    async def _count_open(self, redis: Redis) -> Counter[JobState]:
+        """The open jobs by state; those that have ended since the last count move to the ended ones."""
         counts: Counter[JobState] = Counter()
         ids, read = list(self._open), redis.register_script(lua.ROWS)
-        for first in range(0, len(ids), LOOKED_AT_ONCE):
-            chunk = ids[first : first + LOOKED_AT_ONCE]
+        for first in range(0, len(ids), RECORDS_PER_SCRIPT):
+            chunk = ids[first : first + RECORDS_PER_SCRIPT]
             found = await read(keys=[keys.record(job_id) for job_id in chunk], args=["state"])
             for job_id, (raw,) in zip(chunk, found, strict=True):
                 if raw is None:
-                    continue  # a job without a state is one that Redis has just lost: it is put back, and counted then
+                    continue  # Redis has just lost the record: it is restored, and counted then
                 state = JobState(text(raw))
                 if state.ended:
                     self._ended[job_id] = state

@@ -1,4 +1,4 @@
-"""`python -m services.learner`: the learner agent of this machine."""
+"""Entry point of this node's learner agent: `python -m services.learner`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def run(settings: Settings) -> None:
     """Runs the agent until the drain.
 
     Raises:
-        ConfigError: this machine, Redis, the volume of the jobs, or the port of the metrics cannot be used as the settings say.
+        ConfigError: this machine, Redis, the jobs' volume or the metrics port cannot be used with these settings.
     """
     settings.require_token_beyond_loopback(settings.internal_token, "MILLRACE_INTERNAL_TOKEN")
     journal_key(settings)
@@ -35,7 +35,7 @@ async def run(settings: Settings) -> None:
     drain.on_signals()
     name = Nodes.of(settings).own_name(settings.worker_name("learner"))
     metrics_dir = settings.home.resolve() / METRICS_DIR / name
-    shutil.rmtree(metrics_dir, ignore_errors=True)  # what an agent before this one left
+    shutil.rmtree(metrics_dir, ignore_errors=True)  # left by an earlier agent
     metrics_dir.mkdir(parents=True)
     MultiProcessCollector(REGISTRY, path=str(metrics_dir))  # type: ignore[no-untyped-call]
     export_disk(settings.job_dir("").resolve())
@@ -51,7 +51,7 @@ async def run(settings: Settings) -> None:
 
 
 def export_disk(jobs: Path, registry: CollectorRegistry = REGISTRY) -> None:
-    """Shows, at each scrape, how much room the volume has that holds the jobs' folder, which is made if it is missing."""
+    """Registers gauges of the volume that holds the jobs' folder, read at each scrape; creates the folder if it is missing."""
     jobs.mkdir(parents=True, exist_ok=True)
     free = Gauge("millrace_learner_disk_free_bytes", "Room left for journals and checkpoints.", registry=registry)
     size = Gauge("millrace_learner_disk_size_bytes", "Size of the volume that they lie on.", registry=registry)

@@ -1,10 +1,10 @@
-"""The head: rank 0's I/O, in a thread with an event loop of its own. The ranks only train.
+"""Head of a job: rank 0's I/O, in a thread with its own event loop. The ranks only train.
 
 tasks stream ◄── issue ◄─┐                               ┌─► journal, checkpoints
                          │                               │
-scored stream ─► collect ─► intake ─► step ─► ranks ─────┼─► publisher ── gRPC ─► rollout servers
+scored stream ─► collect ─► buffer ─► train ─► ranks ────┼─► publisher ── gRPC ─► rollout servers
                          ▲             ▲                 │
-                         └─ watch ─────┘                 └─► job record, step history, events
+                         └─ monitor ───┘                 └─► job record, step history, events
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from services.learner.loops.collect import collect_loop
 from services.learner.loops.issue import issue_loop
 from services.learner.loops.monitor import watch_loop
 from services.learner.loops.state import JobContext, Progress
-from services.learner.loops.train import step_loop
+from services.learner.loops.train import train_loop
 from services.learner.ranks.client import Ranks
 from services.learner.storage.checkpoints import CheckpointStore
 from services.learner.storage.fates import FateLog
@@ -53,20 +53,16 @@ from services.learner.weights.publisher import Publisher
 log = logging.getLogger(__name__)
 
 REPLACED_S = 5.0
-"""How long an older head of the job has to let its folder go."""
+"""Time for an older head of the job to release the folder; then it is killed."""
 BLOCKED_S = 900.0
 """The head's event loop may hash and write large files itself."""
 
 
 class Head:
-    """Runs one job's loops beside rank 0's main thread."""
+    """One job's loops, in a thread beside rank 0's main thread."""
 
     def __init__(self, job_id: str, spec: JobSpec, model_dir: Path, settings: Settings, ranks: Ranks) -> None:
-        """Nothing is started yet."""
-        self._job_id = job_id
-        self._spec = spec
-        self._model_dir = model_dir
-        self._settings = settings
+        self._job_id, self._spec, self._model_dir, self._settings = job_id, spec, model_dir, settings
         self.ranks = ranks
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drain: Drain | None = None
@@ -78,16 +74,16 @@ class Head:
         self._thread.start()
 
     def drain(self) -> None:
-        """Asks the loops to end at the next step boundary; safe from any thread and from signal handlers."""
+        """Requests the end of the loops at the next step boundary; safe from any thread and from signal handlers."""
         if self._loop is not None and self._drain is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._drain.request)
 
     def join(self, timeout_s: float) -> None:
-        """Waits for the thread's end."""
+        """Waits until the thread has ended."""
         self._thread.join(timeout_s)
 
     def release(self) -> None:
-        """Lets another head write the job's folder. One that died keeps it to the end of its process: its ranks may still be writing."""
+        """Releases the job's folder to another head. A head that died holds it until its process ends: its ranks may still write."""
         if self._lock is not None:
             self._lock.release()
 
@@ -107,9 +103,8 @@ class Head:
         redis = connect(settings.redis_url, password=settings.redis_password)
         blocking = connect(settings.redis_url, password=settings.redis_password, block_s=BLOCK_S)
         token = settings.internal_token.get_secret_value() if settings.internal_token else None
-        publisher = Publisher(
-            self._job_id, host=settings.bind_host, port=0, token=token, advertise_host=settings.advertise_host
-        )
+        advertised = settings.advertise_host
+        publisher = Publisher(self._job_id, host=settings.bind_host, port=0, token=token, advertise_host=advertised)
         sandbox = Sandbox(service="learner-data", log_level=settings.log_level)
         data = JobData(sandbox, self._spec, settings)
         try:
@@ -118,9 +113,9 @@ class Head:
             folder = settings.job_dir(self._job_id)
             self._lock = await asyncio.to_thread(FolderLock.take, folder, kill_after_s=REPLACED_S)
             await data.open()
-            job = self._context(redis, blocking, publisher, store, data)
+            job = self._wire(redis, blocking, publisher, store, data)
             store.on_restored = job.activity.work_lost
-            loops = {"step": step_loop, "issue": issue_loop, "collect": collect_loop, "watch": watch_loop}
+            loops = {"step": train_loop, "issue": issue_loop, "collect": collect_loop, "watch": watch_loop}
             bound = {name: partial(loop, job, drain) for name, loop in loops.items()}
             await run_service(drain, bound, drain_timeout_s=settings.drain_timeout_s, blocked_s=BLOCKED_S)
         finally:
@@ -130,14 +125,13 @@ class Head:
             await redis.aclose()
             await blocking.aclose()
 
-    def _context(
-        self, redis: Redis, blocking: Redis, publisher: Publisher, store: HeadStore, data: JobData
-    ) -> JobContext:
+    def _wire(self, redis: Redis, blocking: Redis, publisher: Publisher, store: HeadStore, data: JobData) -> JobContext:
         job_id, settings, spec = self._job_id, self._settings, self._spec
         folder = settings.job_dir(job_id)
         journal = Journal(folder / JOURNAL_DIR, journal_key(settings))
         journal.on_append = FateLog(folder / FATES_FILE, journal.records).append
         journal.guard = store.require_newest
+        keep_last = spec.checkpoint.keep_last
         return JobContext(
             job_id=job_id,
             spec=spec,
@@ -151,9 +145,7 @@ class Head:
             intake=Intake(spec, Limits.of(inspect_model(self._model_dir), spec), Ledger()),
             tasks=TaskFactory(job_id, spec, lineage=FIRST.lineage, data=data),
             journal=journal,
-            checkpoints=CheckpointStore(
-                folder / CHECKPOINTS_DIR, keep=spec.checkpoint.keep_last, guard=store.require_newest
-            ),
+            checkpoints=CheckpointStore(folder / CHECKPOINTS_DIR, keep=keep_last, guard=store.require_newest),
             publisher=publisher,
             consumer=Consumer(
                 redis, blocking, job_id, Stage.SCORED, group="learner", name="learner", fence=store.fence

@@ -1,6 +1,6 @@
-"""One rank of a job. Rank 0 also runs the head, in a thread.
+"""Rank of a job: one Megatron process, started by torchelastic. Rank 0 also runs the head, in a thread.
 
-Started by torchelastic; told by MILLRACE_JOB which job, whose folder holds the resolved spec.
+The environment variable MILLRACE_JOB names the job; the job's folder holds its resolved spec.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from services.common.config.settings import Settings, load_settings
 from services.common.errors import Fenced
@@ -31,7 +31,7 @@ HEAD_JOIN_S = 30.0
 
 
 def run_rank(job_id: str, settings: Settings) -> None:
-    """Builds this rank's part of the model and runs the loop to the job's end."""
+    """Builds this rank's part of the model and runs its loop until the job ends."""
     spec = parse_recorded_spec((settings.job_dir(job_id) / SPEC_FILE).read_text())
     model_dir = resolve_model(spec.model.path, settings)
     from services.learner.megatron.platform import prepare
@@ -61,7 +61,7 @@ def _start_head(job_id: str, spec: JobSpec, model_dir: Path, settings: Settings)
 
 
 def main() -> None:
-    """Entry point of a rank; an error is left in the job's folder, where the agent finds it."""
+    """Entry point of a rank; an error is written into the job's folder, where the agent reads it."""
     die_with_parent(signal.SIGKILL)
     launcher = os.getppid()
     settings, job_id, rank = load_settings(), os.environ["MILLRACE_JOB"], int(os.environ["RANK"])
@@ -69,34 +69,25 @@ def main() -> None:
     if FOLDER in os.environ:
         beat_forever(Path(os.environ[FOLDER]), rank, os.getpid())
     if rank != 0:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 0 drains and tells the others
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 0 drains and commands the others
     with log_context(job_id=job_id, rank=rank):
         try:
             run_rank(job_id, settings)
         except Fenced as error:
-            # Not to be started again: whoever runs the job now is not below this launcher.
-            log.error("%s", error)  # noqa: TRY400  the line says it all
+            # The process that runs the job now is not a child of this launcher, which must not start ranks again.
+            log.error("%s", error)  # noqa: TRY400  the message is enough
             (settings.job_dir(job_id) / FENCED_FILE).write_text(str(error))
             if os.getppid() == launcher:
                 os.kill(launcher, signal.SIGTERM)
-            _end()
         except Exception as error:
             log.exception("rank %d failed", rank)
-            _leave_word(settings.job_dir(job_id) / ERROR_FILE, f"rank {rank}: {type(error).__name__}: {error}")
-            _end()
-
-
-def _leave_word(path: Path, text: str) -> None:
-    """Writes it down, unless another rank was first: what follows the first failure says only that a rank is gone."""
-    with contextlib.suppress(FileExistsError), path.open("x") as file:
-        file.write(text)
-
-
-def _end() -> NoReturn:
-    """Ends this process now, as a kill would, and for that all it leaves is made.
-
-    An orderly exit waits for every thread: those that serve the rollout servers would hold up the other ranks' restart for half a minute.
-    """
+            # Only the first failure is kept: later errors only report that a rank has ended.
+            error_file = settings.job_dir(job_id) / ERROR_FILE
+            with contextlib.suppress(FileExistsError), error_file.open("x") as file:
+                file.write(f"rank {rank}: {type(error).__name__}: {error}")
+        else:
+            return
+    # Exits at once: waiting for the gRPC threads that serve rollout servers would delay the other ranks' restart by 30 s.
     logging.shutdown()
     os._exit(1)
 

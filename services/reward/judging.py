@@ -1,4 +1,4 @@
-"""One group: from its rollouts to its verdicts."""
+"""Judging of one group: from its rollouts to its verdicts."""
 
 from __future__ import annotations
 
@@ -8,46 +8,43 @@ from dataclasses import replace
 from services.common.config.verifiers import choose
 from services.common.errors import ConfigError
 from services.common.spec.rollout import RewardSpec
-from services.common.streams.types import Rollout, RolloutGroup, ScoredGroup, Verdict, VerdictStatus
+from services.common.streams.types import RolloutGroup, ScoredGroup, Verdict, VerdictStatus
 from services.reward import metrics
 from services.reward.pool.messages import Check
 from services.reward.pool.pool import Pool
 
 NO_VERIFIER = "none"
-"""What a verdict says where no verifier could be chosen."""
+"""Verifier name in a verdict where no verifier could be chosen."""
 
 
 async def judge_group(pool: Pool, group: RolloutGroup, spec: RewardSpec) -> ScoredGroup:
-    """The group with one verdict per rollout; a group that failed before passes with none.
+    """The group with one verdict per rollout; a group that could not be sampled passes with none.
 
-    Where there is no verifier for the task every verdict is FAILED, with the reason: the group still reaches its fate.
+    Where there is no verifier for the task every verdict is FAILED, with the reason: the group still reaches the learner.
 
     Raises:
         VerifierError: the pool has failed.
     """
-    began = time.monotonic()
+    if group.failure is not None and not group.rollouts:
+        return ScoredGroup(group, (), 0.0)
+    began, task = time.monotonic(), group.task
     try:
-        name = choose(group.task.data_source, spec.verifiers)
+        name = choose(task.data_source, spec.verifiers)
     except ConfigError as error:
-        verdicts = [_unjudged(str(error)) for _ in group.rollouts]
+        verdicts = [_failed(str(error)) for _ in group.rollouts]
     else:
-        verdicts = await pool.judge([_check(name, group, rollout, spec) for rollout in group.rollouts])
+        row = task.ground_truth, task.data_source, task.extra_info
+        limits = spec.timeout_s, spec.memory_mib, spec.max_chars
+        verdicts = await pool.judge([Check(name, rollout.text, *row, *limits) for rollout in group.rollouts])
     return ScoredGroup(group, tuple(verdicts), time.monotonic() - began)
 
 
 def without_text(scored: ScoredGroup) -> ScoredGroup:
-    """As the learner gets it: it needs tokens, not text."""
+    """The group as the learner receives it: it needs tokens, not text."""
     rollouts = tuple(replace(rollout, text="") for rollout in scored.group.rollouts)
     return replace(scored, group=replace(scored.group, rollouts=rollouts))
 
 
-def _check(name: str, group: RolloutGroup, rollout: Rollout, spec: RewardSpec) -> Check:
-    task = group.task
-    return Check(
-        name, rollout.text, task.ground_truth, task.data_source, task.extra_info, spec.timeout_s, spec.memory_mib, spec.max_chars
-    )  # fmt: skip
-
-
-def _unjudged(reason: str) -> Verdict:
+def _failed(reason: str) -> Verdict:
     metrics.observe_verdict(VerdictStatus.FAILED, NO_VERIFIER)
     return Verdict(VerdictStatus.FAILED, None, None, NO_VERIFIER, reason[:400])

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the reward service. Verifier names are those installed on the server: a bounded label."""
+"""Metrics of the reward service (Prometheus). Verifier names are those installed on the server: a bounded label."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _seen: set[str] = set()
 
 
 def observe_verdict(status: VerdictStatus, verifier: str) -> None:
-    """Counts a verdict. A verifier's other counters begin at 0 with its first."""
+    """Counts a verdict. A verifier's first verdict creates its counters of all statuses, at 0."""
     if verifier not in _seen:
         _seen.add(verifier)
         for each in VerdictStatus:

@@ -1,4 +1,4 @@
-"""The newest judged groups with their text, for people to read (`GET /jobs/{id}/rollouts`)."""
+"""Samples: the newest judged groups with their text, for people to read (`GET /jobs/{id}/rollouts`)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from redis.asyncio import Redis
 from services.common.redis import keys
 from services.common.streams.types import Message, Rollout, ScoredGroup, Verdict
 
-KEEP = 256
+MAX_SAMPLES = 256
 """Groups kept for a job."""
 
 PROMPT_CHARS = 8_192
 TEXT_CHARS = 8_192
 GROUP_CHARS = 65_536
-"""Text kept of one group, shared out evenly: all samples of a job stay within some 20 MB."""
+"""Text kept of one group, an equal part of each rollout: all samples of a job stay within about 20 MB."""
 
-_KEEP = """#!lua
+_PUSH = """#!lua
 -- KEYS: samples   ARGV: sample, how many are kept
 if redis.call('LPOS', KEYS[1], ARGV[1]) then return 0 end  -- the first reply was lost, and the command repeated
 redis.call('LPUSH', KEYS[1], ARGV[1])
@@ -29,30 +29,22 @@ return 1
 
 
 async def keep_sample(redis: Redis, scored: ScoredGroup) -> None:
-    """Puts the group before the job's other samples and lets the oldest go."""
+    """Adds the group to the job's samples and removes the oldest."""
     key = keys.samples(scored.group.task.job_id)
-    await redis.register_script(_KEEP)(keys=[key], args=[json.dumps(sample(scored), ensure_ascii=False), KEEP])
+    await redis.register_script(_PUSH)(keys=[key], args=[json.dumps(sample(scored), ensure_ascii=False), MAX_SAMPLES])
 
 
 def sample(scored: ScoredGroup) -> dict[str, Any]:
     """The group as JSON values, long texts cut in the middle."""
     task = scored.group.task
-    room = min(TEXT_CHARS, GROUP_CHARS // max(1, len(scored.group.rollouts)))
+    text_chars = min(TEXT_CHARS, GROUP_CHARS // max(1, len(scored.group.rollouts)))
+    judged = zip(scored.group.rollouts, scored.verdicts, strict=True)
     return {
-        "group_id": task.group_id,
-        "lineage": task.lineage,
-        "attempt": task.attempt,
-        "purpose": task.purpose,
-        "prompt": shorten(_prompt(task.prompt), PROMPT_CHARS),
-        "ground_truth": shorten(task.ground_truth, PROMPT_CHARS),
-        "data_source": task.data_source,
-        "rollouts": [
-            _rollout(rollout, verdict, room)
-            for rollout, verdict in zip(scored.group.rollouts, scored.verdicts, strict=True)
-        ],
-        "server": scored.group.server,
-        "at": time.time(),
-    }
+        "group_id": task.group_id, "lineage": task.lineage, "attempt": task.attempt, "purpose": task.purpose,
+        "prompt": shorten(_prompt(task.prompt), PROMPT_CHARS), "ground_truth": shorten(task.ground_truth, PROMPT_CHARS),
+        "data_source": task.data_source, "rollouts": [_rollout(rollout, verdict, text_chars) for rollout, verdict in judged],
+        "server": scored.group.server, "at": time.time(),
+    }  # fmt: skip
 
 
 def shorten(text: str, limit: int) -> str:
@@ -69,16 +61,10 @@ def _prompt(messages: tuple[Message, ...]) -> str:
     return "\n\n".join(f"{message.role}: {message.content}" for message in messages)
 
 
-def _rollout(rollout: Rollout, verdict: Verdict, room: int) -> dict[str, Any]:
+def _rollout(rollout: Rollout, verdict: Verdict, text_chars: int) -> dict[str, Any]:
     return {
-        "text": shorten(rollout.text, room),
-        "reward": verdict.reward,
-        "accuracy": verdict.accuracy,
-        "status": verdict.status,
-        "verifier": verdict.verifier,
-        "detail": verdict.detail,
-        "finish_reason": rollout.finish_reason,
-        "min_policy_version": rollout.min_policy_version,
-        "max_policy_version": rollout.max_policy_version,
+        "text": shorten(rollout.text, text_chars), "reward": verdict.reward, "accuracy": verdict.accuracy, "status": verdict.status,
+        "verifier": verdict.verifier, "detail": verdict.detail, "finish_reason": rollout.finish_reason,
+        "min_policy_version": rollout.min_policy_version, "max_policy_version": rollout.max_policy_version,
         "tokens": len(rollout.tokens),
-    }
+    }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The reward service.
+"""Service that attaches to every active job and judges its groups.
 
 Redis: active jobs ──poll──► attach ──► rollouts stream ──► verdicts (worker processes) ──► scored stream
                                 └── detach when a job is retired                        └──► samples, for people
@@ -56,45 +56,33 @@ class RewardService:
         bound: int = MAX_STREAM_LENGTH,
         fence: Fence | None = None,
     ) -> None:
-        """Runs nothing yet; the pool is started by its owner.
+        """Sets up the service, whose loops are `follow_jobs` and `heartbeat`.
 
-        Args:
-            commands: a client of Redis.
-            blocking: another, which only ever waits for entries.
-            pool: each job is judged by one beside it.
-            name: this server's stable name.
-            drain: ends the service.
-            bound: most entries that a scored stream may hold.
-            fence: this process's right to the name.
+        `blocking`: a client for blocking reads only. `pool`: opened by its owner; each job has a pool beside it. `bound`: most entries of a
+        scored stream. `fence`: this process's right to `name`, which is stable.
         """
-        self._commands = commands
-        self._blocking = blocking
-        self._pool = pool
-        self._name = name
-        self._drain = drain
-        self._bound = bound
-        self._fence = fence
+        self._commands, self._blocking, self._pool = commands, blocking, pool
+        self._name, self._drain, self._bound, self._fence = name, drain, bound, fence
         self._attached: dict[str, _Attached] = {}
         self._refused: set[str] = set()
         self._follower = JobFollower(JobStore(commands), drain)
         self.metrics_port: int | None = None
-        """Where /metrics is served, for the list of workers."""
+        """Port of /metrics, for the list of workers."""
 
     def healthy(self) -> str | None:
-        """Why the process should be restarted, or None."""
+        """The reason why the process should be restarted, or None."""
         return self._follower.healthy() or self._trouble()
 
     def ready(self) -> str | None:
-        """Why it takes no work, or None."""
+        """The reason why it takes no work, or None."""
         return self._follower.ready() or self._trouble()
 
     def _trouble(self) -> str | None:
-        """Why checks are not judged any more, or None."""
         pools = [self._pool, *(attached.attachment.pool for attached in self._attached.values())]
         return next((trouble for pool in pools if (trouble := pool.trouble()) is not None), None)
 
     async def follow_jobs(self) -> None:
-        """Judges the groups of every active job until the drain, and then those in hand."""
+        """Judges the groups of every active job until the drain, and then those in flight."""
         try:
             await self._follower.run(self._attach_and_detach)
             await asyncio.gather(*(attached.task for attached in self._attached.values()))
@@ -129,15 +117,14 @@ class RewardService:
             self._commands, self._blocking, job.job_id, Stage.ROLLOUTS,
             group=CONSUMER_GROUP, name=self._name, fence=self._fence,
         )  # fmt: skip
-        attachment = Attachment(
-            self._commands, consumer, self._pool.beside(), spec, drain=self._drain, bound=self._bound
-        )
+        pool = self._pool.beside()
+        attachment = Attachment(self._commands, consumer, pool, spec, drain=self._drain, bound=self._bound)
         task = asyncio.create_task(attachment.run(), name=f"job {job.job_id}")
         self._attached[job.job_id] = _Attached(attachment, task)
         log.info("attached to job %s", job.job_id)
 
     async def _detach(self, job_id: str) -> None:
-        """Lets go of a retired job. What a read or hop in flight made of its deleted streams goes too."""
+        """Stops work for a retired job, and deletes its streams: a read or write in flight may have created them again."""
         task = self._attached.pop(job_id).task
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -145,34 +132,28 @@ class RewardService:
         log.info("detached from job %s", job_id)
 
     async def _beat(self) -> None:
-        in_flight = sum(attached.attachment.in_flight for attached in self._attached.values())
+        attachments = [attached.attachment for attached in self._attached.values()]
+        in_flight = sum(attachment.in_flight for attachment in attachments)
+        queued = sum(attachment.pool.queued for attachment in attachments)
         metrics.GROUPS_IN_FLIGHT.set(in_flight)
-        pools = [attached.attachment.pool for attached in self._attached.values()]
-        queued = sum(pool.queued for pool in pools)
         metrics.CHECKS_QUEUED.set(queued)
         state = "draining" if self._drain.requested else "judging" if in_flight else "idle"
+        progress_at = max((attachment.pool.progress_at for attachment in attachments), default=0.0)
         detail: dict[str, str | int | float] = {
             "jobs": len(self._attached), "groups_in_flight": in_flight, "checks_queued": queued,
             "verifier_processes": self._pool.workers,
         }  # fmt: skip
-        job_id = next(iter(self._attached), None)
         status = WorkerStatus(
-            self._name, WorkerKind.REWARD, state, job_id=job_id, metrics_port=self.metrics_port, detail=detail,
-            progress_age_s=time.monotonic() - max(pool.progress_at for pool in pools) if in_flight else None,
+            self._name, WorkerKind.REWARD, state, job_id=next(iter(self._attached), None), metrics_port=self.metrics_port,
+            progress_age_s=time.monotonic() - progress_at if in_flight else None, detail=detail,
         )  # fmt: skip
         await beat(self._commands, status, self._fence)
 
 
 async def run(settings: Settings, *, drain: Drain | None = None, pool: Pool | None = None) -> None:
-    """Runs the service until it is told to drain.
+    """Runs the service until the drain. Raises ConfigError when Redis, or the port of the metrics, cannot be used.
 
-    Args:
-        settings: of the process.
-        drain: requested by others (tests); by default by SIGTERM and SIGINT.
-        pool: not yet started; by default one with `default_workers()`.
-
-    Raises:
-        ConfigError: Redis, or the port of the metrics, cannot be used.
+    `drain`: by default requested by SIGTERM and SIGINT. `pool`: not yet open; by default one with `default_workers()`.
     """
     async with (
         worker_process(settings, "reward", drain) as worker,

@@ -1,4 +1,4 @@
-"""Session of the reward service: what it does for one running job."""
+"""Session of the reward service: the judging of one running job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from services.reward.samples import keep_sample
 
 CONSUMER_GROUP = "reward"
 MAX_GROUPS = 64
-"""Groups of a job held at once."""
+"""Most groups of a job in flight."""
 READ_COUNT = 16
 """Most groups of one read."""
 COUNTERS = WorkerCounters(blocked_s=metrics.BLOCKED_SECONDS, dead_letters=metrics.GROUPS.labels(result="dead_letter"))
@@ -31,22 +31,13 @@ class Attachment:
     """Judges one job's groups.
 
     rollouts stream ── read ──► decode ── verdicts (pool) ── send ──► scored stream
-                                   └─ cannot be used ──► dead letters
+                                   └─ unusable ──► dead letters
     """
 
     def __init__(
         self, commands: Redis, consumer: Consumer, pool: Pool, spec: RewardSpec, *, drain: Drain, bound: int
     ) -> None:
-        """Judges nothing yet.
-
-        Args:
-            commands: a client of Redis, for samples.
-            consumer: of the job's rollouts.
-            pool: is started and closed by `run`: another job's checks do not wait for this one's.
-            spec: the job's verifiers and their limits.
-            drain: ends `run`.
-            bound: most entries that the scored stream may hold.
-        """
+        """`pool`: the job's own, opened and closed by `run`, so that no other job waits; `bound`: most entries of the scored stream."""
         self._commands, self._spec, self.pool = commands, spec, pool
         self._job_id = consumer.job_id
         limits = WorkerLimits(entries=MAX_GROUPS, read_count=READ_COUNT, bound=bound)
@@ -61,7 +52,7 @@ class Attachment:
         """Judges groups.
 
         Consumes:     the rollouts stream.
-        Waits for:    groups, while fewer than MAX_GROUPS are judged.
+        Waits for:    groups, while fewer than MAX_GROUPS are in flight.
         Unblocked by: rollout servers.
         Produces:     scored groups on the scored stream, and samples for people.
         """
@@ -70,7 +61,6 @@ class Attachment:
                 await self._worker.run(self._handle)
 
     async def _handle(self, entry: Entry) -> None:
-        """One group, from its delivery to what becomes of it."""
         group = codec.decode(RolloutGroup, entry.payload)
         require_place(entry, group.task, self._job_id, "task.")
         with log_context(group_id=group.task.group_id):
@@ -78,22 +68,17 @@ class Attachment:
                 reason = f"delivered to be judged {entry.deliveries} times without success"
                 failed = replace(group, rollouts=(), failure=reason, permanent=True)
                 await self._worker.give_up(entry, codec.encode(ScoredGroup(failed, (), 0.0)), reason)
-            scored = group_failed(group) or await judge_group(self.pool, group, self._spec)
+            scored = await judge_group(self.pool, group, self._spec)
             moved = await self._worker.send(entry, codec.encode(without_text(scored)))
             if moved is not None:
-                await self._note(scored, moved=moved)
+                await self._record(scored, moved=moved)
 
-    async def _note(self, scored: ScoredGroup, *, moved: bool) -> None:
+    async def _record(self, scored: ScoredGroup, *, moved: bool) -> None:
         """Counts a group that was sent on, and keeps a sample of it."""
-        metrics.GROUPS.labels(result="passed_on" if scored.group.failure else "judged").inc()
-        if scored.group.failure:
-            return
-        metrics.JUDGE_SECONDS.observe(scored.judge_s)
-        metrics.VERIFIED_TOKENS.inc(sum(len(rollout.tokens) for rollout in scored.group.rollouts))
-        if moved:
-            await keep_sample(self._commands, scored)
-
-
-def group_failed(group: RolloutGroup) -> ScoredGroup | None:
-    """A group that could not be sampled, as it passes through: nothing to judge. None when there is."""
-    return ScoredGroup(group, (), 0.0) if group.failure is not None and not group.rollouts else None
+        failed = scored.group.failure
+        metrics.GROUPS.labels(result="passed_on" if failed else "judged").inc()
+        if not failed:
+            metrics.JUDGE_SECONDS.observe(scored.judge_s)
+            metrics.VERIFIED_TOKENS.inc(sum(len(rollout.tokens) for rollout in scored.group.rollouts))
+            if moved:
+                await keep_sample(self._commands, scored)

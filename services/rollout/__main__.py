@@ -1,4 +1,4 @@
-"""`python -m services.rollout`: samples the groups of one active job at a time."""
+"""Entry point of the rollout service (`python -m services.rollout`): samples the groups of one active job at a time."""
 
 from __future__ import annotations
 

@@ -65,19 +65,18 @@ for _outcome in ("activated", "fetch_failed", "activate_failed"):
 
 
 class BusyClock:
-    """Counts BUSY_SECONDS: told the rollouts in flight before their number changes, and every now and then."""
+    """Clock of BUSY_SECONDS: `note` is called before the number of rollouts in flight changes, and at every heartbeat."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begins now."""
         self._clock = clock
-        self._at = clock()
+        self._noted_at = clock()
 
     def note(self, requests: int) -> None:
-        """So many rollouts were in flight since the last note."""
+        """Counts the time since the last note, if `requests`, the rollouts in flight since then, is not 0."""
         now = self._clock()
         if requests:
-            BUSY_SECONDS.inc(now - self._at)
-        self._at = now
+            BUSY_SECONDS.inc(now - self._noted_at)
+        self._noted_at = now
 
 
 BUSY = BusyClock()

@@ -1,14 +1,14 @@
-"""The rollout service: long-running; attaches to a job, samples its tasks, and takes its new weights while it does.
+"""Loops of the rollout service: they attach to a job, sample its tasks, and take its new weights meanwhile.
 
 active jobs (Redis) ── attach ──► engine (vLLM), one job at a time
                                      ▲      │
 learner ── Watch ──► weights: fetch ─┘      │ pieces, stamped with the version that sampled them
            (gRPC)    verify · activate      ▼
-tasks stream ──────► tasks ──► sampler ──► group ── hop ──► rollouts stream
+tasks stream ──────► task loop ──► sampler ──► group ── hop ──► rollouts stream
 
-gateway ── Generate (gRPC) ──► policies ──► lane ──► engine: chats, behind the rollouts
+gateway ── Generate (gRPC) ──► policies ──► queue ──► engine: chats, at a lower priority than rollouts
 
-heartbeat: this worker's entry in the list, gauges        watchdog: the engine hangs: it is killed, and the process ends
+heartbeat: this worker's entry in the list, gauges        watchdog: kills an engine that hangs, and the process ends
 
 What ends the work for a job (its model does not load, the engine dies) is counted against it (`services.common.jobs.deaths`).
 """
@@ -51,51 +51,57 @@ log = logging.getLogger(__name__)
 
 REFUSED_S = 30.0
 """A job whose model does not load here is tried again after this."""
-TROUBLE_CHARS = 500
-REPORT_S = 5.0
-_NOT_THE_JOBS = (RedisError, Fenced, RecordGone, OSError)
-"""What ends this process without saying anything about the job that it serves."""
+_TROUBLE_CHARS = 500
+_REPORT_TIMEOUT_S = 5.0
+_NOT_JOB_ERRORS = (RedisError, Fenced, RecordGone, OSError)
+"""Errors that end this process and are not counted against the job that it serves."""
 
 
 class RolloutService:
     """The loops of the process."""
 
     def __init__(self, wiring: Wiring) -> None:
-        """Runs nothing yet."""
         self._wiring = wiring
         self._attached: Attachment | None = None
         self._serving: asyncio.Task[None] | None = None
         self._refused: dict[str, float] = {}
         self._sampled = False
-        """Whether the attached job has got as far as sampling."""
-        self._blamed = False
-        """Whether what ends this process is counted against the attached job."""
+        """Whether a token of the attached job was sampled."""
+        self._death_counted = False
+        """Whether the error that ends this process was counted against the attached job."""
         self._trouble = ""
         """Why the newest job could not be served."""
         self._state = ("", 0.0)
-        """The state that the newest heartbeat told, and since when."""
-        self._follower = JobFollower(JobStore(wiring.commands), wiring.drain)
+        """State in the newest heartbeat, and since when."""
+        store = JobStore(wiring.commands)
+        self._follower = JobFollower(store, wiring.drain)
         self.metrics_port: int | None = None
-        """Where /metrics is served, for the list of workers."""
+        """Port of /metrics, for the list of workers."""
         self.inference_address: str | None = None
-        """Where chats are answered, for the gateway."""
+        """Address of the chat server, for the gateway."""
         lane = ChatLane(CHAT_PLACES)
         loader = ExportLoader(wiring.engine, wiring.settings, wiring.commands, wiring.name)
-        self._policies = Policies(wiring.engine, lane, JobStore(wiring.commands), loader.load)
+        self._policies = Policies(wiring.engine, lane, store, loader.load)
         self.inference = InferenceService(wiring.engine, self._policies, lane)
         self._watch = EngineWatch(wiring.engine)
-        self._hangs: str | None = None
+        self._hang: str | None = None
 
     def healthy(self) -> str | None:
         """Why the process should be restarted, or None."""
-        return self._follower.healthy() or self._hangs
+        return self._follower.healthy() or self._hang
 
     def ready(self) -> str | None:
-        """Why it takes no work, or None. A model that loads, however long, keeps nobody waiting: the heartbeat says that it does."""
+        """Why it takes no work, or None. A load does not count, however long it takes: the heartbeat reports it."""
         return self._follower.ready()
 
     async def attach(self) -> None:
-        """Serves one active job at a time until the drain, and then its groups in hand."""
+        """Serves one job at a time.
+
+        Consumes:     the active jobs.
+        Waits for:    changes of the active jobs, and the end of the attached job's loops.
+        Unblocked by: the learner (it activates and retires jobs), or a drain.
+        Produces:     attachments. Returns on drain, when the groups in flight are done.
+        """
         try:
             await self._follower.run(self._look)
             if self._serving is not None and self._attached is not None and self._attached.state != "loading":
@@ -105,19 +111,28 @@ class RolloutService:
             await self._detach()
 
     async def heartbeat(self) -> None:
-        """Tells that the worker lives.
+        """Reports that the worker lives.
 
-        Consumes: nothing. Waits for: the next beat. Unblocked by: time. Produces: the entry in the list of workers, and gauges.
+        Consumes:     nothing.
+        Waits for:    the next heartbeat.
+        Unblocked by: time.
+        Produces:     the entry in the list of workers, and gauges.
         """
         await every(HEARTBEAT_S, self._wiring.drain, self._beat)
 
     async def watchdog(self) -> None:
         """Kills an engine that makes no progress, and ends the process.
 
-        Consumes: the engine's newest token's time. Waits for: the next look. Unblocked by: time. Produces: EngineError.
+        Consumes:     the time of the engine's newest token.
+        Waits for:    the next check.
+        Unblocked by: time.
+        Produces:     EngineError.
         """
         try:
-            await every(1.0, self._wiring.drain, self._look_at_engine)
+            await every(1.0, self._wiring.drain, self._check_engine)
+        except EngineError as error:
+            await self._count_death(error)
+            raise
         finally:
             self._watch.close()
 
@@ -125,13 +140,15 @@ class RolloutService:
         if self._attached is not None and self._serving is not None:
             job = active.get(self._attached.job.job_id)
             if self._serving.done():
-                await self._ended(self._attached.job.job_id, self._serving)
+                await self._handle_end(self._attached.job.job_id, self._serving)
             elif job is None:
                 log.info("job %s is retired", self._attached.job.job_id)
                 await self._detach()
             else:
                 self._attached.update(job)
-                await self._mark_sampling(self._attached)
+                if self._wiring.engine.sampled and not self._sampled:  # from now on an end is no failed start
+                    self._sampled = True
+                    await deaths.serving(self._wiring.commands, job.job_id, self._wiring.name, loading=False)
         if self._attached is None:
             now = time.monotonic()
             self._refused = {job_id: until for job_id, until in self._refused.items() if until > now}
@@ -148,54 +165,47 @@ class RolloutService:
         self._attached = Attachment(self._wiring, job)
         self._serving = asyncio.create_task(self._attached.run(), name=f"job {job.job_id}")
 
-    async def _mark_sampling(self, attached: Attachment) -> None:
-        """From its first token on, an end of this process is no failed start."""
-        if self._wiring.engine.sampled and not self._sampled:
-            self._sampled = True
-            await deaths.serving(self._wiring.commands, attached.job.job_id, self._wiring.name, loading=False)
-
-    async def _ended(self, job_id: str, serving: asyncio.Task[None]) -> None:
-        """The attachment ended by itself: its error is this process's, unless only the job or a setting is to blame."""
+    async def _handle_end(self, job_id: str, serving: asyncio.Task[None]) -> None:
+        """Handles an attachment that ended by itself: raises its error, unless only the job or a setting caused it."""
         try:
             serving.result()
         except ConfigError as error:
             with log_context(job_id=job_id):
                 log.exception("job %s cannot be served here", job_id)
                 self._refused[job_id] = time.monotonic() + REFUSED_S
-                self._trouble = f"{self._wiring.name} cannot serve job {job_id}: {error}"[:TROUBLE_CHARS]
+                self._trouble = f"{self._wiring.name} cannot serve job {job_id}: {error}"[:_TROUBLE_CHARS]
                 if isinstance(error, ModelError):
-                    await self._blame(error)
+                    await self._count_death(error)
             await self._detach()
-            self._blamed = False  # this process goes on
-        except _NOT_THE_JOBS:
+            self._death_counted = False  # this process goes on
+        except _NOT_JOB_ERRORS:
             raise
         except Exception as error:
-            await self._blame(error)
+            await self._count_death(error)
             raise
         else:
             if not self._wiring.drain.requested:
                 raise MillraceError(f"the loops of job {job_id} ended without being asked to")
 
-    async def _blame(self, error: Exception) -> None:
-        """Counts the end of this server's work against the attached job, once; the cause ends with the engine's own last words."""
+    async def _count_death(self, error: Exception) -> None:
+        """Counts the end of this server's work against the attached job, once; the cause ends with the engine's own last error."""
         attached, engine = self._attached, self._wiring.engine
-        if attached is None or self._blamed:
+        if attached is None or self._death_counted:
             return
-        self._blamed = True
+        self._death_counted = True
         cause = str(error) if isinstance(error, MillraceError) else f"{type(error).__name__}: {error}"
-        said = await engine.last_error()
-        death = deaths.Death(
-            self._wiring.name, cause if said in cause else f"{cause}: {said}", time.time(), loading=not self._sampled
-        )
+        engine_error = await engine.last_error()
+        cause = cause if engine_error in cause else f"{cause}: {engine_error}"
+        death = deaths.Death(self._wiring.name, cause, time.time(), loading=not self._sampled)
         with log_context(job_id=attached.job.job_id):
             log.error("%s: counted against job %s", death.cause, attached.job.job_id)
         # Without Redis the mark stays, and the next process of this name counts it.
         with contextlib.suppress(TimeoutError, RedisError):
-            async with asyncio.timeout(REPORT_S):
+            async with asyncio.timeout(_REPORT_TIMEOUT_S):
                 await deaths.report(self._wiring.commands, attached.job.job_id, death)
 
     async def _detach(self) -> None:
-        """Lets the job go; aborts its requests."""
+        """Ends the job's loops and aborts its requests."""
         attached, serving = self._attached, self._serving
         if attached is None or serving is None:
             return
@@ -204,43 +214,35 @@ class RolloutService:
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
         self._attached = self._serving = None
-        if not self._blamed:
+        if not self._death_counted:
             await deaths.served(self._wiring.commands, attached.job.job_id, self._wiring.name)
         self._policies.release()
         await forget(self._wiring.commands, attached.job.job_id)
         log.info("detached from job %s", attached.job.job_id)
 
     def _progress_age_s(self, state: str) -> float:
-        """For the heartbeat. A model that loads and weights that change have limits of their own: they count as progress."""
+        """Seconds since the last progress. Loading a model and changing weights have limits of their own: they count as progress."""
         now, engine = time.monotonic(), self._wiring.engine
         if state != self._state[0] or state in {"loading", "updating"}:
             self._state = (state, now)
         return now - max(self._state[1], engine.progress_at if engine.requests else 0.0)
 
-    async def _look_at_engine(self) -> None:
-        try:
-            self._judge_engine()
-        except EngineError as error:
-            await self._blame(error)
-            raise
-
-    def _judge_engine(self) -> None:
+    async def _check_engine(self) -> None:
         self._wiring.engine.check()
         if self._policies.fault is not None:
             raise self._policies.fault
-        self._hangs = self._watch.trouble()
-        if self._hangs is not None:
-            self._wiring.engine.kill()  # what waits for it ends now, and others claim the work
-            raise EngineError(self._hangs)
+        self._hang = self._watch.trouble()
+        if self._hang is not None:
+            self._wiring.engine.kill()  # calls that wait for the engine fail at once, and other servers claim the work
+            raise EngineError(self._hang)
 
     async def _beat(self) -> None:
         attached, engine = self._attached, self._wiring.engine
         state = attached.state if attached is not None else self._policies.hosting or "idle"
         state = "draining" if self._wiring.drain.requested else state
-        version = engine.version
+        version, groups = engine.version, attached.groups if attached is not None else 0
         metrics.POLICY_VERSION.set(version.n if version is not None else -1)
         metrics.LINEAGE.set(version.lineage if version is not None else -1)
-        groups = attached.groups if attached is not None else 0
         metrics.GROUPS_IN_FLIGHT.set(groups)
         metrics.BUSY.note(engine.requests)
         detail: dict[str, str | int | float] = {"groups_in_flight": groups, "requests_in_flight": engine.requests}
@@ -248,28 +250,20 @@ class RolloutService:
         if self._trouble and version is None:
             detail["trouble"] = self._trouble
         status = WorkerStatus(
-            self._wiring.name,
-            WorkerKind.ROLLOUT,
-            state,
+            self._wiring.name, WorkerKind.ROLLOUT, state,
             job_id=attached.job.job_id if attached is not None else self._policies.hosted,
             policy_version=version.n if version is not None else None,
-            metrics_port=self.metrics_port,
-            inference_address=self.inference_address,
-            progress_age_s=self._progress_age_s(state),
-            detail=detail,
-        )
+            metrics_port=self.metrics_port, inference_address=self.inference_address,
+            progress_age_s=self._progress_age_s(state), detail=detail,
+        )  # fmt: skip
         await beat(self._wiring.commands, status, self._wiring.fence)
 
 
 async def run(settings: Settings, *, drain: Drain | None = None) -> None:
-    """Runs the service until it is told to drain.
-
-    Args:
-        settings: of the process.
-        drain: requested by others (tests); by default by SIGTERM and SIGINT.
+    """Runs the service until the drain; `drain` is for tests, by default SIGTERM and SIGINT request one.
 
     Raises:
-        ConfigError: what is installed is for another platform, or Redis or a port cannot be used as the settings say.
+        ConfigError: the installed packages are for another platform, or Redis or a port cannot be used as the settings say.
     """
     settings.require_token_beyond_loopback(settings.internal_token, "MILLRACE_INTERNAL_TOKEN")
     require_platform(settings.platform)
@@ -280,15 +274,13 @@ async def run(settings: Settings, *, drain: Drain | None = None) -> None:
         aclosing(Engine(settings.platform, settings.log_level)) as engine,
     ):
         await deaths.adopt(worker.commands, worker.name)
-        service = RolloutService(
-            Wiring(worker.commands, worker.blocking, engine, settings, worker.name, worker.drain, worker.fence)
-        )
-        with HealthServer(
-            settings.bind_host, settings.metrics_port, healthy=service.healthy, ready=service.ready
-        ) as health:
+        wiring = Wiring(worker.commands, worker.blocking, engine, settings, worker.name, worker.drain, worker.fence)
+        service = RolloutService(wiring)
+        host = settings.bind_host
+        with HealthServer(host, settings.metrics_port, healthy=service.healthy, ready=service.ready) as health:
             service.metrics_port = health.port
             log.info("rollout service %s on %s, health on port %d", worker.name, settings.platform, health.port)
-            async with serving(service.inference, settings.bind_host, settings.inference_port, token) as port:
-                service.inference_address = address(settings.advertise_host or settings.bind_host, port)
+            async with serving(service.inference, host, settings.inference_port, token) as port:
+                service.inference_address = address(settings.advertise_host or host, port)
                 loops = {"attach": service.attach, "heartbeat": service.heartbeat, "watchdog": service.watchdog}
                 await run_service(worker.drain, loops, drain_timeout_s=settings.drain_timeout_s)

@@ -1,10 +1,10 @@
-"""What the rollout service does for the job that it is attached to."""
+"""Session of one job: its model in the engine, its weights, its tasks, from the attachment to its end."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from services.common.spec.rollout import DType
 from services.common.streams.consumer import Consumer
 from services.common.streams.worker import WorkerLimits
 from services.rollout.engine.engine import Engine
+from services.rollout.engine.model_tensors import weight_bytes
 from services.rollout.sampling.loop import CONSUMER_GROUP, READ_COUNT, TaskLoop
 from services.rollout.sampling.sampler import Sampler
 from services.rollout.weights.loop import WeightLoop
@@ -36,7 +37,7 @@ _STAGED_VERSIONS = 3  # two are kept while one arrives
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """What every attachment of this process shares."""
+    """Objects that all attachments of this process share."""
 
     commands: Redis
     blocking: Redis
@@ -46,14 +47,13 @@ class Wiring:
     """This rollout server's stable name."""
     drain: Drain
     fence: Fence | None = None
-    """Its right to that name."""
+    """This process's right to that name."""
 
 
 class Attachment:
     """One job: its model in the engine, its weights, its tasks."""
 
     def __init__(self, wiring: Wiring, job: ActiveJob) -> None:
-        """Starts nothing yet."""
         self.job = job
         self._wiring = wiring
         self._weights: WeightLoop | None = None
@@ -61,12 +61,12 @@ class Attachment:
 
     @property
     def groups(self) -> int:
-        """Groups being worked on."""
+        """Groups in flight."""
         return self._tasks.groups if self._tasks is not None else 0
 
     @property
     def state(self) -> str:
-        """A word for people."""
+        """State of this server in the list of workers."""
         if self._weights is None:
             return "loading"
         if self._weights.updating:
@@ -76,22 +76,27 @@ class Attachment:
         return "sampling" if self.groups else "idle"
 
     def update(self, job: ActiveJob) -> None:
-        """The job's record changed: perhaps its learner listens elsewhere now."""
+        """Takes the job's new record: the learner may have another address now."""
         self.job = job
         if self._weights is not None:
             self._weights.move(job.weights_address)
 
     async def run(self) -> None:
-        """Until the drain, or cancelled.
+        """Serves the job until the drain, or until it is cancelled.
 
         Raises:
             ModelError: this server cannot load the job's model.
         """
         wiring, job = self._wiring, self.job
         with log_context(job_id=job.job_id):
-            spec = _spec(job)
+            try:
+                spec = JobSpec.model_validate(job.spec)
+            except ValidationError as error:
+                raise ModelError(f"job {job.job_id}: its spec is not understood here: {error}") from error
             model_dir = Path(job.model_path)
-            stage = Stage(_stage_directory(wiring, model_dir, spec))
+            need = _STAGED_VERSIONS * weight_bytes(model_dir) * (2 if spec.model.dtype is DType.FLOAT32 else 1)
+            home, shared_memory = wiring.settings.home.resolve(), wiring.settings.shared_memory
+            stage = Stage(default_stage_directory(wiring.name, home, need, shared_memory))
             try:
                 await wiring.engine.start(model_dir, spec)
                 await self._serve(stage, spec)
@@ -101,18 +106,17 @@ class Attachment:
 
     async def _serve(self, stage: Stage, spec: JobSpec) -> None:
         wiring, job = self._wiring, self.job
-        token = wiring.settings.internal_token
+        secret = wiring.settings.internal_token
+        token = secret.get_secret_value() if secret is not None else None
         self._weights = WeightLoop(
-            wiring.engine, stage, job.weights_address, job_id=job.job_id, server=wiring.name,
-            token=token.get_secret_value() if token is not None else None,
-        )  # fmt: skip
+            wiring.engine, stage, job.weights_address, job_id=job.job_id, server=wiring.name, token=token
+        )
         consumer = Consumer(
             wiring.commands, wiring.blocking, job.job_id, keys.Stage.TASKS,
             group=CONSUMER_GROUP, name=wiring.name, fence=wiring.fence,
         )  # fmt: skip
         limits = WorkerLimits(entries=spec.rollout.max_concurrent_groups, read_count=READ_COUNT)
-        sampler = Sampler(wiring.engine, wiring.name)
-        self._tasks = TaskLoop(consumer, sampler, wiring.engine.label, limits, wiring.drain)
+        self._tasks = TaskLoop(consumer, Sampler(wiring.engine, wiring.name), wiring.engine.label, limits, wiring.drain)
         weights = asyncio.create_task(self._weights.run(), name="weights")
         tasks = asyncio.create_task(self._tasks.run(), name="tasks")
         try:
@@ -120,26 +124,12 @@ class Attachment:
             for loop in done:
                 loop.result()
         finally:
-            for loop in (tasks, weights):  # tasks first: aborted requests need an engine that is not paused
+            for loop in (tasks, weights):  # tasks first: an abort needs an engine that is not paused
                 loop.cancel()
                 await asyncio.gather(loop, return_exceptions=True)
 
 
 def choose(active: Mapping[str, ActiveJob], workers: Sequence[WorkerStatus], name: str) -> ActiveJob | None:
-    """The job to attach to: the one with the fewest other rollout servers, the first by id among equals; None when there is none."""
+    """The job with the fewest other rollout servers, the first by id among equals; None when no job is active."""
     attached = [worker.job_id for worker in workers if worker.kind is WorkerKind.ROLLOUT and worker.name != name]
     return min(active.values(), key=lambda job: (attached.count(job.job_id), job.job_id), default=None)
-
-
-def _spec(job: ActiveJob) -> JobSpec:
-    try:
-        return JobSpec.model_validate(job.spec)
-    except ValidationError as error:
-        raise ModelError(f"job {job.job_id}: its spec is not understood here: {error}") from error
-
-
-def _stage_directory(wiring: Wiring, model_dir: Path, spec: JobSpec) -> Path:
-    size: Callable[[Path], int] = lambda path: path.stat().st_size  # noqa: E731
-    model_bytes = sum(size(path) for path in model_dir.glob("*.safetensors"))
-    need = _STAGED_VERSIONS * model_bytes * (2 if spec.model.dtype is DType.FLOAT32 else 1)
-    return default_stage_directory(wiring.name, wiring.settings.home.resolve(), need, wiring.settings.shared_memory)

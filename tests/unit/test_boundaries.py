@@ -24,7 +24,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "durable", "differences", "errors",
     ),
     "gateway": (
-        "__main__", "app", "header_deadline", "routes", "dependencies", "roster", "admission", "events", "openai", "metrics",
+        "__main__", "app", "header_deadline", "routes", "dependencies", "admission", "events", "openai", "metrics",
         "middleware", "errors", "system_metrics", "schemas",
     ),
     "learner": (

@@ -1,1 +1,1 @@
-"""What `millrace doctor` looks at, one noun a module; each check answers with findings and never raises."""
+"""Checks of `millrace doctor`: each returns findings and never raises."""

@@ -1,4 +1,4 @@
-"""What a check found, and what the checks are about."""
+"""Finding of a check, and the subject that the checks examine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from services.common.config.settings import Settings
 
 
 class Level(StrEnum):
-    """How bad it is."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
@@ -21,42 +21,42 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the doctor's."""
+    """One line of the report of `millrace doctor`."""
 
     name: str
     """A stable word for programs: `memory`, `redis` …"""
     level: Level
     found: str
-    """What is there, for people."""
+    """The state that the check found, for people."""
     remedy: str = ""
     """What to do about it; empty when all is well."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What the checks are about."""
+    """Input of every check."""
 
     home: Path
     settings: Settings
     state: UpState | None
-    """The stack that runs in this home, or None."""
+    """The running stack of this home, or None."""
     url: str | None = None
-    """A gateway elsewhere, or None."""
+    """Another gateway than this home's, or None."""
 
 
 Check = Callable[[Subject], list[Finding]]
 
 
 def ok(name: str, found: str) -> Finding:
-    """All is well."""
+    """A finding without a problem."""
     return Finding(name, Level.OK, found)
 
 
 def warning(name: str, found: str, remedy: str) -> Finding:
-    """It works, but not as well as it could."""
+    """A finding that limits what works."""
     return Finding(name, Level.WARNING, found, remedy)
 
 
 def problem(name: str, found: str, remedy: str) -> Finding:
-    """`millrace up`, or a job, will fail."""
+    """A finding that makes `millrace up`, or a job, fail."""
     return Finding(name, Level.PROBLEM, found, remedy)

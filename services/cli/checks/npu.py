@@ -1,4 +1,4 @@
-"""Ascend NPUs: devices, driver and CANN. Where the platform is not `npu` and none are there, all is well."""
+"""Ascend NPU checks: devices, driver and CANN. No NPU is no problem where the platform is not `npu`."""
 
 from __future__ import annotations
 
@@ -13,43 +13,40 @@ from services.common.config.settings import Platform
 
 TIMEOUT_S = 20.0
 _VERSION = re.compile(r"^(?:toolkit_\w*version|version)\s*=\s*\[?(?:.*:)?([\w.]+)", re.IGNORECASE | re.MULTILINE)
-_ROOTS = ("usr/local/Ascend/ascend-toolkit/latest", "usr/local/Ascend/cann", "usr/local/Ascend/latest")
-_FILES = ("*/ascend_toolkit_install.info", "ascend_toolkit_install.info", "version.cfg", "version.info")
-_DRIVER = "usr/local/Ascend/driver/version.info"
+_TOOLKIT_FOLDERS = ("usr/local/Ascend/ascend-toolkit/latest", "usr/local/Ascend/cann", "usr/local/Ascend/latest")
+_TOOLKIT_VERSION_FILES = ("*/ascend_toolkit_install.info", "ascend_toolkit_install.info", "version.cfg", "version.info")
+_DRIVER_VERSION_FILE = "usr/local/Ascend/driver/version.info"
 
 
 def npu_check(root: Path = Path("/")) -> Check:
-    """The check on a file system; another root is for tests."""
+    """The check of one file system; tests pass another root."""
 
     def check_npu(subject: Subject) -> list[Finding]:
-        devices = sorted(path for path in root.glob("dev/davinci[0-9]*"))
+        devices = sorted(root.glob("dev/davinci[0-9]*"))
         wanted = subject.settings.platform is Platform.NPU
         if not devices and not wanted:
             return [ok("npu", f"none, and the platform is {subject.settings.platform}")]
         if not wanted:
             found = f"{len(devices)} devices, but the platform is {subject.settings.platform}"
             return [warning("npu", found, "set MILLRACE_PLATFORM=npu to use them")]
-        return [_devices(devices), _driver(root), _cann(root)]
+        return [_check_devices(devices), _check_driver(root), _check_cann(root)]
 
     return check_npu
 
 
-def _devices(devices: list[Path]) -> Finding:
+def _check_devices(devices: list[Path]) -> Finding:
     if not devices:
-        return problem(
-            "npu devices",
-            "no /dev/davinci*",
-            "install the NPU driver; in a container pass the devices (docs/ascend.md)",
-        )
-    closed = [str(path) for path in devices if not os.access(path, os.R_OK | os.W_OK)]
-    if closed:
-        return problem("npu devices", f"no access to {', '.join(closed)}", "add this user to the group HwHiAiUser")
+        remedy = "install the NPU driver; in a container pass the devices (docs/ascend.md)"
+        return problem("npu devices", "no /dev/davinci*", remedy)
+    denied = [str(path) for path in devices if not os.access(path, os.R_OK | os.W_OK)]
+    if denied:
+        return problem("npu devices", f"no access to {', '.join(denied)}", "add this user to the group HwHiAiUser")
     return ok("npu devices", f"{len(devices)}: {', '.join(path.name for path in devices)}")
 
 
-def _driver(root: Path) -> Finding:
+def _check_driver(root: Path) -> Finding:
     remedy = "install the driver and firmware; in a container mount /usr/local/bin/npu-smi and /usr/local/Ascend/driver"
-    version = _read_version(root / _DRIVER)
+    version = _read_version(root / _DRIVER_VERSION_FILE)
     if shutil.which("npu-smi") is None:
         return problem("npu driver", f"npu-smi is not there (driver {version or 'unknown'})", remedy)
     try:
@@ -57,21 +54,21 @@ def _driver(root: Path) -> Finding:
     except (OSError, subprocess.TimeoutExpired) as error:
         return problem("npu driver", f"npu-smi does not answer: {error}", remedy)
     if done.returncode != 0:
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines() or ["it said nothing"]
-        return problem("npu driver", f"npu-smi info: {said[-1]}", remedy)
+        output = (done.stderr.strip() or done.stdout.strip()).splitlines() or ["it said nothing"]
+        return problem("npu driver", f"npu-smi info: {output[-1]}", remedy)
     return ok("npu driver", version or "npu-smi answers")
 
 
-def _cann(root: Path) -> Finding:
-    named = [Path(os.environ[name]) for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME") if os.environ.get(name)]
-    for folder in [*named, *(root / name for name in _ROOTS)]:
-        for pattern in _FILES:
+def _check_cann(root: Path) -> Finding:
+    variables = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
+    folders = [Path(os.environ[name]) for name in variables if os.environ.get(name)]
+    for folder in [*folders, *(root / name for name in _TOOLKIT_FOLDERS)]:
+        for pattern in _TOOLKIT_VERSION_FILES:
             for path in sorted(folder.glob(pattern)):
                 if version := _read_version(path):
                     return ok("cann", f"{version} ({path})")
-    return problem(
-        "cann", "no toolkit found", "install CANN and source its set_env.sh (docs/ascend.md names the version)"
-    )
+    remedy = "install CANN and source its set_env.sh (docs/ascend.md names the version)"
+    return problem("cann", "no toolkit found", remedy)
 
 
 def _read_version(path: Path) -> str | None:

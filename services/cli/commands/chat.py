@@ -1,8 +1,7 @@
-"""`millrace chat JOB`: talks to a job's policy, word by word, and says which version spoke."""
+"""Command `millrace chat JOB`: a conversation with a job's policy. It prints each answer as it arrives, with the policy version."""
 
 from __future__ import annotations
 
-import sys
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from services.cli.commands.options import DEFAULT_HOME, AsJson, Home, JobId, Url
+from services.cli.connect import open_client
 from services.cli.views.terminal import print_json, say
 from services.common.errors import MillraceError
 
@@ -23,7 +23,7 @@ HELP = f"{AGAIN} begins anew, /quit or Ctrl-D ends, Ctrl-C stops an answer"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the policy said."""
+    """One answer of the policy."""
 
     text: str
     finish_reason: str | None
@@ -54,8 +54,6 @@ def chat(
     as_json: AsJson = False,
 ) -> None:
     """Talk to the policy of a running job, or of one that has ended (its exported checkpoint)."""
-    from services.cli.connect import open_client
-
     if as_json and message is None:
         raise typer.BadParameter("needs --message", param_hint="--json")
     settings: dict[str, Any] = {"model": job, "temperature": temperature}
@@ -64,22 +62,15 @@ def chat(
         if message is None:
             _converse(client, settings)
             return
-        answer = _answer(client, settings, [{"role": "user", "content": message}], aloud=not as_json)
+        answer = _sample(client, settings, [{"role": "user", "content": message}], echo=not as_json)
     if as_json:
-        print_json(
-            {
-                "model": job,
-                "content": answer.text,
-                "finish_reason": answer.finish_reason,
-                "policy_version": answer.policy_version,
-            }
-        )
+        source = {"finish_reason": answer.finish_reason, "policy_version": answer.policy_version}
+        print_json({"model": job, "content": answer.text, **source})
     else:
         say(f"({answer.source})")
 
 
 def _converse(client: GatewayClient, settings: dict[str, Any]) -> None:
-    """Reads lines and answers them until the end of input."""
     say(f"talking to {settings['model']}; {HELP}")
     messages: list[dict[str, str]] = []
     while True:
@@ -93,13 +84,13 @@ def _converse(client: GatewayClient, settings: dict[str, Any]) -> None:
         if line == AGAIN:
             messages = []
         elif line:
-            messages = _turn(client, settings, [*messages, {"role": "user", "content": line}])
+            messages = _take_turn(client, settings, [*messages, {"role": "user", "content": line}])
 
 
-def _turn(client: GatewayClient, settings: dict[str, Any], messages: list[dict[str, str]]) -> list[dict[str, str]]:
-    """One answer; the conversation after it, without the line that got none."""
+def _take_turn(client: GatewayClient, settings: dict[str, Any], messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    """The conversation with the answer to its last line; without that line where it got none."""
     try:
-        answer = _answer(client, settings, messages, aloud=True)
+        answer = _sample(client, settings, messages, echo=True)
     except MillraceError as error:
         say(f"millrace: {error}")
         return messages[:-1]
@@ -107,8 +98,8 @@ def _turn(client: GatewayClient, settings: dict[str, Any], messages: list[dict[s
     return [*messages, {"role": "assistant", "content": answer.text}]
 
 
-def _answer(client: GatewayClient, settings: dict[str, Any], messages: list[dict[str, str]], *, aloud: bool) -> Answer:
-    """One answer, printed as it comes where `aloud`; Ctrl-C stops it."""
+def _sample(client: GatewayClient, settings: dict[str, Any], messages: list[dict[str, str]], *, echo: bool) -> Answer:
+    """One answer, printed as it arrives where `echo`; Ctrl-C stops it."""
     text, reason, versions = "", None, None
     try:
         with closing(client.chat(settings | {"messages": messages})) as chunks:
@@ -117,13 +108,11 @@ def _answer(client: GatewayClient, settings: dict[str, Any], messages: list[dict
                 piece = str(choice["delta"].get("content") or "")
                 text += piece
                 reason, versions = choice["finish_reason"] or reason, chunk.get("policy_version") or versions
-                if aloud:
-                    sys.stdout.write(piece)
-                    sys.stdout.flush()
+                if echo:
+                    print(piece, end="", flush=True)
     except KeyboardInterrupt:
         reason = versions = None
     finally:
-        if aloud and text:
-            sys.stdout.write("\n")
-            sys.stdout.flush()
+        if echo and text:
+            print(flush=True)
     return Answer(text, reason, versions)

@@ -1,4 +1,4 @@
-"""`millrace dead-letters`: entries of a job's streams that could not be used."""
+"""Commands `millrace dead-letters`: entries of a job's streams that could not be used."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from services.cli.commands.options import DEFAULT_HOME, AsJson, Home, JobId, Url
-from services.cli.views.terminal import open_console, print_json
+from services.cli.connect import open_client
+from services.cli.views.terminal import print_json, print_result
 from services.common.redis.keys import Stage
 
 app = typer.Typer(
@@ -31,15 +32,11 @@ def list_letters(
     as_json: AsJson = False,
 ) -> None:
     """List a job's dead letters, newest first."""
-    from services.cli.connect import open_client
     from services.cli.views.jobs import print_letters
 
     with open_client(home, url) as client:
         found = client.dead_letters(job, stage, count)
-    if as_json:
-        print_json(found)
-    else:
-        print_letters(open_console(), found["letters"])
+    print_result(found, lambda console, answer: print_letters(console, answer["letters"]), as_json=as_json)
 
 
 @app.command()
@@ -47,15 +44,11 @@ def show(
     job: JobId, stage: StageName, entry: EntryId, home: Home = DEFAULT_HOME, url: Url = None, *, as_json: AsJson = False
 ) -> None:
     """Show one dead letter: why, when, and what it says."""
-    from services.cli.connect import open_client
     from services.cli.views.jobs import print_letter
 
     with open_client(home, url) as client:
         letter = client.dead_letter(job, stage, entry)
-    if as_json:
-        print_json(letter)
-    else:
-        print_letter(open_console(), letter)
+    print_result(letter, print_letter, as_json=as_json)
 
 
 @app.command()
@@ -63,8 +56,6 @@ def requeue(
     job: JobId, stage: StageName, entry: EntryId, home: Home = DEFAULT_HOME, url: Url = None, *, as_json: AsJson = False
 ) -> None:
     """Put a dead letter back on its stream, as if it were new."""
-    from services.cli.connect import open_client
-
     with open_client(home, url) as client:
         done = client.requeue(job, stage, entry)
     if as_json:

@@ -1,14 +1,18 @@
-"""The commands about jobs: `millrace submit`, `jobs`, `show`, `rollouts`, `cancel`, `pause`, `resume`."""
+"""Commands about jobs: `millrace submit`, `jobs`, `show`, `rollouts`, `cancel`, `pause`, `resume`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from services.cli.commands.options import DEFAULT_HOME, AsJson, Home, JobId, Url
-from services.cli.views.terminal import open_console, print_json
+from services.cli.connect import open_client
+from services.cli.views.terminal import open_console, print_json, print_result
+
+if TYPE_CHECKING:
+    from services.cli.client import JsonObject
 
 
 def submit(
@@ -25,7 +29,6 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Submit a job."""
-    from services.cli.connect import open_client
     from services.cli.overrides import load_job
     from services.cli.views.follow import follow_job
 
@@ -43,20 +46,15 @@ def submit(
 
 def jobs(home: Home = DEFAULT_HOME, url: Url = None, *, as_json: AsJson = False) -> None:
     """List jobs, newest first."""
-    from services.cli.connect import open_client
     from services.cli.views.jobs import print_jobs
 
     with open_client(home, url) as client:
         found = client.jobs()
-    if as_json:
-        print_json(found)
-    else:
-        print_jobs(open_console(), found)
+    print_result(found, print_jobs, as_json=as_json)
 
 
 def show(job: JobId, home: Home = DEFAULT_HOME, url: Url = None, *, as_json: AsJson = False) -> None:
     """Show one job: state, progress, evaluations."""
-    from services.cli.connect import open_client
     from services.cli.views.jobs import print_job
 
     with open_client(home, url) as client:
@@ -77,51 +75,37 @@ def rollouts(
     as_json: AsJson = False,
 ) -> None:
     """Show a job's newest rollouts: prompts, texts and rewards."""
-    from services.cli.connect import open_client
     from services.cli.views.jobs import print_rollouts
 
     with open_client(home, url) as client:
         groups = client.rollouts(job, count)
-    if as_json:
-        print_json(groups)
-    else:
-        print_rollouts(open_console(), groups)
+    print_result(groups, print_rollouts, as_json=as_json)
 
 
 def cancel(job: JobId, home: Home = DEFAULT_HOME, url: Url = None, *, as_json: AsJson = False) -> None:
     """Cancel a job."""
-    from services.cli.connect import open_client
-
     with open_client(home, url) as client:
         record = client.cancel(job)
-    if as_json:
-        print_json(record)
-        return
-    asked = record["state"] != "cancelled"
-    typer.echo(f"{job} is {record['state']}{': its learner was asked to stop' if asked else ''}")
+    _print_change(job, record, "its learner was asked to stop", done=record["state"] == "cancelled", as_json=as_json)
 
 
 def pause(job: JobId, home: Home = DEFAULT_HOME, url: Url = None, *, as_json: AsJson = False) -> None:
     """Pause a job: the step under way is finished and saved, servers stay attached; a queued job is held back."""
-    from services.cli.connect import open_client
-
     with open_client(home, url) as client:
         record = client.pause(job)
-    if as_json:
-        print_json(record)
-        return
-    paused = record["state"] == "paused"
-    typer.echo(f"{job} is {record['state']}{'' if paused else ': it pauses when the step under way is done'}")
+    pending = "it pauses when the step under way is done"
+    _print_change(job, record, pending, done=record["state"] == "paused", as_json=as_json)
 
 
 def resume(job: JobId, home: Home = DEFAULT_HOME, url: Url = None, *, as_json: AsJson = False) -> None:
     """Resume a paused job where it stands."""
-    from services.cli.connect import open_client
-
     with open_client(home, url) as client:
         record = client.resume(job)
+    _print_change(job, record, "its learner was asked to go on", done=record["state"] != "paused", as_json=as_json)
+
+
+def _print_change(job: str, record: JsonObject, pending: str, *, done: bool, as_json: bool) -> None:
     if as_json:
         print_json(record)
-        return
-    goes_on = record["state"] != "paused"
-    typer.echo(f"{job} is {record['state']}{'' if goes_on else ': its learner was asked to go on'}")
+    else:
+        typer.echo(f"{job} is {record['state']}{'' if done else f': {pending}'}")

@@ -1,20 +1,23 @@
-"""The commands about the machine and what runs on it: `millrace workers`, `doctor`, `logs`."""
+"""Commands about the machine and its processes: `millrace workers`, `doctor`, `logs`."""
 
 from __future__ import annotations
 
+import json
 import os
 from enum import StrEnum
+from itertools import chain
 from typing import Annotated
 
 import typer
 
 from services.cli.commands.options import DEFAULT_HOME, AsJson, Home, JobId, Url
-from services.cli.views.terminal import open_console, print_json
+from services.cli.connect import open_client
+from services.cli.views.terminal import open_console, print_json, print_result
 from services.common.errors import ConfigError
 
 
 class LogLevel(StrEnum):
-    """The least level of a line to show."""
+    """Least level of the lines to show."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -23,7 +26,7 @@ class LogLevel(StrEnum):
 
 
 class Service(StrEnum):
-    """Who wrote a line."""
+    """Service that wrote a line."""
 
     GATEWAY = "gateway"
     LEARNER = "learner"
@@ -33,15 +36,11 @@ class Service(StrEnum):
 
 def workers(home: Home = DEFAULT_HOME, url: Url = None, *, as_json: AsJson = False) -> None:
     """List the workers that are there and what they do."""
-    from services.cli.connect import open_client
     from services.cli.views.jobs import print_workers
 
     with open_client(home, url) as client:
         found = client.workers()
-    if as_json:
-        print_json(found)
-    else:
-        print_workers(open_console(), found)
+    print_result(found, print_workers, as_json=as_json)
 
 
 def doctor(
@@ -78,8 +77,6 @@ def logs(
     as_json: Annotated[bool, typer.Option("--json", help="Print the lines as they are, one JSON object each.")] = False,
 ) -> None:
     """Show what all services of this home logged about a job, by time."""
-    import json
-
     from services.cli.logs import Filter, LogReader, format_line
 
     folder = home.resolve() / "logs"
@@ -88,11 +85,10 @@ def logs(
     reader = LogReader(folder, Filter(job, level, service))
     lines = reader.read()
     if not lines and not follow:
-        which = f"{service or 'any service'}, {level} or worse"
-        raise ConfigError(f"no line about {job} in {folder} ({which}): `millrace jobs` lists the jobs there are")
+        searched = f"{service or 'any service'}, {level} or worse"
+        raise ConfigError(f"no line about {job} in {folder} ({searched}): `millrace jobs` lists the jobs there are")
     try:
-        for found in (lines, reader.follow() if follow else ()):
-            for line in found:
-                typer.echo(json.dumps(line, ensure_ascii=False) if as_json else format_line(line))
+        for line in chain(lines, reader.follow() if follow else ()):
+            typer.echo(json.dumps(line, ensure_ascii=False) if as_json else format_line(line))
     except KeyboardInterrupt:
         raise typer.Exit(130) from None

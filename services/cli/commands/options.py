@@ -1,4 +1,4 @@
-"""The options and arguments that several commands share."""
+"""Options and arguments that several commands share, and the shell's completion of job ids."""
 
 from __future__ import annotations
 
@@ -7,9 +7,24 @@ from typing import Annotated
 
 import typer
 
-from services.cli.commands.completion import complete_job
+from services.cli.connect import open_client
+from services.common.errors import MillraceError
 
 DEFAULT_HOME = Path(".millrace")
+COMPLETION_TIMEOUT_S = 0.8
+"""Short, because the shell waits for it after TAB; without an answer in time it offers nothing."""
+
+
+def complete_job(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Ids of this home's jobs with this prefix, newest first, each with its state."""
+    home, url = context.params.get("home"), context.params.get("url")
+    try:
+        with open_client(Path(home or DEFAULT_HOME), url, timeout_s=COMPLETION_TIMEOUT_S) as client:
+            found = client.jobs()
+    except MillraceError:
+        return []
+    return [(job["id"], job["state"]) for job in found if job["id"].startswith(incomplete)]
+
 
 Home = Annotated[
     Path, typer.Option("--home", envvar="MILLRACE_HOME", help="Jobs, models, logs and `up.json` live below it.")

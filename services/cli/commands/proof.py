@@ -1,14 +1,16 @@
-"""The commands that prove what a job did, from its own folder: `millrace ledger`, `audit`, `replay`."""
+"""Commands that prove the work of a job from its own folder: `millrace ledger`, `audit`, `replay`."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from services.cli.commands.options import DEFAULT_HOME, AsJson, Home, JobId, Url
-from services.cli.views.terminal import open_console, print_json
+from services.cli.connect import open_client, read_job
+from services.cli.views.terminal import open_console, print_json, print_result
 from services.common.errors import ConfigError
 from services.common.jobs.fates import Fate
 from services.common.jobs.folder import SPEC_FILE
@@ -25,15 +27,11 @@ def ledger(
     as_json: AsJson = False,
 ) -> None:
     """Show what became of a job's groups: the sums, why groups failed, and with --fate which."""
-    from services.cli.connect import open_client
     from services.cli.views.proof import print_ledger
 
     with open_client(home, url) as client:
         found = client.ledger(job, fate=fate, offset=offset, limit=count)
-    if as_json:
-        print_json(found)
-    else:
-        print_ledger(open_console(), found, listed=fate is not None)
+    print_result(found, partial(print_ledger, listed=fate is not None), as_json=as_json)
 
 
 def audit(
@@ -55,17 +53,16 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """Rebuild every group's fate from the job's own files and check the accounts; ends with 1 on any violation."""
-    from services.cli.connect import ask
     from services.cli.views.proof import print_audit
     from services.learner.audit.files import audit_job
     from services.learner.storage.journal_key import JournalKey
 
-    folder = job_folder(home, job)
+    folder = _job_folder(home, job)
     key = None if key_file is None else JournalKey.read(key_file)
-    told = ask(home, url, job)
-    state = "succeeded" if ended else told.state
-    report = audit_job(folder, told=told.steps, told_state=state, key=key)
-    report.remarks += told.remarks
+    reported = read_job(home, url, job)
+    state = "succeeded" if ended else reported.state
+    report = audit_job(folder, told=reported.steps, told_state=state, key=key)
+    report.remarks += reported.remarks
     if as_json:
         print_json(report.as_record())
     else:
@@ -97,7 +94,7 @@ def replay(
     from services.learner.replay.plan import changed_spec, make_plan
     from services.learner.replay.run import replay as rerun
 
-    folder = job_folder(home, job)
+    folder = _job_folder(home, job)
     settings = load_settings().model_copy(update={"home": home.resolve()})
     plan = make_plan(folder, settings, first, last)
     document = plan.spec.model_dump(mode="json")
@@ -113,8 +110,8 @@ def replay(
     raise typer.Exit(0 if report.equal else 1)
 
 
-def job_folder(home: Path, job: str) -> Path:
-    """The job's own folder.
+def _job_folder(home: Path, job: str) -> Path:
+    """The job's folder.
 
     Raises:
         ConfigError: the home has no such job.

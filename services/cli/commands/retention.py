@@ -1,4 +1,4 @@
-"""The commands that remove jobs: `millrace delete` and `millrace prune`."""
+"""Commands that delete jobs: `millrace delete` and `millrace prune`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from services.cli.commands.completion import complete_job
-from services.cli.commands.options import DEFAULT_HOME, AsJson, Home, Url
+from services.cli.commands.options import DEFAULT_HOME, AsJson, Home, Url, complete_job
+from services.cli.connect import open_client
 from services.cli.views.terminal import open_console, print_json, say
 
 JobIds = Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids of ended jobs.", autocompletion=complete_job)]
@@ -16,7 +16,6 @@ JobIds = Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids of ende
 def delete(jobs: JobIds, home: Home = DEFAULT_HOME, url: Url = None) -> None:
     """Delete ended jobs with their folders: histories, journals, checkpoints, exported weights."""
     from services.cli.client import GatewayError
-    from services.cli.connect import open_client
 
     failed = False
     with open_client(home, url) as client:
@@ -49,14 +48,10 @@ def prune(
     as_json: AsJson = False,
 ) -> None:
     """Delete ended jobs beyond a limit. Jobs that have not ended, and those that they begin with, stay."""
-    from services.cli.connect import open_client
     from services.cli.views.jobs import print_pruned
 
-    limits = {
-        "keep": keep,
-        "older_than_days": older_than,
-        "max_bytes": None if max_bytes is None else _bytes(max_bytes),
-    }
+    size_limit = None if max_bytes is None else _parse_size(max_bytes)
+    limits = {"keep": keep, "older_than_days": older_than, "max_bytes": size_limit}
     given = {name: value for name, value in limits.items() if value is not None}
     if not given:
         raise typer.BadParameter("say what to keep: --keep, --older-than or --max-bytes")
@@ -70,7 +65,7 @@ def prune(
     say(f"{len(found['jobs'])} jobs {'would be' if dry_run else 'were'} deleted, {size}")
 
 
-def _bytes(size: str) -> int:
+def _parse_size(size: str) -> int:
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
     try:

@@ -1,4 +1,4 @@
-"""`millrace up` and `millrace down`."""
+"""Commands `millrace up` and `millrace down`."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def up(
     arguments = ["--rollout", str(rollout), "--port", str(port)]
     arguments += [] if metrics_base is None else ["--metrics-base", str(metrics_base)]
     state = detach(home, arguments, say)
-    for name, why in state.lost.items():
-        say(f"{name} could not be started, and is tried again every minute: {why}")
+    for name, cause in state.lost.items():
+        say(f"{name} could not be started, and is tried again every minute: {cause}")
     say(f"millrace is up: {state.url} (token: {state.token_file or 'MILLRACE_TOKEN'})")
 
 

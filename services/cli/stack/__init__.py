@@ -1,8 +1,8 @@
-"""Stack of one machine: which processes it has, and how they are kept alive.
+"""Stack of one machine: its processes, and the supervisor that restarts them.
 
-plan        the table of processes, with their environments, ports and cores
+plan        table of processes, with their environments, ports and cores
 supervisor  starts the table, restarts what dies, drains it in order
-children    process trees; `health` asks each whether it is ready and alive
-state       what runs, in `<home>/up.json`; `runtime` and `segments`: what it has outside of the home
-redis       the embedded server
+children    start of a child process; `health` probes whether it is ready and alive
+state       running stack, in `<home>/up.json`; `runtime` and `segments`: its directories and shared memory outside the home
+redis       embedded server
 """

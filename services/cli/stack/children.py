@@ -1,4 +1,4 @@
-"""Child processes that cannot outlive their parent: own process group, a log file, a death signal from the kernel."""
+"""Child processes that cannot outlive their parent: each has its own process group, a log file, and a death signal from the kernel."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from services.common.service.process_tree import die_with_parent
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that was free a moment ago."""
+    """A TCP port of the loopback interface that was free at the time of the call."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -28,8 +29,8 @@ def start_child(
 
     Args:
         argv: the program and its arguments.
-        log_path: gets stdout and stderr; its directory is made.
-        env: the whole environment; None hands on this process's.
+        log_path: receives stdout and stderr; its directory is created.
+        env: the whole environment; None passes this process's environment on.
         cores: CPU cores it may run on; empty for all.
     """
     log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,14 +42,11 @@ def start_child(
             stderr=subprocess.STDOUT,
             env=env,
             start_new_session=True,
-            preexec_fn=_before_exec(os.getpid(), cores),  # noqa: PLW1509  nothing is allocated or locked in it
+            preexec_fn=partial(_prepare_child, os.getpid(), cores),  # noqa: PLW1509  nothing is allocated or locked in it
         )
 
 
-def _before_exec(parent: int, cores: frozenset[int]) -> Callable[[], None]:
-    def prepare() -> None:
-        die_with_parent(signal.SIGTERM, parent)
-        if cores and hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, cores)
-
-    return prepare
+def _prepare_child(parent: int, cores: frozenset[int]) -> None:
+    die_with_parent(signal.SIGTERM, parent)
+    if cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)

@@ -1,4 +1,4 @@
-"""What `millrace up` runs: the table of processes, with their environment, ports and cores.
+"""Plan of a stack: the table of the processes that `millrace up` runs, with their environments, ports and cores.
 
 | process | stage | waits for | cores (CPU platform) |
 |---|---|---|---|
@@ -15,11 +15,11 @@ import os
 import secrets
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from services.cli.stack.cores import available_cores, plan_cores
 from services.cli.stack.health import health_probe, ready_probe
 from services.cli.stack.redis import EmbeddedRedis
 from services.cli.stack.runtime import Runtime
@@ -28,20 +28,29 @@ from services.common.config.settings import Platform, Settings, address
 from services.common.errors import ConfigError, DeadlineExceeded
 
 START_TIMEOUT_S = 180.0
-GATEWAY_TOKEN = "gateway.token"  # noqa: S105  the name of the file that the gateway keeps it in
+GATEWAY_TOKEN = "gateway.token"  # noqa: S105  the name of the file in which the gateway stores it
 INTERNAL_TOKEN = "internal.token"  # noqa: S105
 _ANY = ("0.0.0.0", "::", "")  # noqa: S104  compared with, not bound to
-_SECRETS = ("MILLRACE_TOKEN", "MILLRACE_TOKEN_FILE")
+_TOKEN_VARIABLES = ("MILLRACE_TOKEN", "MILLRACE_TOKEN_FILE")
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The table and what people need to know of it."""
+    """The table of processes, and the addresses for users."""
 
     table: tuple[ProcessSpec, ...]
     url: str
     redis_url: str
     token_file: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CorePlan:
+    """The cores of each process; empty sets where there are too few cores to divide."""
+
+    learner: frozenset[int]
+    rollout: tuple[frozenset[int], ...]
+    """One set per server."""
 
 
 def plan_stack(
@@ -50,8 +59,8 @@ def plan_stack(
     """The stack of one machine.
 
     Args:
-        settings: this process's; the services get the same environment.
-        runtime: the home's own directories for what is temporary.
+        settings: of this process; the services receive the same environment.
+        runtime: the home's directories for temporary files.
         servers: rollout servers.
         gateway_port: 0 takes a free one.
         metrics_base: first of the services' metrics ports, counting up; None takes free ones.
@@ -61,29 +70,48 @@ def plan_stack(
     """
     home = settings.home.resolve()
     host = "127.0.0.1" if settings.bind_host in _ANY else settings.bind_host
-    workers = ["reward-0", "learner-0", *(f"rollout-{number}" for number in range(servers))]
-    port, *ports = _take_ports(settings.bind_host, gateway_port, metrics_base, len(workers))
-    redis_url, redis = _plan_redis(home, runtime, settings.drain_timeout_s)
+    names = ["gateway", "reward-0", "learner-0", *(f"rollout-{number}" for number in range(servers))]
+    ports = _take_ports(settings.bind_host, gateway_port, metrics_base, len(names) - 1)
+    redis_url, table = _plan_redis(home, runtime, settings.drain_timeout_s)
     environment = {
-        **{name: value for name, value in os.environ.items() if name not in _SECRETS},
+        **{name: value for name, value in os.environ.items() if name not in _TOKEN_VARIABLES},
         "REDIS_URL": redis_url,
         "MILLRACE_HOME": str(home),
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
-        # Where PyTorch compiles to: it must outlive the stack, and lie where nobody else can put files first.
+        # PyTorch's compiled code: it must outlive the stack, in a directory where no other user can put files first.
         "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(home / "cache" / "torchinductor")),
     }
     if settings.internal_token is None:
         environment["MILLRACE_INTERNAL_TOKEN_FILE"] = str(_make_internal_token(home))
     if runtime.shared is not None:
         environment["MILLRACE_SHARED_MEMORY"] = str(runtime.shared)
-    services = [_gateway(settings, environment, host, port)]
     plan = plan_cores(available_cores() if settings.platform is Platform.CPU else [], servers)
     cores = {"learner-0": plan.learner, **{f"rollout-{i}": share for i, share in enumerate(plan.rollout)}}
-    for name, metrics_port in zip(workers, ports, strict=True):
-        services.append(_worker(settings, environment, host, name, metrics_port, cores.get(name, frozenset())))
-    table = (*redis, *(_with_temporary(spec, runtime.temporary_of(spec.name)) for spec in services))
-    return Stack(table, f"http://{address(host, port)}", redis_url, _token_file(settings, home))
+    for name, port in zip(names, ports, strict=True):
+        folder, own_cores = runtime.temporary_of(name), cores.get(name, frozenset())
+        table.append(_plan_service(name, host, port, settings, environment, folder, own_cores))
+    return Stack(tuple(table), f"http://{address(host, ports[0])}", redis_url, _token_file(settings, home))
+
+
+def available_cores() -> list[int]:
+    """Cores that this process may run on, in order; empty where affinity is unknown, so that nothing is pinned."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def plan_cores(cores: Sequence[int], servers: int) -> CorePlan:
+    """The lower half of the cores (rounded down) for the rollout servers, the rest for the learner.
+
+    Servers get equal, separate shares; when there are fewer cores than servers, each server gets all of them.
+    """
+    if len(cores) < 2:
+        return CorePlan(frozenset(), (frozenset(),) * servers)
+    half = len(cores) // 2
+    shared, learner = list(cores[:half]), frozenset(cores[half:])
+    share = len(shared) // max(1, servers)
+    if not share:
+        return CorePlan(learner, (frozenset(shared),) * servers)
+    return CorePlan(learner, tuple(frozenset(shared[i * share : (i + 1) * share]) for i in range(servers)))
 
 
 def _plan_redis(home: Path, runtime: Runtime, drain_timeout_s: float) -> tuple[str, list[ProcessSpec]]:
@@ -112,59 +140,39 @@ def _plan_redis(home: Path, runtime: Runtime, drain_timeout_s: float) -> tuple[s
     return redis.url, [spec]
 
 
-def _gateway(settings: Settings, environment: dict[str, str], host: str, port: int) -> ProcessSpec:
-    own = {"MILLRACE_GATEWAY_PORT": str(port), "MILLRACE_WORKER": "gateway"}
-    own |= {name: os.environ[name] for name in _SECRETS if name in os.environ}
-    return _service("gateway", "gateway", environment | own, f"http://{address(host, port)}", 1, settings, port)
-
-
-def _worker(
-    settings: Settings, environment: dict[str, str], host: str, name: str, port: int, cores: frozenset[int]
+def _plan_service(
+    name: str, host: str, port: int, settings: Settings, env: dict[str, str], folder: Path, cores: frozenset[int]
 ) -> ProcessSpec:
-    own = {"MILLRACE_METRICS_PORT": str(port), "MILLRACE_WORKER": name}
-    service = name.partition("-")[0]
-    if service == "rollout" and cores:
-        # Only vLLM's computing threads are bound: the process that feeds them may run where there is room.
-        own["VLLM_CPU_OMP_THREADS_BIND"] = environment.get("VLLM_CPU_OMP_THREADS_BIND") or ",".join(
-            map(str, sorted(cores))
-        )
-        cores = frozenset()
-    if service == "reward":
+    kind, base = name.partition("-")[0], f"http://{address(host, port)}"
+    # Each service has its own TMPDIR, whatever this process has: files that are left there after a kill belong to it alone.
+    own = {"MILLRACE_WORKER": name, "TMPDIR": str(folder)}
+    own["MILLRACE_GATEWAY_PORT" if kind == "gateway" else "MILLRACE_METRICS_PORT"] = str(port)
+    if kind == "gateway":
+        own |= {variable: os.environ[variable] for variable in _TOKEN_VARIABLES if variable in os.environ}
+    elif kind == "reward":
         own["OMP_NUM_THREADS"] = "1"
-    return _service(name, service, environment | own, f"http://{address(host, port)}", 0, settings, port, cores)
-
-
-def _service(
-    name: str,
-    service: str,
-    environment: dict[str, str],
-    base: str,
-    stage: int,
-    settings: Settings,
-    port: int,
-    cores: frozenset[int] = frozenset(),
-) -> ProcessSpec:
+    elif kind == "rollout" and cores:
+        # Only vLLM's computing threads are bound; the process that feeds them may run on any core.
+        bound = ",".join(map(str, sorted(cores)))
+        own["VLLM_CPU_OMP_THREADS_BIND"] = env.get("VLLM_CPU_OMP_THREADS_BIND") or bound
+        cores = frozenset()
     return ProcessSpec(
         name=name,
-        argv=(sys.executable, "-m", f"services.{service}"),
-        env=environment,
-        stage=stage,
+        argv=(sys.executable, "-m", f"services.{kind}"),
+        env=env | own,
+        stage=1 if kind == "gateway" else 0,
         ready=ready_probe(f"{base}/readyz"),
         healthy=health_probe(f"{base}/healthz"),
         start_timeout_s=START_TIMEOUT_S,
         drain_timeout_s=settings.drain_timeout_s + KILL_MARGIN_S,
         port=port,
         cores=cores,
+        temporary=folder,
     )
 
 
-def _with_temporary(spec: ProcessSpec, folder: Path) -> ProcessSpec:
-    """The row with a TMPDIR of its own, whatever this process was told: what it leaves there when it is killed is its own alone."""
-    return replace(spec, env=spec.env | {"TMPDIR": str(folder)}, temporary=folder)
-
-
 def _make_internal_token(home: Path) -> Path:
-    """The file with a new token of the services' gRPC, for this user only: on loopback, too, others can connect."""
+    """A file with a new token for the services' gRPC, readable by this user only: other users can connect on loopback, too."""
     path = home / INTERNAL_TOKEN
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -173,27 +181,26 @@ def _make_internal_token(home: Path) -> Path:
 
 
 def _token_file(settings: Settings, home: Path) -> str | None:
-    """The file that has, or will have, the gateway's token: it makes one when nobody gave any."""
+    """The file of the gateway's token; the gateway creates it when no token is given."""
     if settings.token_file is not None:
         return str(settings.token_file.resolve())
     return None if settings.token is not None else str(home / GATEWAY_TOKEN)
 
 
 def _take_ports(host: str, gateway_port: int, metrics_base: int | None, count: int) -> list[int]:
-    """The gateway's port and `count` more, none of them taken a moment ago and all different."""
+    """The gateway's port and `count` more ports, all different and free at the time of the call."""
     wanted = [gateway_port, *(0 if metrics_base is None else metrics_base + number for number in range(count))]
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with ExitStack() as held:
+    with ExitStack() as sockets:
         taken = []
         for number, port in enumerate(wanted):
-            probe = held.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            probe = sockets.enter_context(socket.socket(family, socket.SOCK_STREAM))
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))
             except OSError as error:
-                option = "--metrics-base" if number else "--port"
-                raise ConfigError(
-                    f"port {port} on {host or 'all addresses'} cannot be taken ({error.strerror}): choose another with {option}"
-                ) from error
+                option, where = "--metrics-base" if number else "--port", f"port {port} on {host or 'all addresses'}"
+                message = f"{where} cannot be taken ({error.strerror}): choose another with {option}"
+                raise ConfigError(message) from error
             taken.append(int(probe.getsockname()[1]))
         return taken

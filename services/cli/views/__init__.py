@@ -1,1 +1,1 @@
-"""Views: answers of the gateway and of the proofs as text for a terminal."""
+"""Views: data of the gateway, and results of proofs, as text for a terminal."""

@@ -1,4 +1,4 @@
-"""Follows a job to its end: a line per step, the evaluations among them, and the end as an exit code."""
+"""Follower of a job to its end: prints a line for each step and each evaluation; the end becomes an exit code."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from services.cli.views.progress import Board, eval_line
 from services.common.jobs.step_record import StepRecord
 
 EXIT_CODES = {"succeeded": 0, "failed": 1, "cancelled": 3}
-"""2 is wrong usage, 130 an interrupt."""
+"""Code 2 is wrong usage, 130 an interrupt."""
 INTERRUPTED = 130
 
 
 def follow_job(client: GatewayClient, job: JsonObject, console: Console) -> tuple[int, JsonObject]:
-    """Shows the job until it has ended; its exit code and last record. Ctrl-C ends the following, not the job.
+    """Shows the job until it has ended; returns its exit code and last record. Ctrl-C ends the follower, not the job.
 
     Raises:
-        GatewayError: the gateway stayed away for a minute.
+        GatewayError: the gateway did not answer for a minute.
     """
     try:
         show_steps(client, job, console)
     except KeyboardInterrupt:
         name = job["id"]
-        console.print(
-            f"no longer following; {name} goes on (`millrace show {name}`, `millrace cancel {name}`)", markup=False
-        )
+        remark = f"no longer following; {name} goes on (`millrace show {name}`, `millrace cancel {name}`)"
+        console.print(remark, markup=False)
         return INTERRUPTED, job
     ended = client.job(job["id"])
     console.print(f"{job['id']} {ended['state']}{': ' + ended['cause'] if ended['cause'] else ''}", markup=False)
@@ -33,7 +32,7 @@ def follow_job(client: GatewayClient, job: JsonObject, console: Console) -> tupl
 
 
 def show_steps(client: GatewayClient, job: JsonObject, console: Console) -> None:
-    """The job's steps and evaluations on a board, as they come, until it has ended."""
+    """Shows the job's steps and evaluations on a board as they arrive, until it has ended."""
     shown = 0
     with Board(console, job["steps"]) as board:
         for step in client.follow(job["id"], seen=board.record):
@@ -43,7 +42,7 @@ def show_steps(client: GatewayClient, job: JsonObject, console: Console) -> None
 
 
 def _show_evals(client: GatewayClient, job_id: str, shown: int, board: Board) -> int:
-    """The evaluations that are new; how many."""
+    """Shows the new evaluations; returns their number."""
     new = client.evals(job_id)[shown:]
     for result in new:
         board.say(eval_line(result))

@@ -1,4 +1,4 @@
-"""What the commands print for people."""
+"""Text output about jobs, rollouts, dead letters and workers."""
 
 from __future__ import annotations
 
@@ -13,27 +13,21 @@ from services.cli.client import ENDED, JsonObject
 from services.common.jobs.step_record import StepRecord
 
 SHOWN_REASONS = 5
-"""Reasons of failed groups that are shown with a job; `millrace ledger` has more."""
+"""Number of reasons of failed groups that are shown with a job; `millrace ledger` shows more."""
 
 
 def step_line(step: StepRecord, steps: int | None = None) -> str:
-    """One line for one step record; what a record lacks is shown as a dash.
+    """One line for one step record; a missing value is shown as a dash.
 
     Example: `step  17/200  reward 0.412  accuracy 0.412  accept 0.64  age 0.8  gen 812 tok/s  train 640 tok/s  sync 0.041 s`
     """
     number = f"{step.step}/{steps}" if steps else str(step.step)
     width = 2 * len(str(steps)) + 1 if steps else 5
-    return "  ".join(
-        [
-            f"step {number:>{width}}",
-            f"reward {_number(step.reward, '.3f')}",
-            f"accuracy {_number(step.accuracy, '.3f')}",
-            f"accept {_number(step.accept_rate, '.2f')}",
-            f"age {_number(step.policy_age_mean, '.1f')}",
-            f"gen {_number(step.generated_tokens_per_s, '.0f')} tok/s",
-            f"train {_number(step.trained_tokens_per_s, '.0f')} tok/s",
-            f"sync {_number(step.sync_s, '.3f')} s",
-        ]
+    return (
+        f"step {number:>{width}}  reward {_number(step.reward, '.3f')}  accuracy {_number(step.accuracy, '.3f')}"
+        f"  accept {_number(step.accept_rate, '.2f')}  age {_number(step.policy_age_mean, '.1f')}"
+        f"  gen {_number(step.generated_tokens_per_s, '.0f')} tok/s"
+        f"  train {_number(step.trained_tokens_per_s, '.0f')} tok/s  sync {_number(step.sync_s, '.3f')} s"
     )
 
 
@@ -43,80 +37,73 @@ def print_jobs(console: Console, jobs: Iterable[JsonObject]) -> None:
         (job["id"], job["state"], f"{job['step']}/{job['steps']}", _ago(job.get("created_at")), job.get("cause") or "")
         for job in jobs
     ]
-    _print(console, ("job", "state", "step", "submitted", "cause"), rows, empty="no jobs yet: `millrace submit FILE`")
+    _print_table(
+        console, ("job", "state", "step", "submitted", "cause"), rows, empty="no jobs yet: `millrace submit FILE`"
+    )
 
 
 def print_pruned(console: Console, jobs: Iterable[JsonObject]) -> None:
-    """One row per job that went, or would go."""
+    """One row per job that was deleted, or would be."""
     rows = [(job["id"], _ago(job["ended_at"]), f"{job['size_bytes'] / 2**20:,.1f} MiB") for job in jobs]
-    _print(console, ("job", "ended", "size"), rows, empty="nothing to delete")
+    _print_table(console, ("job", "ended", "size"), rows, empty="nothing to delete")
 
 
 def print_job(console: Console, job: JsonObject, evals: Sequence[JsonObject], last: JsonObject | None) -> None:
-    """All of one job but its spec."""
-    groups = ", ".join(f"{count} {fate}" for fate, count in job.get("groups", {}).items())
+    """All of one job except its spec."""
     values = {
         "job": job["id"],
-        "state": f"{job['state']}{_asked(job)}",
+        "state": f"{job['state']}{_pending_request(job)}",
         "cause": job.get("cause"),
         "step": f"{job['step']} of {job['steps']}, policy version {job['policy_version']}, lineage {job['lineage']}",
         "learner": job.get("learner"),
-        "groups": groups,
+        "groups": ", ".join(f"{count} {fate}" for fate, count in job.get("groups", {}).items()),
         "newest failure": job.get("failure"),
         "submitted": _ago(job.get("created_at")),
         "took": _duration(job.get("started_at"), job.get("finished_at")),
         "weights": job.get("export"),
         "newest step": step_line(StepRecord.model_validate(last)) if last else None,
     }
-    rows = [(name, str(value)) for name, value in values.items() if value]
+    rows = [(name, value) for name, value in values.items() if value]
     reasons = job.get("failed_reasons", {})
     rows += [("failed groups", f"{count} × {reason}") for reason, count in list(reasons.items())[:SHOWN_REASONS]]
     for item in evals:
-        shown = ", ".join(
-            f"{name} {_number(value, '.4g')}" for name, value in item.items() if _is_number(value) and name != "at"
-        )
+        numbers = {name: value for name, value in item.items() if _is_number(value) and name != "at"}
+        shown = ", ".join(f"{name} {_number(value, '.4g')}" for name, value in numbers.items())
         rows.append(("evaluation", "; ".join(filter(None, (shown, item.get("failure"))))))
     print_rows(console, rows)
 
 
-def print_rollouts(console: Console, groups: Iterable[JsonObject]) -> None:
+def print_rollouts(console: Console, groups: Sequence[JsonObject]) -> None:
     """Groups with their prompt and every rollout's reward and text."""
-    shown = False
     for group in groups:
-        shown = True
         console.rule(f"{group.get('purpose', 'train')} group {group.get('group_id')}", align="left")
         console.print(f"[bold]prompt[/bold] {escape(str(group.get('prompt', '')))}")
         console.print(f"[bold]ground truth[/bold] {escape(str(group.get('ground_truth', '')))}")
         for rollout in group.get("rollouts", []):
-            mark = (
-                _number(rollout.get("reward"), "+.2f") if rollout.get("reward") is not None else rollout.get("status")
-            )
+            reward = rollout.get("reward")
+            mark = rollout.get("status") if reward is None else _number(reward, "+.2f")
             console.print(f"  [cyan]{escape(str(mark))}[/cyan] {escape(str(rollout.get('text', '')))}")
-    if not shown:
+    if not groups:
         console.print("no rollouts yet")
 
 
 def print_letters(console: Console, letters: Iterable[JsonObject]) -> None:
-    """One row per dead letter; what was cut is marked."""
+    """One row per dead letter; a letter whose payload was cut is marked."""
     rows = [
         (
-            letter["stage"],
-            letter["id"],
-            letter["member"],
-            str(letter["deliveries"]),
-            _ago(letter["last_seen"]),
-            f"{letter['size_bytes']}{'' if letter['whole'] else ' (cut)'}",
-            letter["reason"],
+            letter["stage"], letter["id"], letter["member"], str(letter["deliveries"]), _ago(letter["last_seen"]),
+            f"{letter['size_bytes']}{'' if letter['whole'] else ' (cut)'}", letter["reason"],
         )
         for letter in letters
-    ]
+    ]  # fmt: skip
     names = ("stage", "entry", "group", "deliveries", "given up", "bytes", "reason")
-    _print(console, names, rows, empty="no dead letters")
+    _print_table(console, names, rows, empty="no dead letters")
 
 
 def print_letter(console: Console, letter: JsonObject) -> None:
     """All of one dead letter."""
-    values = {
+    extent = "whole" if letter["whole"] else "of which the beginning is kept: it cannot be put back"
+    rows = {
         "stage": letter["stage"],
         "entry": letter["id"],
         "group": letter["member"],
@@ -124,43 +111,38 @@ def print_letter(console: Console, letter: JsonObject) -> None:
         "deliveries": f"{letter['deliveries']}, given up by {letter['consumer']}",
         "first seen": _ago(letter["first_seen"]),
         "last seen": _ago(letter["last_seen"]),
-        "payload": f"{letter['size_bytes']} bytes, "
-        + ("whole" if letter["whole"] else "of which the beginning is kept: it cannot be put back"),
+        "payload": f"{letter['size_bytes']} bytes, {extent}",
     }
-    print_rows(console, [(name, str(value)) for name, value in values.items()])
+    print_rows(console, rows.items())
     if letter["content"] is not None:
         console.print_json(data=letter["content"])
 
 
-def print_workers(console: Console, workers: Iterable[JsonObject]) -> None:
-    """One row per worker, and below the table why some cannot work."""
-    workers = list(workers)
+def print_workers(console: Console, workers: Sequence[JsonObject]) -> None:
+    """One row per worker, and below the table the trouble of each that cannot work."""
     rows = [
         (
-            worker["name"],
-            worker["kind"],
-            worker["state"],
-            worker.get("job_id") or "",
+            worker["name"], worker["kind"], worker["state"], worker.get("job_id") or "",
             "" if worker.get("policy_version") is None else str(worker["policy_version"]),
             f"{worker['host']}:{worker['pid']}" if worker["pid"] else worker["host"],
         )
         for worker in workers
-    ]
-    _print(console, ("worker", "kind", "state", "job", "policy", "process"), rows, empty="no workers")
+    ]  # fmt: skip
+    _print_table(console, ("worker", "kind", "state", "job", "policy", "process"), rows, empty="no workers")
     for worker in workers:
         if trouble := worker.get("detail", {}).get("trouble"):
             console.print(f"{escape(worker['name'])}: {escape(str(trouble))}", style="yellow", soft_wrap=True)
 
 
-def print_rows(console: Console, rows: Iterable[tuple[str, str]]) -> None:
-    """Names in bold, and what they stand for."""
+def print_rows(console: Console, rows: Iterable[tuple[str, object]]) -> None:
+    """Names in bold, each with its value."""
     table = Table.grid(padding=(0, 2))
     for name, value in rows:
-        table.add_row(f"[bold]{name}[/bold]", escape(value))
+        table.add_row(f"[bold]{name}[/bold]", escape(str(value)))
     console.print(table)
 
 
-def _print(console: Console, names: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str) -> None:
+def _print_table(console: Console, names: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str) -> None:
     if not rows:
         console.print(empty)
         return
@@ -170,8 +152,8 @@ def _print(console: Console, names: Sequence[str], rows: Sequence[Sequence[str]]
     console.print(table)
 
 
-def _asked(job: JsonObject) -> str:
-    """What the job's learner was asked and has not done yet."""
+def _pending_request(job: JsonObject) -> str:
+    """The request that the job's learner has not fulfilled yet."""
     if job.get("cancel_requested") and job["state"] not in ENDED:
         return " (cancel requested)"
     wanted, paused = bool(job.get("pause_requested")), job["state"] == "paused"
@@ -189,9 +171,7 @@ def _number(value: object, form: str) -> str:
 
 
 def _ago(at: object) -> str:
-    if not isinstance(at, int | float):
-        return ""
-    return f"{_span(max(0.0, time.time() - at))} ago"
+    return f"{_span(max(0.0, time.time() - at))} ago" if isinstance(at, int | float) else ""
 
 
 def _duration(start: object, end: object) -> str | None:

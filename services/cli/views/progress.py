@@ -1,8 +1,7 @@
-"""What a follower of a job sees: one line per step under fixed headings, and a progress bar on a terminal."""
+"""Progress of a followed job: one line per step under fixed headings, and a progress bar on a terminal."""
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
@@ -22,7 +21,7 @@ def heading() -> str:
 
 
 def step_line(step: StepRecord) -> str:
-    """One step as a line. `reward` and `accuracy` are over all rollouts judged, not only the informative ones."""
+    """One step as a line. `reward` and `accuracy` cover all judged rollouts, not only the informative ones."""
     cells = (
         str(step.step), _number(step.reward, 3), _number(step.accuracy, 3), _number(step.accept_rate, 2),
         _number(step.policy_age_mean, 2), _number(step.generated_tokens_per_s, 0),
@@ -32,7 +31,7 @@ def step_line(step: StepRecord) -> str:
 
 
 def eval_line(result: dict[str, Any]) -> str:
-    """One evaluation as a line, labelled with the policy versions that answered."""
+    """One evaluation as a line, with the policy versions that sampled its rollouts."""
     versions = f"{result['min_policy_version']}..{result['max_policy_version']}"
     missing = result.get("rollouts_not_judged")
     unjudged = f", {missing} rollouts not judged" if missing else ""
@@ -48,45 +47,35 @@ def _number(value: float | None, digits: int) -> str:
 
 
 class Board:
-    """A progress bar below the lines; where output is no terminal, the lines alone."""
+    """A progress bar below the lines; without a terminal, the lines alone."""
 
     def __init__(self, console: Console, steps: int) -> None:
-        """Nothing is shown before `with`."""
         self._console = console
         self._shown = ""
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
+        text = TextColumn("{task.description}")
+        columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
         self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task = self._progress.add_task("queued", total=steps)
 
     def __enter__(self) -> Self:
-        """Shows the bar."""
         self._progress.start()
         self.say(heading())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Takes the bar away."""
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
     def say(self, line: str) -> None:
-        """A line above the bar."""
+        """Prints a line above the bar."""
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def step(self, step: StepRecord) -> None:
-        """One more step."""
+        """Prints a step, and advances the bar."""
         self.say(step_line(step))
         self._progress.update(self._task, completed=step.step)
 
     def record(self, job: dict[str, Any]) -> None:
-        """Where the job is in its life, beside the bar; a state that waits for something is told in a line too."""
+        """Shows the job's state beside the bar, and a new cause of a state in a line."""
         shown = f"{job['state']}{': ' + job['cause'] if job['cause'] else ''}"
         if shown == self._shown:
             return

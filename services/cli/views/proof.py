@@ -1,4 +1,4 @@
-"""What the commands that prove print for people."""
+"""Text output of the commands that prove a job's work: ledger, audit and replay."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from services.learner.replay.report import ReplayReport
 
 MAX_REASONS = 20
-"""Reasons of failed groups that are listed."""
+"""Number of reasons of failed groups that are listed."""
 MAX_TENSORS = 10
-"""Tensors that differ which are named."""
+"""Number of different tensors that are named."""
 FIGURES = {
     "loss": "loss",
     "clip_fraction_low": "clipped low",
@@ -29,18 +29,17 @@ FIGURES = {
     "grad_norm": "gradient norm",
     "mismatch_kl_k3": "mismatch KL",
 }
-"""A step's figures that a what-if compares, and what people call them."""
+"""Figures of a step that a what-if compares, with their titles."""
 
 
 def print_ledger(console: Console, ledger: JsonObject, *, listed: bool) -> None:
-    """The sums, why groups failed, and the page of groups if it was asked for."""
+    """The counts, the reasons of failed groups, and the page of groups where it is requested."""
     if ledger["source"] == "record":
-        console.print(
-            "[yellow]remark[/yellow] no journal that the gateway can read: sums and reasons of the job's record"
-        )
+        remark = "no journal that the gateway can read: sums and reasons of the job's record"
+        console.print(f"[yellow]remark[/yellow] {remark}")
     names = ("issued", *(fate.value for fate in Fate), "active")
     step = ("step", f"{ledger['step']}, lineage {ledger['lineage']}")
-    print_rows(console, [step, *((name, str(ledger[name])) for name in names)])
+    print_rows(console, [step, *((name, ledger[name]) for name in names)])
     for reason, count in ledger["failed_reasons"].items():
         console.print(f"  {count} × {escape(reason)}")
     if listed:
@@ -53,16 +52,16 @@ def print_ledger(console: Console, ledger: JsonObject, *, listed: bool) -> None:
 
 
 def print_audit(console: Console, report: AuditReport) -> None:
-    """The sums, then each violation with its place."""
+    """The counts, then each violation with its place."""
     ended = {True: "ended", False: "not ended", None: "state unknown"}[report.ended]
     lineages = ", ".join(map(str, report.lineages)) or "none"
     rows = [
         ("job", f"{report.job_id} ({ended})"),
         ("journal", f"{report.records} records, {report.steps} steps, lineage {lineages}"),
-        ("issued", str(report.issued)),
-        *((fate.value, str(report.fates[fate])) for fate in Fate),
-        *([("given up", str(report.given_up))] if report.given_up else []),
-        ("active", str(report.active)),
+        ("issued", report.issued),
+        *((fate.value, report.fates[fate]) for fate in Fate),
+        *([("given up", report.given_up)] if report.given_up else []),
+        ("active", report.active),
         ("policy_age", f"at most {report.policy_age_max}; the bound is {report.max_off_policy_steps}"),
         ("checkpoints", ", ".join(map(str, report.checkpoints)) or "none"),
         ("history", f"{report.history_steps} step records compared"),
@@ -77,43 +76,38 @@ def print_audit(console: Console, report: AuditReport) -> None:
         console.print(f"[red]{violation.breach}[/red] {escape(violation.where)}: {escape(violation.message)}")
     for what in report.unproved:
         console.print(f"not proved here: {escape(what)}")
-    verdict = (
-        "[green]no violation[/green]" if not report.violations else f"[red]{len(report.violations)} violations[/red]"
-    )
-    console.print(verdict)
+    count = len(report.violations)
+    console.print(f"[red]{count} violations[/red]" if count else "[green]no violation[/green]")
 
 
 class ReplayPrinter:
-    """A line for each version as it is made again, and the outcome."""
+    """A line for each version of the replay as it is computed, and the outcome."""
 
     def __init__(self, console: Console, plan: Plan) -> None:
-        """Says where it begins."""
-        self._console = console
-        self._plan = plan
+        """Prints the plan's remarks and the first step."""
+        self._console, self._plan = console, plan
         for remark in plan.remarks:
             console.print(f"[yellow]remark[/yellow] {escape(remark)}")
         console.print(f"replaying steps {plan.start + 1}–{plan.last} of {plan.folder.name}, from {plan.begins_with}")
 
     def progress(self, which: str, result: Mapping[str, Any]) -> None:
-        """A result as the ranks give it."""
+        """Prints one result of the ranks."""
         if which == "changed":
             return
         if result["kind"] == "checkpoint":
-            wrong = [*map(str, result["different"])]
+            wrong = list(map(str, result["different"]))
             outcome = f"{len(wrong)} differ: {', '.join(wrong[:MAX_TENSORS])}" if wrong else "all equal"
-            self._console.print(
-                f"  checkpoint {result['step']:>5}  {result['tensors']} tensors: {_verdict(outcome, not wrong)}"
-            )
+            verdict = _verdict(outcome, good=not wrong)
+            self._console.print(f"  checkpoint {result['step']:>5}  {result['tensors']} tensors: {verdict}")
             return
         recorded = self._plan.digests.get(int(result["step"]), "")
         equal = recorded == result["digest"]
         outcome = "equal" if equal else f"recorded {recorded}" if recorded else "nothing recorded"
-        self._console.print(
-            f"  version {result['step']:>8}  {result['digest']}  {_verdict(outcome, equal or not recorded)}"
-        )
+        verdict = _verdict(outcome, good=equal or not recorded)
+        self._console.print(f"  version {result['step']:>8}  {result['digest']}  {verdict}")
 
     def finish(self, report: ReplayReport, differences: Mapping[str, Any]) -> None:
-        """The what-if, if there was one, and the verdict."""
+        """Prints the what-if, where there is one, and the verdict."""
         if report.distance is not None:
             self._print_what_if(report, differences)
         if not report.equal:
@@ -125,15 +119,14 @@ class ReplayPrinter:
 
     def _print_what_if(self, report: ReplayReport, differences: Mapping[str, Any]) -> None:
         changes = ", ".join(f"{path} = {value}" for path, value in differences.items())
-        table = Table(
-            "step", "figure", "recorded", "what if", title=f"what if {escape(changes)}", box=None, pad_edge=False
-        )
+        title = f"what if {escape(changes)}"
+        table = Table("step", "figure", "recorded", "what if", title=title, box=None, pad_edge=False)
         for step, changed in report.changed.items():
             recorded = report.versions[step].stats or {}
-            for name, title in FIGURES.items():
+            for name, label in FIGURES.items():
                 if name in recorded or name in changed:
                     first = str(step) if name == "loss" else ""
-                    table.add_row(first, title, _figure(recorded.get(name)), _figure(changed.get(name)))
+                    table.add_row(first, label, _figure(recorded.get(name)), _figure(changed.get(name)))
         self._console.print(table)
         norms = report.distance or {}
         apart, trained, weights = norms["apart"], norms["trained"], norms["weights"]
@@ -141,7 +134,7 @@ class ReplayPrinter:
         self._console.print(f"weights at the end: {apart:.3e} apart, {apart / weights:.2e} of their norm{of_training}")
 
 
-def _verdict(text: str, good: bool) -> str:
+def _verdict(text: str, *, good: bool) -> str:
     colour = "green" if good else "red"
     return f"[{colour}]{escape(text)}[/{colour}]"
 

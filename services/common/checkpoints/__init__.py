@@ -1,1 +1,1 @@
-"""Checkpoints as everybody reads them: manifest, fingerprint of what they belong to, and where a new job begins."""
+"""Checkpoints: their manifest, the fingerprint of their job, and the origin of a new job's weights. The learner's storage writes them."""

@@ -1,4 +1,4 @@
-"""What a checkpoint belongs to: one that was made of something else is refused, with what differs."""
+"""Fingerprint of the job that a checkpoint belongs to: a checkpoint of another job is refused, and the differences are listed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from services.common.spec.job import JobSpec
 
 SAMPLES = 64
 SAMPLE_BYTES = 64 * 1024
-_WEIGHTS = ".safetensors"
 _TEXTS = {".json", ".jinja", ".txt", ".model"}
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Of one job: what its steps were computed from. As JSON values it is part of every manifest's state."""
+    """Inputs from which a job computes its steps. As JSON values it is part of every manifest's state."""
 
     job_id: str
     spec: dict[str, Any]
@@ -33,14 +32,14 @@ class Identity:
     weights: str
     """Digest of the model's weights: their sizes, and samples spread over each file."""
     shape: dict[str, Any]
-    """What config.json says of the model's sizes."""
+    """The model's shape, from its config.json."""
 
     def state(self) -> dict[str, Any]:
-        """JSON values."""
+        """The identity as JSON values."""
         return asdict(self)
 
     def differences(self, state: Mapping[str, Any]) -> list[str]:
-        """How the identity in a manifest's state differs from this one, a line each; a setting that is newer than it does not count."""
+        """Differences from the identity in a manifest's state, a line each; a setting that is newer than the manifest does not count."""
         lines = [
             f"{name}: {state.get(name)} there, {getattr(self, name)} here"
             for name in ("job_id", "dataset", "tokenizer", "weights")
@@ -56,7 +55,7 @@ def identity_of(job_id: str, spec: JobSpec, model_dir: Path, dataset: str) -> Id
     """The job's identity; reads the model's small files and samples of the large ones.
 
     Raises:
-        ModelError: the directory is no whole model.
+        ModelError: the directory is not a complete model.
     """
     files = sorted(path for path in model_dir.iterdir() if path.is_file())
     return Identity(
@@ -64,7 +63,7 @@ def identity_of(job_id: str, spec: JobSpec, model_dir: Path, dataset: str) -> Id
         spec=spec.model_dump(mode="json"),
         dataset=dataset,
         tokenizer=_digest(path for path in files if path.suffix in _TEXTS),
-        weights=_digest(path for path in files if path.suffix == _WEIGHTS),
+        weights=_digest(path for path in files if path.suffix == ".safetensors"),
         shape=asdict(inspect_model(model_dir)),
     )
 

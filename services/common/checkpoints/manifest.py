@@ -1,6 +1,6 @@
-"""Manifest of a checkpoint: which files of which sizes and digests it has, and what the head needs beside them.
+"""Manifest of a checkpoint: names, sizes and digests of its files, and the controller's state.
 
-A directory without a manifest that verifies is no checkpoint. `services.learner.storage.checkpoints` writes them.
+A directory without a manifest that verifies is not a checkpoint. `services.learner.storage.checkpoints` writes them.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ log = logging.getLogger(__name__)
 
 MANIFEST = "MANIFEST.json"
 EXPORT = "hf"
-"""Directory of the weights in Hugging Face format, where they are exported."""
+"""Subdirectory of a checkpoint with its weights in Hugging Face format, if they are exported."""
 FORMAT = 2
 MAX_MANIFEST_BYTES = 256 * 1024 * 1024
 CHECKPOINTS_DIR = "checkpoints"
-"""Of a job's folder: its checkpoints, a directory each."""
+"""Subdirectory of a job's folder with its checkpoints, a directory each."""
 
 
 class CheckpointError(MillraceError):
-    """A checkpoint cannot be written or does not verify; names the file."""
+    """A checkpoint cannot be written or does not verify; the message names the file."""
 
 
-class CheckpointRefused(ConfigError):  # noqa: N818  what became of it
-    """A sound checkpoint that does not belong to this job, or that this release cannot read; says what differs."""
+class CheckpointRefused(ConfigError):  # noqa: N818  names the outcome
+    """An intact checkpoint of another job, or of a format that this release cannot read; the message names the differences."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """A file of a checkpoint, as whoever wrote it says: durable, and with the digest of the bytes that were meant.
+    """A durable file of a checkpoint, with the digest of the bytes that its writer intended.
 
     Example: WrittenFile("rank-00000.safetensors", 1073741824, "0f…")
     """
@@ -56,23 +56,23 @@ class Checkpoint:
     path: Path
     step: int
     state: dict[str, Any]
-    """What the head needs beside the ranks' files: ledger, lineage, identity (JSON values)."""
+    """The controller's state beside the ranks' files: ledger, lineage, identity (JSON values)."""
     files: tuple[WrittenFile, ...]
     digest: str = ""
-    """Of the manifest, and so of all that it names."""
+    """Of the manifest, and thereby of all files that it names."""
 
     @property
     def size(self) -> int:
-        """Bytes of its files."""
+        """Size of all files, bytes."""
         return sum(file.bytes for file in self.files)
 
 
 def read_manifest(path: Path) -> Checkpoint:
-    """What a checkpoint's manifest says; its files are not looked at.
+    """The checkpoint of a verified manifest; its files are not checked.
 
     Raises:
         CheckpointError: the manifest is missing or damaged.
-        CheckpointRefused: it is of a format that this release cannot read.
+        CheckpointRefused: this release cannot read its format.
     """
     manifest = path / MANIFEST
     try:
@@ -81,10 +81,9 @@ def read_manifest(path: Path) -> Checkpoint:
         if len(data) > MAX_MANIFEST_BYTES:
             raise CheckpointError(f"{manifest}: is larger than {MAX_MANIFEST_BYTES} bytes")
         document = json.loads(data)
+        unknown_format = f"{manifest}: format {document.get('format')} is not known (this is format {FORMAT})"
         if document.get("format") != FORMAT and "xxh3" not in document:
-            raise CheckpointRefused(
-                f"{manifest}: format {document.get('format')} is not known (this is format {FORMAT})"
-            )
+            raise CheckpointRefused(unknown_format)
         digest = document.pop("xxh3")
         files = tuple(WrittenFile(name, int(e["bytes"]), str(e["xxh3"])) for name, e in document["files"].items())
         checkpoint = Checkpoint(path, int(document["step"]), dict(document["state"]), files, digest)
@@ -95,23 +94,23 @@ def read_manifest(path: Path) -> Checkpoint:
     if any(Path(name).is_absolute() or ".." in Path(name).parts for name in document["files"]):
         raise CheckpointError(f"{manifest}: names a file outside of its directory")
     if document["format"] != FORMAT:
-        raise CheckpointRefused(f"{manifest}: format {document['format']} is not known (this is format {FORMAT})")
+        raise CheckpointRefused(unknown_format)
     return checkpoint
 
 
 def manifest_document(step: int, state: dict[str, Any], files: Iterable[WrittenFile]) -> dict[str, Any]:
-    """What a manifest says of these, without its digest."""
+    """The content of a manifest, without its digest."""
     entries = {file.name: {"bytes": file.bytes, "xxh3": file.xxh3} for file in files}
     return {"format": FORMAT, "step": step, "state": state, "files": entries}
 
 
 def manifest_digest(step: int, state: dict[str, Any], files: Iterable[WrittenFile]) -> str:
-    """Of the manifest that will be written of these."""
+    """The digest of a manifest with this content."""
     return _digest_of(manifest_document(step, state, files))
 
 
 def newest_manifest(root: Path) -> Checkpoint | None:
-    """The newest checkpoint in the directory whose manifest verifies, or None; nothing is made or changed."""
+    """The newest checkpoint in the directory whose manifest verifies, or None; changes no file."""
     return next(manifests(root), None)
 
 
@@ -119,7 +118,7 @@ def verify_files(checkpoint: Checkpoint) -> None:
     """Checks every file against the manifest.
 
     Raises:
-        CheckpointError: one is missing, or does not match.
+        CheckpointError: a file is missing, or does not match.
     """
     for entry in checkpoint.files:
         file = checkpoint.path / entry.name
@@ -129,7 +128,7 @@ def verify_files(checkpoint: Checkpoint) -> None:
 
 
 def manifests(root: Path) -> Iterator[Checkpoint]:
-    """Checkpoints whose manifest verifies, newest first; their files are not looked at."""
+    """Checkpoints whose manifest verifies, newest first; their files are not checked."""
     for path in reversed(finished(root)):
         try:
             yield read_manifest(path)
@@ -138,7 +137,7 @@ def manifests(root: Path) -> Iterator[Checkpoint]:
 
 
 def finished(root: Path) -> list[Path]:
-    """Directories of checkpoints that were committed, oldest first."""
+    """Directories of committed checkpoints, oldest first."""
     return sorted(path for path in root.glob("step-????????") if path.is_dir())
 
 
@@ -152,7 +151,7 @@ def digest_of_file(path: Path) -> str:
 
 
 def check_size(file: Path, size: int) -> None:
-    """Raises CheckpointError when there is no file of this size."""
+    """Raises CheckpointError if there is no file of this size."""
     if not file.is_file() or file.stat().st_size != size:
         raise CheckpointError(f"{file}: missing, or not {size} bytes long")
 
@@ -162,5 +161,5 @@ def _digest_of(document: dict[str, Any]) -> str:
 
 
 def dump_manifest(document: dict[str, Any]) -> bytes:
-    """The manifest's one spelling, with its digest: any byte that differs is damage."""
+    """The manifest with its digest, in its only valid encoding: any other byte is damage."""
     return json.dumps(document | {"xxh3": _digest_of(document)}, indent=1, sort_keys=True).encode()

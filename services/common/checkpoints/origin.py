@@ -1,4 +1,4 @@
-"""Where a new job's weights come from when `checkpoint.load` names a place: another job's checkpoint, or a Hugging Face directory.
+"""Origin of a new job's weights, named by `checkpoint.load`: another job's checkpoint, or a Hugging Face directory.
 
     load                        weights   optimizer   random states   step, data position
     checkpoint                     ✓          ✓             ✓            the checkpoint's
@@ -7,7 +7,7 @@
       + finetune                   ✓          as new        as new       0
     Hugging Face directory         ✓          as new        as new       0
 
-The names mean what they mean to Megatron-LM and MindSpeed-RL. A job that has a checkpoint of its own resumes from that one, whole.
+The names have their meaning of Megatron-LM and MindSpeed-RL. A job with a checkpoint of its own resumes from that one, completely.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LAYOUT = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What `checkpoint.load` names."""
+    """The checkpoint or directory that `checkpoint.load` names."""
 
     path: Path
     """A checkpoint's directory, or a Hugging Face one."""
@@ -52,16 +52,16 @@ class Origin:
 
 
 class OriginFacts(TypedDict):
-    """What the trial has found, as MessagePack values."""
+    """Results of the trial, as MessagePack values."""
 
     path: str
-    """Where weights are taken from."""
+    """Source of the weights."""
     step: int | None
-    """The checkpoint's; None for a Hugging Face directory."""
+    """Of the checkpoint; None for a Hugging Face directory."""
 
 
 def find_origin(spec: JobSpec, settings: Settings) -> Origin | None:
-    """What `checkpoint.load` names, or None without one. Of a job's folder it is the newest checkpoint whose manifest verifies.
+    """The origin that `checkpoint.load` names, or None. In a job's folder it is the newest checkpoint whose manifest verifies.
 
     Raises:
         ConfigError: it is outside the allowed directories, is not there, or is neither of the two; names the field and the path.
@@ -72,9 +72,8 @@ def find_origin(spec: JobSpec, settings: Settings) -> Origin | None:
     roots = [settings.job_dir(""), settings.models_dir, *settings.model_roots]
     path = locate(name, roots, field=FIELD, error=ConfigError)
     if not path.is_dir():
-        raise ConfigError(
-            f"{path} is not there: it must be a job's id, a checkpoint's or a model's directory", field=FIELD
-        )
+        message = f"{path} is not there: it must be a job's id, a checkpoint's or a model's directory"
+        raise ConfigError(message, field=FIELD)
     if (path / CHECKPOINTS_DIR).is_dir() or (path / SPEC_FILE).is_file():
         path /= CHECKPOINTS_DIR
     try:
@@ -89,10 +88,10 @@ def find_origin(spec: JobSpec, settings: Settings) -> Origin | None:
 
 
 def check_origin(origin: Origin, spec: JobSpec, identity: Identity) -> None:
-    """Makes sure that the job can begin there, but for the files' content.
+    """Checks that the job can begin there, without reading the content of the weights.
 
     Raises:
-        ConfigError: names the field and what does not fit.
+        ConfigError: names the field and the differences.
     """
     if origin.checkpoint is None:
         try:
@@ -101,25 +100,25 @@ def check_origin(origin: Origin, spec: JobSpec, identity: Identity) -> None:
             raise ConfigError(*(problem.message for problem in error.problems), field=FIELD) from error
         _check_shape(origin, shape, identity)
         return
-    known = _known_identity(origin, origin.checkpoint)
-    _check_shape(origin, known["shape"], identity)
+    recorded = _recorded_identity(origin, origin.checkpoint)
+    _check_shape(origin, recorded["shape"], identity)
     if spec.checkpoint.finetune:
         weights_of(origin, spec)
         return
     compared = [name for name in ("dataset", "tokenizer") if getattr(identity, name)]
-    problems = [f"{name} differs" for name in compared if known.get(name) != getattr(identity, name)]
-    problems += _layout_differences(known["spec"], spec)
+    problems = [f"{name} differs" for name in compared if recorded.get(name) != getattr(identity, name)]
+    problems += _layout_differences(recorded["spec"], spec)
     if origin.checkpoint.step >= spec.learner.steps:
         problems.append(f"it is at step {origin.checkpoint.step}, and learner.steps is {spec.learner.steps}")
     if problems:
-        _wrong(origin, f"{'; '.join(problems)} (checkpoint.finetune takes its weights only)")
+        _reject(origin, f"{'; '.join(problems)} (checkpoint.finetune takes its weights only)")
 
 
 def verify_origin(checkpoint: Checkpoint) -> None:
-    """Reads all of it.
+    """Verifies every file of the checkpoint.
 
     Raises:
-        ConfigError: a file is damaged; names it.
+        ConfigError: a file is damaged; the message names it.
     """
     try:
         verify_files(checkpoint)
@@ -128,30 +127,26 @@ def verify_origin(checkpoint: Checkpoint) -> None:
 
 
 def weights_of(origin: Origin, spec: JobSpec) -> tuple[Path, bool]:
-    """Where weights are taken from, and whether that is a Hugging Face directory: a checkpoint's export where its ranks were others.
+    """The directory of the weights, and whether it is a Hugging Face one: a checkpoint's export if its layout of ranks differs.
 
     Raises:
-        ConfigError: its ranks were others, and it has no export.
+        ConfigError: its layout of ranks differs, and it has no export.
     """
     if origin.checkpoint is None:
         return origin.path, True
-    differences = _layout_differences(_known_identity(origin, origin.checkpoint)["spec"], spec)
+    differences = _layout_differences(_recorded_identity(origin, origin.checkpoint)["spec"], spec)
     if not differences:
         return origin.path, False
     if not (origin.path / EXPORT / "config.json").is_file():
-        _wrong(origin, f"{'; '.join(differences)}, and it has no export in Hugging Face format")
+        _reject(origin, f"{'; '.join(differences)}, and it has no export in Hugging Face format")
     return origin.path / EXPORT, True
 
 
 def try_origin(spec: JobSpec, settings: Settings, model_dir: Path, dataset: str, until: float) -> OriginFacts | None:
-    """Finds what `checkpoint.load` names and checks that the job can begin there, as the learner will, but for the files' digests.
+    """Finds the origin and checks that the job can begin there, like the learner but without the files' digests.
 
-    Args:
-        spec: the job's.
-        settings: where jobs and models lie.
-        model_dir: of the job's model, which has been tried.
-        dataset: fingerprint of the training source; empty where it is not known, and then not compared.
-        until: when to stop looking at weights of a Hugging Face directory, monotonic seconds.
+    The model in `model_dir` has passed its trial. An empty `dataset` (fingerprint of the training source) is unknown and not compared.
+    Values of a Hugging Face directory are checked until `until`, monotonic seconds.
 
     Raises:
         ConfigError: `checkpoint.load: <path>: what does not fit`.
@@ -176,31 +171,30 @@ def try_origin(spec: JobSpec, settings: Settings, model_dir: Path, dataset: str,
     return OriginFacts(path=str(folder), step=origin.checkpoint.step if origin.checkpoint is not None else None)
 
 
-def _known_identity(origin: Origin, checkpoint: Checkpoint) -> dict[str, Any]:
-    """What the checkpoint says it was made of."""
-    known = checkpoint.state.get("identity")
-    spec = known.get("spec") if isinstance(known, dict) else None
+def _recorded_identity(origin: Origin, checkpoint: Checkpoint) -> dict[str, Any]:
+    identity = checkpoint.state.get("identity")
+    spec = identity.get("spec") if isinstance(identity, dict) else None
     sections = [spec.get(name) for name in ("learner", "model")] if isinstance(spec, dict) else [None]
-    if not isinstance(known, dict) or not all(isinstance(part, dict) for part in (known.get("shape"), *sections)):
-        _wrong(origin, "its manifest does not say what it was made of")
-    return known
+    if not isinstance(identity, dict) or not all(isinstance(part, dict) for part in (identity.get("shape"), *sections)):
+        _reject(origin, "its manifest does not say what it was made of")
+    return identity
 
 
-def _layout_differences(known: dict[str, dict[str, object]], spec: JobSpec) -> list[str]:
+def _layout_differences(recorded: dict[str, dict[str, object]], spec: JobSpec) -> list[str]:
     here = spec.model_dump(mode="json")
     fields = [("learner", name) for name in _LAYOUT] + [("model", "dtype")]
     return [
-        f"{section}.{name} is {known[section].get(name)} there and {here[section][name]} here"
+        f"{section}.{name} is {recorded[section].get(name)} there and {here[section][name]} here"
         for section, name in fields
-        if known[section].get(name) != here[section][name]
+        if recorded[section].get(name) != here[section][name]
     ]
 
 
 def _check_shape(origin: Origin, shape: dict[str, object], identity: Identity) -> None:
     different = [name for name, value in identity.shape.items() if shape.get(name) != value]
     if different:
-        _wrong(origin, f"{', '.join(different)} differ from the model's")
+        _reject(origin, f"{', '.join(different)} differ from the model's")
 
 
-def _wrong(origin: Origin, what: str) -> NoReturn:
-    raise ConfigError(f"{origin.path}: {what}", field=FIELD)
+def _reject(origin: Origin, problem: str) -> NoReturn:
+    raise ConfigError(f"{origin.path}: {problem}", field=FIELD)

@@ -1,1 +1,1 @@
-"""Configuration: the operator's settings, allowed paths, names of verifiers, and the bounds of chats."""
+"""Configuration: the operator's settings, allowed paths, names of verifiers, and limits of chats."""

@@ -1,4 +1,4 @@
-"""What gateway and rollout servers agree on besides the messages of `proto/inference.proto`: limits, and the names of refusals."""
+"""Contract of chats between gateway and rollout servers: limits, headers and reasons of refusal (messages: `proto/inference.proto`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOAD_LIMIT_S = 120.0
 """Longest wait for an exported checkpoint to be loaded; the load itself goes on."""
 
 GENERATE_LIMIT_S = 300.0
-"""Longest generation, from a place in the lane to the last token."""
+"""Longest generation, from a place in the queue to the last token."""
 
 MAX_TOKENS = 2048
 """Longest answer, tokens."""
@@ -23,20 +23,20 @@ PARAM_HEADER = "millrace-param"
 
 
 class Problem(StrEnum):
-    """Why a rollout server does not answer, or stopped answering."""
+    """Reason why a rollout server does not answer, or stops answering."""
 
     NOT_FOUND = "model_not_found"
-    """No such job, or it has nothing to load."""
+    """The job does not exist, or it has nothing to load."""
     NOT_HERE = "not_here"
-    """This server does not serve the job now; another may."""
+    """This server does not serve the job now; another server may."""
     NOT_LOADED = "not_loaded"
-    """The checkpoint cannot be loaded, or was not in time."""
+    """The checkpoint cannot be loaded, or is not loaded within LOAD_LIMIT_S."""
     BUSY = "busy"
-    """Every place of the lane stayed taken."""
+    """Every place in the queue stays taken."""
     ABORTED = "aborted"
-    """It had begun, and training took the engine back."""
+    """Generation has begun, and training takes the engine back."""
     TOO_SLOW = "too_slow"
-    """It was not done within GENERATE_LIMIT_S."""
+    """Generation takes longer than GENERATE_LIMIT_S."""
     TOO_LONG = "context_length_exceeded"
     INVALID = "invalid_value"
 

@@ -1,8 +1,9 @@
-"""Paths that people name in a job: they may lead only below the directories that the operator allows."""
+"""Paths named in a job: they must lie below the directories that the operator allows."""
 
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -10,30 +11,25 @@ from services.common.errors import ConfigError
 
 
 def locate(name: str, roots: Sequence[Path], *, field: str, error: type[ConfigError]) -> Path:
-    """The real path of what a person named, links resolved, whether it exists or not.
+    """The real path of a name below the allowed directories, links resolved, whether it exists or not.
 
-    A relative name is looked for below each root in turn; the first that exists wins, else the first root's is returned.
-
-    Args:
-        name: absolute, or relative to a root.
-        roots: the allowed directories.
-        field: the setting that holds the name, for the error.
-        error: what to raise.
+    A relative name is searched below each root in turn; the first path that exists wins, else the first root's is returned.
+    The error has the class `error` and names `field`, the setting that holds the name.
 
     Raises:
-        error: the name has `..` or a NUL in it, is none that the system takes, or leads (perhaps by a link) outside the roots.
+        error: the name has `..` or a NUL in it, is not a usable path, or leads (perhaps by a link) outside the roots.
     """
     if ".." in PurePosixPath(name).parts or "\0" in name:
         raise error(f"{name!r} must not contain `..` or a NUL character", field=field)
     real_roots = [resolve(root, field=field, error=error) for root in roots]
     candidates = [resolve(root / name, field=field, error=error) for root in real_roots]
-    chosen = next((path for path in candidates if _exists(path)), candidates[0])
+    chosen = next((path for path in candidates if os.path.exists(path)), candidates[0])  # noqa: PTH110  False on any OSError
     if not is_below(chosen, real_roots):
         listed = ", ".join(str(root) for root in real_roots)
         raise error(f"{name!r} leads outside the allowed directories ({listed})", field=field)
     try:
         chosen.exists()
-    except OSError as problem:  # a name longer than the file system takes, a directory that may not be looked into
+    except OSError as problem:  # the name is too long, or a directory may not be searched
         raise error(f"{name[:200]!r} is not a usable path: {problem.strerror}", field=field) from problem
     return chosen
 
@@ -42,7 +38,7 @@ def resolve(path: Path, *, field: str, error: type[ConfigError]) -> Path:
     """The absolute path with every link followed.
 
     Raises:
-        error: a loop of links, or a path that the system refuses.
+        error: a loop of links, or a path that the system rejects.
     """
     try:
         return path.resolve()
@@ -55,14 +51,7 @@ def is_below(path: Path, roots: Iterable[Path]) -> bool:
     return any(path != root and path.is_relative_to(root) for root in roots)
 
 
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:  # a name longer than the file system takes
-        return False
-
-
-def near(name: str, known: Iterable[str]) -> str:
-    """`; did you mean a, b?` for names close to a wrong one, or nothing."""
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`; did you mean a, b?` with the known names close to a wrong one, or an empty text."""
     matches = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.5)
     return f"; did you mean {', '.join(matches)}?" if matches else ""

@@ -1,4 +1,4 @@
-"""A directory that only this user may enter: what lies in it needs no guard of its own."""
+"""Private directories: only this user may enter them, so that their files need no protection of their own."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from services.common.errors import ConfigError
 
 
 def make_private(path: Path) -> None:
-    """Makes the directory, and its parents, where it is missing; takes everybody else's rights away where it is not.
+    """Creates the directory with its parents, or removes other users' rights from an existing one.
 
     Raises:
-        ConfigError: it is a link, no directory, or another user's, who could put there what is not ours.
-        OSError: it cannot be made.
+        ConfigError: it is a link, not a directory, or owned by another user, who could place files in it.
+        OSError: it cannot be created.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not is_own(path):
@@ -25,14 +25,14 @@ def make_private(path: Path) -> None:
 
 
 def prefix_of(home: Path) -> str:
-    """What the names of a home's directories outside of it begin with: two homes on one machine may name their workers alike."""
+    """Prefix of a home's directories outside of it: workers of two homes on one machine may have the same name."""
     return f"millrace-{hashlib.sha256(os.fsencode(home.resolve())).hexdigest()[:8]}-"
 
 
 def is_own(path: Path) -> bool:
-    """Whether a directory of this user lies there; a link to one is none."""
+    """Whether the path is a directory of this user, and not a link to one."""
     try:
-        facts = path.lstat()
+        status = path.lstat()
     except OSError:
         return False
-    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()

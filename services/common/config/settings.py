@@ -1,4 +1,4 @@
-"""Settings of a service, from the environment (`MILLRACE_…`). A secret may come from a file: `MILLRACE_TOKEN_FILE`."""
+"""Settings of a service, read from the environment (`MILLRACE_…`). A secret may come from a file: `MILLRACE_TOKEN_FILE`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 from services.common.errors import ConfigError
 
 _ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104  compared with, not bound to
-
+_SECRETS = ("token", "internal_token", "redis_password")
 
 COLLECTIVE_TIMEOUT_S = 1800.0
-"""A collective operation of the ranks that waits longer ends its rank; HCCL's own limits are shorter (deploy/compose.ascend.yaml)."""
+"""A rank whose collective operation waits longer exits; HCCL's own limits are shorter (deploy/compose.ascend.yaml)."""
 
 
 class Platform(StrEnum):
-    """What the engine and the ranks compute on."""
+    """The hardware that the engine and the ranks compute on."""
 
     CPU = "cpu"
     CUDA = "cuda"
@@ -30,7 +30,7 @@ class Platform(StrEnum):
 
 
 class Settings(BaseSettings):
-    """What every service reads. Relative paths are relative to the working directory."""
+    """The settings of every service. Relative paths are relative to the working directory."""
 
     model_config = SettingsConfigDict(env_prefix="MILLRACE_", extra="ignore", frozen=True)
 
@@ -145,28 +145,23 @@ class Settings(BaseSettings):
         return hosts
 
     @model_validator(mode="after")
-    def _secrets_from_files(self) -> Self:
-        for name in ("token", "internal_token", "redis_password"):
+    def _fill_in(self) -> Self:
+        for name in _SECRETS:
             path = getattr(self, f"{name}_file")
             if getattr(self, name) is None and path is not None:
                 object.__setattr__(self, name, _read_secret(f"MILLRACE_{name.upper()}_FILE", path))
-        return self
-
-    @model_validator(mode="after")
-    def _reachable_name(self) -> Self:
         if self.advertise_host is None and self.bind_host in _ALL_ADDRESSES:
             object.__setattr__(self, "advertise_host", socket.gethostname())
         return self
 
     def public(self) -> dict[str, Any]:
-        """The settings as JSON values, secrets and where they lie left out: for a process that has no business with those."""
+        """The settings as JSON values, without secrets and their files: for a process that must not have them."""
         values = self.model_dump(mode="json", exclude_none=True, exclude={"redis_url"})
-        secret = ("token", "internal_token", "redis_password")
-        return {name: value for name, value in values.items() if not name.startswith(secret)}
+        return {name: value for name, value in values.items() if not name.startswith(_SECRETS)}
 
     @property
     def models_dir(self) -> Path:
-        """Where registered models lie, one directory each."""
+        """The directory of registered models, one directory each."""
         return self.home / "models"
 
     def job_dir(self, job_id: str) -> Path:
@@ -178,7 +173,7 @@ class Settings(BaseSettings):
         return self.worker or f"{service}-{socket.gethostname()}"
 
     def require_token_beyond_loopback(self, token: SecretStr | None, name: str) -> None:
-        """Refuses to listen where others can reach without a token.
+        """Refuses to listen without a token on an address that other machines reach.
 
         Raises:
             ConfigError: `bind_host` is not loopback and there is no token.
@@ -216,7 +211,7 @@ def load_settings() -> Settings:
     """The settings of this process.
 
     Raises:
-        ConfigError: a variable has a wrong value; names it.
+        ConfigError: a variable has a wrong value; the message names it.
     """
     try:
         return Settings()
@@ -226,7 +221,7 @@ def load_settings() -> Settings:
         raise ConfigError(f"""{name}: must be a JSON list, as in '["one", "two"]'""") from error
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        if not first["loc"]:  # said by a validator of ours, which names the variable
+        if not first["loc"]:  # raised by a validator of this module, whose message names the variable
             raise ConfigError(str(first["msg"]).removeprefix("Value error, ")) from error
         field = str(first["loc"][0])
         name = field if field.isupper() else f"MILLRACE_{field.upper()}"

@@ -1,4 +1,4 @@
-"""Which verifier judges a task: names only, so that a gateway or a learner can check a job without importing a single verifier.
+"""Choice of the verifier that judges a task: names only, so that gateway and learner check a job without importing a verifier.
 
 data_source ── overrides of the job ── `*` of the job ── built-in choice ──► name
 """
@@ -16,11 +16,9 @@ from services.common.spec.data import PROCEDURAL_PREFIX
 ENTRY_POINT_GROUP = "millrace.verifiers"
 """Installed packages offer verifiers under this entry-point group."""
 
-WILDCARD = "*"
-
 
 class BuiltIn(StrEnum):
-    """The verifiers that come with Millrace (services/reward/verifiers/)."""
+    """The verifiers that Millrace includes (services/reward/verifiers/)."""
 
     MATH = "math"
     DAPO_MATH = "dapo_math"
@@ -38,25 +36,24 @@ _BY_DATASET = {
     "competition_math": BuiltIn.MATH,
     "hendrycks_math": BuiltIn.MATH,
 }
-
 _BY_PREFIX = {"aime": BuiltIn.DAPO_MATH, "math-": BuiltIn.MATH, "math_": BuiltIn.MATH}
 
 
 @cache
 def installed() -> frozenset[str]:
-    """Names that installed packages offer; nothing of them is imported. A built-in name cannot be taken."""
+    """Names that installed packages offer, without importing them. A package cannot take a built-in name."""
     return frozenset(point.name for point in entry_points(group=ENTRY_POINT_GROUP)) - frozenset(BuiltIn)
 
 
 def available() -> list[str]:
-    """Every verifier's name: the built-in ones, then the installed ones."""
+    """Names of all verifiers: the built-in ones, then the installed ones."""
     return [*BuiltIn, *sorted(installed())]
 
 
 def built_in_choice(data_source: str) -> str | None:
-    """The verifier that people expect for a dataset of this name, or None.
+    """The usual verifier for a dataset of this name, or None.
 
-    The owner before the slash does not matter, nor does case: `openai/gsm8k` is `gsm8k`, `HuggingFaceH4/MATH-500` begins with `math-`.
+    The owner before the slash and case do not matter: `openai/gsm8k` is `gsm8k`, `HuggingFaceH4/MATH-500` begins with `math-`.
     """
     if data_source.startswith(PROCEDURAL_PREFIX):
         return BuiltIn.REASONING_GYM
@@ -70,7 +67,7 @@ def check(overrides: Mapping[str, str]) -> None:
     """Checks a job's `reward.verifiers`.
 
     Raises:
-        ConfigError: names the first verifier that there is not, and lists those that there are.
+        ConfigError: a verifier does not exist; the message names the first such, and lists the existing ones.
     """
     known = available()
     for data_source, name in overrides.items():
@@ -82,14 +79,12 @@ def check(overrides: Mapping[str, str]) -> None:
 def choose(data_source: str, overrides: Mapping[str, str]) -> str:
     """The name of the verifier that judges tasks of this `data_source`.
 
-    Args:
-        data_source: as the rows of the dataset say.
-        overrides: the job's `reward.verifiers`: an exact data_source wins over `*`, and both win over the built-in choice.
+    Of the overrides, the job's `reward.verifiers`, an exact data_source wins over `*`, and both win over the built-in choice.
 
     Raises:
-        ConfigError: no choice, or a verifier that there is not; names the data_source and lists the verifiers.
+        ConfigError: no verifier is chosen, or it does not exist; names the data_source and lists the verifiers.
     """
-    name = overrides.get(data_source) or overrides.get(WILDCARD) or built_in_choice(data_source)
+    name = overrides.get(data_source) or overrides.get("*") or built_in_choice(data_source)
     known = available()
     if name is None:
         raise ConfigError(

@@ -1,6 +1,6 @@
-"""Data: where tasks come from, and in which order.
+"""Data: sources of tasks, and the order of the tasks.
 
-source      opens files and procedural sources       record     a task as data has it
+source      opens files and procedural sources       record     a task as sources give it
 files, jsonl, parquet, rows, procedural   the kinds  bounds     of what is read
 order       the task of each draw                    trial      of a source, in a child
 """

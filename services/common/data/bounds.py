@@ -1,4 +1,4 @@
-"""Bounds of what is read of a dataset, so that no file and no generator takes more memory than the operator allows."""
+"""Bounds on what is read of a dataset, so that no file and no generator takes more memory than the operator allows."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from services.common.errors import DataError
 from services.common.streams.codec import MAX_ENTRY_BYTES
 
 MAX_RECORD_BYTES = MAX_ENTRY_BYTES // 2
-"""Of a task as MessagePack: it travels with the rollouts that answer it in one stream entry."""
+"""Of a task as MessagePack: one stream entry carries it together with the rollouts that answer it."""
 MAX_DATA_SOURCE_CHARS = 256
 MAX_ROW_VALUES = 1_000_000
-"""Of a row of a parquet file, whose nulls and booleans take next to no room until they are Python's."""
+"""Of a row of a parquet file, whose nulls and booleans take almost no memory until they become Python objects."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataBounds:
-    """What the operator allows (`MILLRACE_MAX_…`)."""
+    """Bounds that the operator sets (`MILLRACE_MAX_…`)."""
 
     max_data_bytes: int = 2 * 1024**3
     """Of a file, and of the columns of a parquet file once unpacked."""
@@ -30,27 +30,22 @@ class DataBounds:
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """Those of the settings."""
+        """The bounds of these settings."""
         return cls(settings.max_data_bytes, settings.max_row_bytes, settings.max_prompt_chars)
 
     def check(self, record: TaskRecord) -> TaskRecord:
-        """The record, when it can be sent to the servers.
+        """The record, if it can be sent to the servers.
 
         Raises:
-            DataError: it is too large; says which part and how large.
+            DataError: it is too large; names the part and its size.
         """
         chars = sum(len(message.content) for message in record.prompt)
-        if chars > self.max_prompt_chars:
-            raise DataError(f"the prompt has {chars} characters; {_allowed('prompt_chars', self.max_prompt_chars)}")
-        if len(record.ground_truth) > self.max_prompt_chars:
-            length = len(record.ground_truth)
-            raise DataError(
-                f"the ground truth has {length} characters; {_allowed('prompt_chars', self.max_prompt_chars)}"
-            )
-        if len(record.data_source) > MAX_DATA_SOURCE_CHARS:
-            raise DataError(
-                f"`data_source` has {len(record.data_source)} characters; at most {MAX_DATA_SOURCE_CHARS} are taken"
-            )
+        for part, count in (("prompt", chars), ("ground truth", len(record.ground_truth))):
+            if count > self.max_prompt_chars:
+                raise DataError(f"the {part} has {count} characters; {_limit('prompt_chars', self.max_prompt_chars)}")
+        count = len(record.data_source)
+        if count > MAX_DATA_SOURCE_CHARS:
+            raise DataError(f"`data_source` has {count} characters; at most {MAX_DATA_SOURCE_CHARS} are taken")
         try:
             size = chars + len(msgpack.packb(record.extra_info))
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
@@ -60,23 +55,15 @@ class DataBounds:
         return record
 
     def check_file(self, size: int, verb: str = "has") -> None:
-        """Refuses a file that has, or unpacks to, so many bytes.
-
-        Raises:
-            DataError: it is too large.
-        """
+        """Raises DataError for a file that has, or unpacks to, too many bytes."""
         if size > self.max_data_bytes:
-            raise DataError(f"{verb} {size} bytes; {_allowed('data_bytes', self.max_data_bytes)}")
+            raise DataError(f"{verb} {size} bytes; {_limit('data_bytes', self.max_data_bytes)}")
 
     def check_row(self, size: int) -> None:
-        """Refuses a row of so many bytes.
-
-        Raises:
-            DataError: it is too large.
-        """
+        """Raises DataError for a row of too many bytes."""
         if size > self.max_row_bytes:
-            raise DataError(f"has {size} bytes; {_allowed('row_bytes', self.max_row_bytes)}")
+            raise DataError(f"has {size} bytes; {_limit('row_bytes', self.max_row_bytes)}")
 
 
-def _allowed(what: str, most: int) -> str:
-    return f"MILLRACE_MAX_{what.upper()}={most} are taken at the most"
+def _limit(name: str, limit: int) -> str:
+    return f"MILLRACE_MAX_{name.upper()}={limit} are taken at the most"

@@ -1,4 +1,4 @@
-"""Lines of a jsonl file, held as they lie on disk; a line becomes a row when it is asked for."""
+"""Lines of a jsonl file, held as bytes; a line is parsed when it is read."""
 
 from __future__ import annotations
 
@@ -14,28 +14,26 @@ from services.common.data.rows import LazyRow
 from services.common.errors import DataError
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_INK = re.compile(rb"\S")
+_NON_SPACE = re.compile(rb"\S")
 
 
 class JsonlRows:
-    """One JSON object a line; empty lines are skipped, and a row's number is its line's."""
+    """One JSON object per line; empty lines are skipped, and a row's number is its line's."""
 
     def __init__(self, content: bytes, bounds: DataBounds) -> None:
-        """Holds the content; `scan` finds the lines."""
-        self._content = content
-        self._bounds = bounds
+        self._content, self._bounds = content, bounds
         self._starts, self._ends = array("Q"), array("Q")
 
     def __len__(self) -> int:
-        """Lines that `scan` has found."""
+        """Lines found by `scan`."""
         return len(self._starts)
 
     def scan(self, limit: int | None) -> Iterator[tuple[int, LazyRow]]:
         """Number and content of each line that is not empty, `limit` at the most."""
         content, line, begin = self._content, 1, len(_BYTE_ORDER_MARK) * self._content.startswith(_BYTE_ORDER_MARK)
-        while (limit is None or len(self) < limit) and (ink := _INK.search(content, begin)):
-            start = max(content.rfind(b"\n", begin, ink.start()) + 1, begin)
-            end = content.find(b"\n", ink.start())
+        while (limit is None or len(self) < limit) and (found := _NON_SPACE.search(content, begin)):
+            start = max(content.rfind(b"\n", begin, found.start()) + 1, begin)
+            end = content.find(b"\n", found.start())
             end = len(content) if end < 0 else end
             line += content.count(b"\n", begin, start)
             self._starts.append(start)
@@ -47,8 +45,8 @@ class JsonlRows:
         """The line, parsed.
 
         Raises:
-            DataError: it is too long, or no object.
-            ValueError, RecursionError: it is no JSON.
+            DataError: it is too long, or not an object.
+            ValueError, RecursionError: it is not JSON.
         """
         start, end = self._starts[index], self._ends[index]
         self._bounds.check_row(end - start)

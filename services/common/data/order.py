@@ -1,4 +1,4 @@
-"""The order in which tasks are issued: a pure function of seed and ordinal, so that a restart needs no state to go on."""
+"""Order in which tasks are issued: a pure function of seed and ordinal, so that a restart needs no state to continue."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 
 def task_index(seed: int, ordinal: int, size: int, shuffle: bool) -> int:
-    """Which task the `ordinal`-th draw (from 0) of a dataset of `size` tasks is.
+    """The index of the `ordinal`-th task (from 0) drawn from a dataset of `size` tasks.
 
-    Every epoch of `size` draws visits each task once; with `shuffle`, in an order of its own.
+    Every epoch of `size` draws takes each task once; with `shuffle`, in a different order per epoch.
 
     Raises:
         ValueError: a negative seed or ordinal, or an empty dataset.
@@ -26,8 +26,8 @@ def task_index(seed: int, ordinal: int, size: int, shuffle: bool) -> int:
 def _permutation(seed: int, epoch: int, size: int) -> npt.NDArray[np.uint32]:
     """The tasks of one epoch, uint32 [size].
 
-    Sorts raw draws of Philox, keyed by (seed, epoch). NumPy keeps a bit generator's raw output the same over its versions, which it
-    does not promise of `Generator.permutation`; draws that tie keep their order.
+    Sorts raw draws of Philox, keyed by (seed, epoch); draws that tie keep their order. NumPy guarantees the raw output of a bit generator
+    across its versions, but not the result of `Generator.permutation`.
     """
     draws = np.random.Philox(key=np.array([seed, epoch], np.uint64)).random_raw(size)
     order = np.argsort(draws, kind="stable").astype(np.uint32)

@@ -1,7 +1,8 @@
-"""Rows of a parquet file: only the columns that tasks are made of, unpacked a few rows at a time, so that a bomb is noticed early."""
+"""Rows of a parquet file: only the columns that tasks need, unpacked a few rows at a time, so that a zip bomb is noticed early."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -11,11 +12,11 @@ from services.common.data.rows import COLUMNS, PROMPT_COLUMNS, LazyRow
 from services.common.errors import DataError
 
 _BATCH_ROWS = 64
-"""Unpacked at once; a few bytes of dictionary may stand for megabytes in each row."""
+"""Unpacked at once; a few bytes of a dictionary may expand to megabytes in each row."""
 _CHUNK_BYTES = 64 * 1024 * 1024
 _CHUNK_BATCHES = 64
 _VALUE_BYTES = 8
-_MAX_NAMED = 20
+_MAX_NAMED_COLUMNS = 20
 
 
 class ParquetRows:
@@ -25,7 +26,7 @@ class ParquetRows:
         """Reads the footer; `scan` reads the rows.
 
         Raises:
-            DataError: not parquet, without the columns that a task needs, or more than may be unpacked.
+            DataError: it is not parquet, lacks the columns that a task needs, or unpacks to more than the bounds allow.
         """
         import pyarrow as pa
         from pyarrow import parquet
@@ -37,7 +38,7 @@ class ParquetRows:
         except (pa.ArrowException, OSError, ValueError) as error:
             raise _unreadable(error) from error
         if not any(name in names for name in PROMPT_COLUMNS):
-            named = ", ".join(name[:80] for name in names[:_MAX_NAMED])
+            named = ", ".join(name[:80] for name in names[:_MAX_NAMED_COLUMNS])
             raise DataError(f"has no column `prompt` (nor `question` and `answer`); its columns: {named}")
         self._columns = [name for name in COLUMNS if name in names]
         for name in self._columns:
@@ -49,23 +50,23 @@ class ParquetRows:
         bounds.check_file(self._unpacked_bytes(), "unpacks to")
 
     def __len__(self) -> int:
-        """Rows that `scan` has read."""
+        """Rows read by `scan`."""
         return int(self._table.num_rows)
 
     def scan(self, limit: int | None) -> Iterator[tuple[int, LazyRow]]:
         """Number (from 1) and content of each row, `limit` at the most.
 
         Raises:
-            DataError: the file is damaged, or unpacks to more than it may.
+            DataError: the file is damaged, or unpacks to more than the bounds allow.
         """
         import pyarrow as pa
 
         count, size, parts = 0, 0, []
         batches: list[Any] = []
         try:
-            for whole in self._file.iter_batches(_BATCH_ROWS, columns=self._columns):
-                batch = (whole if limit is None else whole.slice(0, limit - count)).select(self._columns)
-                if batch.schema.types != self._schema.types:  # there are dictionaries
+            for full in self._file.iter_batches(_BATCH_ROWS, columns=self._columns):
+                batch = (full if limit is None else full.slice(0, limit - count)).select(self._columns)
+                if batch.schema.types != self._schema.types:  # it has dictionaries
                     batch = batch.cast(self._schema)
                 size += batch.nbytes
                 self._bounds.check_file(size, "unpacks to")
@@ -89,27 +90,23 @@ class ParquetRows:
         return self._row(self._table, index)
 
     def _rows(self, batch: Any, first: int) -> Iterator[tuple[int, LazyRow]]:  # noqa: ANN401  pyarrow is untyped
-        """The batch's rows: made at once where that is surely cheap, else each by itself."""
-        made: list[dict[str, Any]] | None = None
-        if batch.nbytes <= self._bounds.max_row_bytes and _values(batch) <= MAX_ROW_VALUES:
-            try:
-                made = batch.to_pylist()
-            except Exception:  # noqa: BLE001  raised again by the row that it is about
-                made = None
+        """The batch's rows: converted together where that is certainly cheap, else one by one."""
+        rows: list[dict[str, Any]] | None = None
+        if batch.nbytes <= self._bounds.max_row_bytes and _count_values(batch) <= MAX_ROW_VALUES:
+            with contextlib.suppress(Exception):  # the row that causes it raises it again
+                rows = batch.to_pylist()
         for index in range(batch.num_rows):
-            lazy = partial(self._row, batch, index) if made is None else partial(made.__getitem__, index)
-            yield first + index, lazy
+            yield first + index, partial(self._row, batch, index) if rows is None else partial(rows.__getitem__, index)
 
     def _row(self, rows: Any, index: int) -> dict[str, Any]:  # noqa: ANN401
-        one = rows.slice(index, 1)
-        self._bounds.check_row(one.nbytes)
-        if (values := _values(one)) > MAX_ROW_VALUES:
-            raise DataError(f"has {values} values; at most {MAX_ROW_VALUES} are taken")
-        row: dict[str, Any] = one.to_pylist()[0]
-        return row
+        row = rows.slice(index, 1)
+        self._bounds.check_row(row.nbytes)
+        if (count := _count_values(row)) > MAX_ROW_VALUES:
+            raise DataError(f"has {count} values; at most {MAX_ROW_VALUES} are taken")
+        return dict(row.to_pylist()[0])
 
     def _unpacked_bytes(self) -> int:
-        """Of the columns that are read, as the footer has it; a null has no byte there, and takes some while it is read."""
+        """Of the columns that are read, from the footer; a null has no byte there, but takes memory while it is read."""
         metadata, wanted = self._file.metadata, set(self._columns)
         groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
         chunks = (group.column(number) for group in groups for number in range(group.num_columns))
@@ -118,7 +115,7 @@ class ParquetRows:
 
 
 def _plain(kind: Any) -> Any:  # noqa: ANN401
-    """The type without dictionaries, which make a row look as large as all of them."""
+    """The type without dictionaries: with them, each row counts the bytes of the whole dictionary."""
     import pyarrow as pa
     from pyarrow import types
 
@@ -131,22 +128,22 @@ def _plain(kind: Any) -> Any:  # noqa: ANN401
     return kind
 
 
-def _values(rows: Any) -> int:  # noqa: ANN401
-    """Values within the rows, those of lists counted."""
-    columns = [chunk for column in rows.columns for chunk in getattr(column, "chunks", [column])]
-    return sum(_nested_values(column) for column in columns)
+def _count_values(rows: Any) -> int:  # noqa: ANN401
+    """Values of the rows, nested ones included."""
+    return sum(_nested_values(chunk) for column in rows.columns for chunk in getattr(column, "chunks", [column]))
 
 
 def _nested_values(array: Any) -> int:  # noqa: ANN401
     from pyarrow import types
 
+    inner: list[Any] = []
     if types.is_map(array.type):
-        return len(array) + _nested_values(array.keys) + _nested_values(array.items)
-    if types.is_list(array.type) or types.is_large_list(array.type) or types.is_fixed_size_list(array.type):
-        return len(array) + _nested_values(array.flatten())
-    if types.is_struct(array.type):
-        return len(array) + sum(_nested_values(field) for field in array.flatten())
-    return len(array)
+        inner = [array.keys, array.items]
+    elif types.is_list(array.type) or types.is_large_list(array.type) or types.is_fixed_size_list(array.type):
+        inner = [array.flatten()]
+    elif types.is_struct(array.type):
+        inner = array.flatten()
+    return len(array) + sum(map(_nested_values, inner))
 
 
 def _unreadable(error: Exception) -> DataError:

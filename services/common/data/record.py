@@ -1,13 +1,17 @@
-"""What a dataset gives: one record per task, by index."""
+"""Task records: what a dataset gives, one record per task, by index."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from services.common.errors import DataError
 from services.common.spec.data import DataSourceSpec
 from services.common.streams.types import Message
+
+_INT64 = 2**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +23,7 @@ class TaskRecord:
 
     prompt: tuple[Message, ...]
     data_source: str
-    """What the verifier is chosen by."""
+    """The verifier is chosen by it."""
     ground_truth: str
     extra_info: dict[str, Any]
     """JSON values only."""
@@ -42,10 +46,10 @@ class TaskSource(Protocol):
 def prepare(record: TaskRecord, spec: DataSourceSpec) -> TaskRecord:
     """The record with the spec's system prompt, template and data_source applied.
 
-    A system prompt takes the place of the record's own, since chat templates take only one.
+    The spec's system prompt replaces the record's, since chat templates take only one.
 
     Raises:
-        DataError: there is a template, but no user message that it could wrap.
+        DataError: the spec has a template, but the record has no user message to wrap.
     """
     messages = list(record.prompt)
     if spec.prompt_template is not None:
@@ -55,6 +59,36 @@ def prepare(record: TaskRecord, spec: DataSourceSpec) -> TaskRecord:
         last = messages[users[-1]]
         messages[users[-1]] = replace(last, content=spec.prompt_template.replace("{prompt}", last.content))
     if spec.system_prompt is not None:
-        own = messages[0].role == "system"
-        messages = [Message("system", spec.system_prompt), *messages[own:]]
+        others = messages[1:] if messages[0].role == "system" else messages
+        messages = [Message("system", spec.system_prompt), *others]
     return replace(record, prompt=tuple(messages), data_source=spec.data_source or record.data_source)
+
+
+def jsonable(value: object) -> Any:  # noqa: ANN401  any JSON value
+    """The nearest JSON value that MessagePack carries too: tuples and sets become lists, keys text, NaN and infinities null.
+
+    Integers beyond 64 bits and other objects become text; half a surrogate pair becomes `?`.
+    """
+    if isinstance(value, Mapping):
+        return {_text(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted((jsonable(item) for item in value), key=str)
+    if hasattr(value, "tolist"):  # a NumPy scalar or array
+        return jsonable(value.tolist())
+    return _scalar(value)
+
+
+def _scalar(value: object) -> str | int | float | None:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, int) and -_INT64 <= value < _INT64:
+        return int(value)
+    return _text(value)
+
+
+def _text(value: object) -> str:
+    return str(value).encode(errors="replace").decode()

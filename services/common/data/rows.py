@@ -1,4 +1,4 @@
-"""One row of a dataset file, in the forms that people bring, read as a TaskRecord."""
+"""Rows of a dataset file, in the usual column layouts, read as TaskRecords."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, cast
 
-from services.common.data.jsonable import jsonable
-from services.common.data.record import TaskRecord
+from services.common.data.record import TaskRecord, jsonable
 from services.common.errors import DataError
 from services.common.streams.types import Message
 
@@ -17,27 +16,25 @@ COLUMNS = ("prompt", "data_source", "reward_model", "ground_truth", "extra_info"
 PROMPT_COLUMNS = ("prompt", "question")
 
 LazyRow = Callable[[], dict[str, Any]]
-"""Makes the row when it is asked for; whatever it raises is the row's fault."""
+"""Makes the row when it is called; whatever it raises is the row's fault."""
 
 _ROLES = ("assistant", "system", "user")
 _NUMBER = re.compile(r"-?(\d+(\.\d+)?|\.\d+)")
 
 
 def read_row(row: Mapping[str, Any], *, data_source: str | None) -> TaskRecord:
-    """A row with the field's usual columns, or with GSM8K's own `question` and `answer`.
+    """The record of a row (column → value) with the usual columns, or with GSM8K's `question` and `answer`.
 
-    Args:
-        row: column → value, as parquet or JSON gives it.
-        data_source: stands in for a row's own when it has none.
+    The argument `data_source` is for rows that have none.
 
     Raises:
-        DataError: says which column is missing or wrong.
+        DataError: names the column that is missing or wrong.
     """
     if row.get("prompt") is None and row.get("question") is not None:
         return _read_gsm8k(row)
     source = row.get("data_source") or data_source
     if not isinstance(source, str):
-        _wrong("data_source", source, "text (or set data_source in the job spec to give one for all rows)")
+        _reject("data_source", source, "text (or set data_source in the job spec to give one for all rows)")
     return TaskRecord(
         prompt=_read_prompt(row.get("prompt")),
         data_source=_text(source, "data_source"),
@@ -49,23 +46,22 @@ def read_row(row: Mapping[str, Any], *, data_source: str | None) -> TaskRecord:
 def _read_gsm8k(row: Mapping[str, Any]) -> TaskRecord:
     question, answer = row.get("question"), row.get("answer")
     if not isinstance(question, str) or not question.strip():
-        _wrong("question", question, "text")
+        _reject("question", question, "text")
     if not isinstance(answer, str):
-        _wrong("answer", answer, "text")
+        _reject("answer", answer, "text")
     _, mark, tail = answer.rpartition("####")
     number = tail.strip().replace(",", "")
     if not mark or not _NUMBER.fullmatch(number):
         raise DataError("`answer` does not end in `#### <number>`")
-    return TaskRecord(
-        (Message("user", _text(question, "question")),), GSM8K, number, _read_extra(row.get("extra_info"))
-    )
+    prompt = (Message("user", _text(question, "question")),)
+    return TaskRecord(prompt, GSM8K, number, _read_extra(row.get("extra_info")))
 
 
 def _read_prompt(value: object) -> tuple[Message, ...]:
     if isinstance(value, str) and value.strip():
         return (Message("user", _text(value, "prompt")),)
     if not isinstance(value, list) or not value:
-        _wrong("prompt", value, "text or a list of {role, content}")
+        _reject("prompt", value, "text or a list of {role, content}")
     messages = tuple(_read_message(item, number) for number, item in enumerate(value))
     if not any(message.content.strip() for message in messages):
         raise DataError("`prompt` is empty")
@@ -74,12 +70,12 @@ def _read_prompt(value: object) -> tuple[Message, ...]:
 
 def _read_message(item: object, number: int) -> Message:
     if not isinstance(item, Mapping):
-        _wrong(f"prompt[{number}]", item, "an object with role and content")
+        _reject(f"prompt[{number}]", item, "an object with role and content")
     role, content = item.get("role"), item.get("content")
     if role not in _ROLES:
         raise DataError(f"`prompt[{number}].role` must be one of {', '.join(_ROLES)}, not {role!r}")
     if not isinstance(content, str):
-        _wrong(f"prompt[{number}].content", content, "text")
+        _reject(f"prompt[{number}].content", content, "text")
     return Message(cast("Any", role), _text(content, f"prompt[{number}].content"))
 
 
@@ -92,7 +88,7 @@ def _read_ground_truth(row: Mapping[str, Any]) -> str:
     if isinstance(value, str) and value.strip():
         return _text(value, "ground_truth")
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        _wrong("reward_model.ground_truth (or ground_truth)", value, "text or a finite number")
+        _reject("reward_model.ground_truth (or ground_truth)", value, "text or a finite number")
     return str(value)
 
 
@@ -100,7 +96,7 @@ def _read_extra(value: object) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        _wrong("extra_info", value, "an object")
+        _reject("extra_info", value, "an object")
     return cast("dict[str, Any]", jsonable(value))
 
 
@@ -112,7 +108,7 @@ def _text(value: str, name: str) -> str:
     return value
 
 
-def _wrong(name: str, value: object, wanted: str) -> NoReturn:
+def _reject(name: str, value: object, wanted: str) -> NoReturn:
     if value is None:
         raise DataError(f"`{name}` is missing: it must be {wanted}")
     if isinstance(value, str | list | dict) and not (value.strip() if isinstance(value, str) else value):

@@ -1,4 +1,4 @@
-"""Opens what a job spec names as `data.train` or `data.eval`."""
+"""Sources that a job spec names as `data.train` or `data.eval`, opened and checked."""
 
 from __future__ import annotations
 
@@ -17,16 +17,12 @@ from services.common.spec.data import DataSourceSpec
 def open_source(
     spec: DataSourceSpec, settings: Settings, *, field: str = "data.train", until: float | None = None
 ) -> FileSource | ProceduralSource:
-    """The source, wholly checked: every row of a file, the first task of a procedural one.
+    """The source, fully checked: every row of a file, the first task of a procedural one.
 
-    Args:
-        spec: what to open.
-        settings: has the directories that files may lie in, and what may be read.
-        field: where the spec stands in the job's, for the errors.
-        until: when to stop checking rows, monotonic seconds; None checks all.
+    Rows are checked until `until`, monotonic seconds; None checks all. `field` of the job spec is for the errors.
 
     Raises:
-        DataError: names the field, the file and, where there is one, the row.
+        DataError: names the field, the file and, if known, the row.
     """
     return open_within(spec, data_roots(settings), DataBounds.of(settings), field=field, until=until)
 
@@ -34,23 +30,19 @@ def open_source(
 def open_within(
     spec: DataSourceSpec, roots: Sequence[Path], bounds: DataBounds, *, field: str, until: float | None = None
 ) -> FileSource | ProceduralSource:
-    """`open_source`, of the directories and bounds alone."""
+    """`open_source` with directories and bounds instead of settings."""
     if spec.procedural_task is not None:
         return ProceduralSource(spec, field=field, bounds=bounds)
     if spec.config:
         raise DataError(f"is for procedural sources; {spec.source} is a file", field=f"{field}.config")
-    path = _find(spec.source, roots, f"{field}.source")
+    path = locate(spec.source, roots, field=f"{field}.source", error=DataError)
+    if not path.is_file():
+        listed = ", ".join(str(root) for root in roots)
+        message = f"{path} is not there (relative paths are looked for in {listed})"
+        raise DataError(message, field=f"{field}.source")
     return FileSource(path, spec, field=f"{field}.source", bounds=bounds, until=until)
 
 
 def data_roots(settings: Settings) -> list[Path]:
     """The directories that files may lie in."""
     return [settings.home / "data", *settings.data_roots]
-
-
-def _find(source: str, roots: Sequence[Path], field: str) -> Path:
-    path = locate(source, roots, field=field, error=DataError)
-    if not path.is_file():
-        listed = ", ".join(str(root) for root in roots)
-        raise DataError(f"{path} is not there (relative paths are looked for in {listed})", field=field)
-    return path

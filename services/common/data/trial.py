@@ -1,4 +1,4 @@
-"""Trial of a job's data: opened as the learner will open it, where it can be killed."""
+"""Trial of a job's data: opens it as the learner does, in a child process that can be killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_NAMES = 1000
 
 
 class SourceFacts(TypedDict):
-    """What the trial has found, as MessagePack values."""
+    """Results of the trial, as MessagePack values."""
 
     fingerprint: str
     """Of content and settings, as checkpoints record it."""
@@ -25,22 +25,22 @@ class SourceFacts(TypedDict):
     checked: int
     """Rows of a file that were checked; of a procedural source the tasks that were made."""
     all_checked: bool
-    """Whether every row of a file was; never of a procedural source."""
+    """Whether every row of a file was checked; always false for a procedural source."""
     data_sources: list[str]
-    """By which verifiers are chosen, of what was checked, in alphabetical order, MAX_NAMES at the most."""
+    """Those of the checked tasks, by which verifiers are chosen, in alphabetical order, at most MAX_NAMES."""
 
 
 def try_source(
     source: dict[str, Any], roots: list[str], bounds: dict[str, int], field: str, until: float
 ) -> SourceFacts:
-    """Opens a source of tasks and makes tasks of it.
+    """Opens a source of tasks and makes some of its tasks.
 
     Args:
-        source: the spec's `data.train` or `data.eval` as JSON values.
+        source: `data.train` or `data.eval` of the spec as JSON values.
         roots: the directories that files may lie in (`data_roots`).
         bounds: fields of DataBounds.
-        field: where the source stands in the spec.
-        until: when to stop checking more of it, monotonic seconds; the file is read to its end, and the first task is made.
+        field: of the job spec, for the errors.
+        until: when to stop checking, monotonic seconds; a file is always read to its end, and the first task is always made.
 
     Raises:
         DataError: `data.train.source: <file>: row N: what is wrong`, or `data.train.config: …`.
@@ -48,20 +48,18 @@ def try_source(
     spec = DataSourceSpec.model_validate(source)
     tasks = open_within(spec, [Path(root) for root in roots], DataBounds(**bounds), field=field, until=until)
     if isinstance(tasks, ProceduralSource):
-        made = 0
+        names: list[str] = []
         for index in dict.fromkeys(len(tasks) * number // TRIED_TASKS for number in range(TRIED_TASKS)):
-            name = tasks[index].data_source
-            made += 1
+            names.append(tasks[index].data_source)
             if time.monotonic() > until:
                 break
-        return SourceFacts(
-            fingerprint=tasks.fingerprint, tasks=len(tasks), checked=made, all_checked=False, data_sources=[name]
-        )
-    names = sorted(tasks.data_sources)[:MAX_NAMES]
+        checked, all_checked = len(names), False
+    else:
+        names, checked, all_checked = list(tasks.data_sources), tasks.checked, tasks.checked == len(tasks)
     return SourceFacts(
         fingerprint=tasks.fingerprint,
         tasks=len(tasks),
-        checked=tasks.checked,
-        all_checked=tasks.checked == len(tasks),
-        data_sources=names,
+        checked=checked,
+        all_checked=all_checked,
+        data_sources=sorted(set(names))[:MAX_NAMES],
     )

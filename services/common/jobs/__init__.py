@@ -1,6 +1,6 @@
-"""Jobs as records: in Redis while they live, in a folder for good.
+"""Job records: in Redis while a job is live, and in the job's own folder for good.
 
-record, lua   fields, and the scripts that change them        store, saved, history   what is done with them
-folder        the same on disk; `restore` puts it back        fates    what became of each group
-deaths        of processes that served a job                  retention, deleted   how ended jobs go
+record, step_record, lua   fields, and the scripts that change them      store, records, history   operations on them
+folder, history_mark       the same on disk; `restore` refills Redis     fates                     the end of every group
+deaths, follower           for processes that serve jobs                 retention, deleted        removal of ended jobs
 """

@@ -1,10 +1,10 @@
-"""Processes that died while they served a job: what a job is judged by when those who serve it cannot stay alive.
+"""Deaths of processes that served a job: the evidence by which a job fails when its workers cannot stay alive.
 
-serving ──► a mark: this worker serves the job ──┬─ served ──► the mark is gone: it let the job go in good order
-                                                 ├─ report ──► a death with its cause, and the mark is gone
+serving ──► a mark: this worker serves the job ──┬─ served ──► the mark is removed: an orderly detach
+                                                 ├─ report ──► a death with its cause; the mark is removed
                                                  └─ killed ──► the worker's next process finds the mark (adopt) ──► a death
 
-A stack that ended as a whole (its machine, its supervisor) says nothing about a job: marks from before that are removed and not counted.
+A stack that ended as a whole (its machine, its supervisor) is no evidence against a job: marks from before that are removed, not counted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 MOST_DEATHS = 50
 KEPT_S = 24 * 3600
-"""A job's deaths are remembered for so long after the newest."""
+"""Time for which a job's deaths are kept after the newest, seconds."""
 CAUSE_CHARS = 500
 KILLED = "its process was killed, or its machine failed"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -43,11 +43,11 @@ class Death:
 
     worker: str
     cause: str
-    """One line for people: the engine's own last line, a signal, an exception."""
+    """One line for people: the last line of the engine, a signal, or an exception."""
     at: float
     """Unix seconds."""
     loading: bool
-    """It never got as far as working for this job: its engine did not start, its tokenizer cannot be loaded."""
+    """It ended before it worked for this job: its engine did not start, or its tokenizer cannot be loaded."""
 
 
 _DEATH = TypeAdapter(Death)
@@ -62,26 +62,26 @@ redis.call('HDEL', KEYS[2], ARGV[2])
 
 
 async def serving(redis: Redis, job_id: str, worker: str, *, loading: bool) -> None:
-    """Marks that this process serves the job from now on, loading first, then working."""
+    """Sets the mark that this process serves the job: at first `loading`, later not."""
     key = keys.serving(worker)
     await redis.hset(key, job_id, json.dumps({"loading": loading, "origin": _origin()}))
     await redis.expire(key, REMEMBERED_S)
 
 
 async def served(redis: Redis, job_id: str, worker: str) -> None:
-    """The worker let the job go in good order: the mark is removed."""
+    """Removes the mark, after the worker has detached from the job in an orderly way."""
     await redis.hdel(keys.serving(worker), job_id)
 
 
 async def report(redis: Redis, job_id: str, death: Death) -> None:
-    """Adds a death, and removes the worker's mark. The cause is cut to one line of `CAUSE_CHARS`."""
-    told = json.dumps(asdict(death) | {"cause": " ".join(death.cause.split())[:CAUSE_CHARS]}, ensure_ascii=False)
+    """Adds a death, and removes the worker's mark. The cause becomes one line of at most `CAUSE_CHARS`."""
+    entry = json.dumps(asdict(death) | {"cause": " ".join(death.cause.split())[:CAUSE_CHARS]}, ensure_ascii=False)
     names = [keys.deaths(job_id), keys.serving(death.worker)]
-    await redis.register_script(_REPORT)(keys=names, args=[told, job_id, MOST_DEATHS, KEPT_S])
+    await redis.register_script(_REPORT)(keys=names, args=[entry, job_id, MOST_DEATHS, KEPT_S])
 
 
 async def adopt(redis: Redis, worker: str) -> None:
-    """At a worker's start: each mark that an earlier process of its name left becomes a death, unless the whole stack ended with it."""
+    """Turns each mark that an earlier process of this worker left into a death, unless the whole stack ended with it."""
     for raw_job, raw_mark in (await redis.hgetall(keys.serving(worker))).items():
         job_id = text(raw_job)
         loading, origin = _read_mark(raw_mark)
@@ -95,7 +95,7 @@ async def adopt(redis: Redis, worker: str) -> None:
 
 
 async def deaths(redis: Redis, job_id: str) -> list[Death]:
-    """The newest deaths, oldest first; what cannot be read is left out."""
+    """The newest deaths, oldest first; an entry that cannot be read is logged and left out."""
     found = []
     for raw in await redis.lrange(keys.deaths(job_id), 0, -1):
         try:
@@ -106,13 +106,13 @@ async def deaths(redis: Redis, job_id: str) -> list[Death]:
 
 
 def _origin() -> str:
-    """What a process shares with the next one of its name, unless the machine or the whole stack ended between them."""
+    """Boot and parent process: the same for the next process of this worker, unless the machine or the whole stack ended between them."""
     boot = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
     return f"{boot}:{os.getppid()}"
 
 
 def _read_mark(raw: bytes | str) -> tuple[bool, str]:
-    """Whether it was loading, and its origin; a mark that cannot be read is of nobody."""
+    """`loading` and `origin` of a mark; a mark that cannot be read has no origin, and is not counted."""
     try:
         mark = json.loads(raw)
         return bool(mark["loading"]), str(mark["origin"])

@@ -1,9 +1,9 @@
-"""Deleted jobs: their folders on the way out, and a mark that stays for a week, so that nothing brings one back.
+"""Deleted jobs: folders under removal, and marks that stay for a week, so that no process brings a deleted job back.
 
     jobs/<job> ── renamed, at once ──► jobs/.deleted/<job>/<random> ── removed, soon ──► jobs/.deleted/<job>/  (empty: the mark)
 
-The mark is there before the folder goes. A process that still writes for the job finds no folder, and makes none (`JobFolder.save`);
-whoever rebuilds records from folders passes over it. A crash in between leaves the rest here, for the next sweep.
+The mark exists before the folder is moved. A process that still writes for the job finds no folder and makes none (`JobFolder.save`);
+records are not rebuilt from a marked job. What a crash leaves here is removed by the next sweep (`Retention.sweep`).
 """
 
 from __future__ import annotations
@@ -22,70 +22,68 @@ log = logging.getLogger(__name__)
 
 FOLDER = ".deleted"
 MARK_KEPT_S = 7 * 24 * 3600.0
-"""Longer than a process that was stopped, or a Redis that is put back to an older state, stays away."""
+"""Longer than a process stays stopped, and than a Redis backup is old when it is restored."""
 
 
 def is_deleted(job_folder: Path) -> bool:
-    """Whether the job whose folder this is, or was, has been deleted."""
+    """Whether the job of this folder has been deleted."""
     return (job_folder.parent / FOLDER / job_folder.name).is_dir()
 
 
 class DeletedJobs:
-    """The deleted jobs of one home; synchronous, so call it from a thread where a loop must not wait for a disk."""
+    """The deleted jobs of one home. Synchronous: call it from a thread where an event loop must not wait for a disk."""
 
     def __init__(self, jobs_dir: Path) -> None:
-        """Makes nothing yet."""
-        self._jobs_dir = jobs_dir
-        self._place = jobs_dir / FOLDER
+        self._jobs_dir, self._folder = jobs_dir, jobs_dir / FOLDER
 
     def take(self, job_id: str) -> None:
-        """Marks the job as deleted and takes its folder out of the way, durably. Once more takes what has come back meanwhile.
+        """Marks the job as deleted and moves its folder away, durably. A repeated call moves a folder that was made again meanwhile.
 
         Raises:
-            OSError: it cannot be renamed.
+            OSError: the folder cannot be renamed.
         """
-        place = self._place / job_id
-        if not place.is_dir():
-            place.mkdir(parents=True)
-            fsync_directory(self._place)
+        mark = self._folder / job_id
+        if not mark.is_dir():
+            mark.mkdir(parents=True)
+            fsync_directory(self._folder)
         with suppress(FileNotFoundError):
-            (self._jobs_dir / job_id).rename(place / secrets.token_hex(4))
-            fsync_directory(place)
+            (self._jobs_dir / job_id).rename(mark / secrets.token_hex(4))
+            fsync_directory(mark)
             fsync_directory(self._jobs_dir)
 
     def empty(self, job_id: str) -> None:
-        """Removes what was taken; the mark stays. What cannot be removed is told in the log, and tried again by the next sweep."""
-        for taken in self._taken(job_id):
+        """Removes the folders that were moved; the mark stays. A failure is logged, and the next sweep tries again."""
+        for moved in self._moved(job_id):
             try:
-                taken.unlink() if taken.is_symlink() else shutil.rmtree(taken)
-            except FileNotFoundError:  # another gateway is at it, too
+                moved.unlink() if moved.is_symlink() else shutil.rmtree(moved)
+            except FileNotFoundError:  # another gateway removes it, too
                 continue
             except OSError as error:
-                log.warning("%s cannot be removed: %s", taken, error)
+                log.warning("%s cannot be removed: %s", moved, error)
 
     def knows(self, job_id: str) -> bool:
-        """Whether the job was deleted, not long ago."""
+        """Whether the job has a mark."""
         return is_deleted(self._jobs_dir / job_id)
 
     def marked(self) -> list[str]:
         """The ids of all jobs that have a mark."""
-        return sorted(place.name for place in self._place.glob("*") if place.is_dir())
+        return sorted(mark.name for mark in self._folder.glob("*") if mark.is_dir())
 
     def unfinished(self, job_id: str) -> bool:
-        """Whether something of a deleted job is still there, or there again."""
-        return os.path.lexists(self._jobs_dir / job_id) or bool(self._taken(job_id))
+        """Whether files of a deleted job are still there, or there again."""
+        return os.path.lexists(self._jobs_dir / job_id) or bool(self._moved(job_id))
 
     def forget_old(self, now: float | None = None) -> None:
-        """Removes the marks that have done their time."""
+        """Removes the marks that are older than `MARK_KEPT_S`."""
         oldest = (time.time() if now is None else now) - MARK_KEPT_S
         for job_id in self.marked():
-            place = self._place / job_id
-            with suppress(OSError):  # it is not empty, or gone
-                if place.stat().st_mtime < oldest:
-                    place.rmdir()
+            mark = self._folder / job_id
+            with suppress(OSError):  # not empty, or gone
+                if mark.stat().st_mtime < oldest:
+                    mark.rmdir()
 
-    def _taken(self, job_id: str) -> list[Path]:
+    def _moved(self, job_id: str) -> list[Path]:
         try:
-            return list((self._place / job_id).iterdir())
+            return list((self._folder / job_id).iterdir())
         except FileNotFoundError:
             return []

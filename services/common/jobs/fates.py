@@ -1,6 +1,6 @@
-"""How groups end, and the list of it in a job's folder that people read: `<home>/jobs/<job>/fates.jsonl`, a line for each journal record.
+"""Fates: the end of every group, and their list for people in the job's folder: `<home>/jobs/<job>/fates.jsonl`.
 
-The learner writes it after the journal, which stays what counts: it can be made again from it at any time.
+The file has a line for each journal record. The learner writes it after the journal, and can rebuild it from the journal at any time.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
@@ -27,7 +27,7 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FateLine:
-    """The fates that one journal record tells.
+    """The fates in one journal record.
 
     Example line: {"step": 7, "lineage": 1, "issued": 64, "fates": [["trained", "", [40, 41]], ["failed", "a reward is not finite", [43]]]}
     """
@@ -35,21 +35,20 @@ class FateLine:
     step: int
     lineage: int
     issued: int
-    """Groups issued by then."""
+    """Groups issued until then."""
     fates: tuple[tuple[Fate, str, tuple[int, ...]], ...]
     """Fate, reason, group ids."""
 
     def dump(self) -> str:
-        """The line, its end included."""
-        document = {"step": self.step, "lineage": self.lineage, "issued": self.issued, "fates": self.fates}
-        return json.dumps(document, ensure_ascii=False) + "\n"
+        """The line, with its newline."""
+        return json.dumps(asdict(self), ensure_ascii=False) + "\n"
 
     @classmethod
     def parse(cls, text: str) -> FateLine:
-        """The line that `dump` made.
+        """The fates in a line that `dump` made.
 
         Raises:
-            ValueError, KeyError, TypeError: it is no such line.
+            ValueError, KeyError, TypeError: the text is no such line.
         """
         document = json.loads(text)
         fates = tuple((Fate(fate), str(reason), tuple(ids)) for fate, reason, ids in document["fates"])
@@ -58,12 +57,12 @@ class FateLine:
 
 @dataclass(frozen=True, slots=True)
 class GroupFate:
-    """How one group ended."""
+    """The end of one group."""
 
     group_id: int
     fate: Fate
     step: int
-    """The step that trained it, or the one in whose journal record its end is."""
+    """The step that trained it, or the step whose journal record contains its end."""
     lineage: int
     reason: str
 
@@ -86,11 +85,11 @@ class FateList:
 
 
 def read_lines(path: Path) -> Iterator[FateLine]:
-    """The lines of the file; a last one that is half written is left out.
+    """The lines of the file, without an incomplete last line.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError, KeyError, TypeError: another line is none.
+        OSError: the file cannot be read.
+        ValueError, KeyError, TypeError: another line cannot be parsed.
     """
     with path.open(encoding="utf-8") as file:
         for text in file:
@@ -113,14 +112,14 @@ def read_fates(path: Path, *, fate: Fate | None, offset: int, limit: int) -> Fat
             if kind is Fate.FAILED:
                 found.failed_reasons[reason] += len(ids)
             if fate in {None, kind}:
-                wanted = ids[max(0, offset - position) : max(0, end - position)]
-                found.page += [GroupFate(group_id, kind, line.step, line.lineage, reason) for group_id in wanted]
+                on_page = ids[max(0, offset - position) : max(0, end - position)]
+                found.page += [GroupFate(group_id, kind, line.step, line.lineage, reason) for group_id in on_page]
                 position += len(ids)
     return found
 
 
 def collect(fates: Iterable[tuple[int, Fate, str]]) -> tuple[tuple[Fate, str, tuple[int, ...]], ...]:
-    """Group ids by fate and reason, in the order of their first."""
+    """Group ids by fate and reason, in the order of the first group of each."""
     found: dict[tuple[Fate, str], list[int]] = {}
     for group_id, fate, reason in fates:
         found.setdefault((fate, reason), []).append(group_id)

@@ -1,10 +1,10 @@
-"""A job's own folder, `<home>/jobs/<job>/`: the source from which its record is rebuilt when Redis has lost it.
+"""Folder of a job, `<home>/jobs/<job>/`: the source from which its record is rebuilt when Redis has lost it.
 
 spec.yaml       the resolved spec, every default written out
-job.json        the job's record: replaced whole, durably, on every move of its state
+job.json        the job's record: replaced whole, durably, on every change of its state
 history.jsonl   step and evaluation records, and checkpoints, one JSON object a line:
                 {"kind": "step" | "eval" | "checkpoint" | "rewind", "step": …, "data": …}
-journal/, checkpoints/, error.txt               the learner's
+journal/, checkpoints/, error.txt               written by the learner
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ FORMAT = 1
 
 @dataclass(slots=True)
 class History:
-    """Step and evaluation records as the surviving course of the job has them, oldest first."""
+    """Step and evaluation records of the job's current course, without what rewinds dropped; oldest first."""
 
     steps: list[dict[str, Any]] = field(default_factory=list)
     evals: list[dict[str, Any]] = field(default_factory=list)
     manifests: dict[int, set[str]] = field(default_factory=dict)
-    """Step → digests of the checkpoints that were begun there."""
+    """Step → digests of the manifests of the checkpoints that were begun there."""
     unreadable: list[int] = field(default_factory=list)
-    """Lines, from 1, that are no records: what a crash left unfinished, or damage."""
+    """Line numbers, from 1, that hold no record: left incomplete by a crash, or damaged."""
 
     def take(self, kind: str, step: int, data: dict[str, Any]) -> None:
-        """Applies one line. A step or an evaluation takes the place of an older record of the same step; a rewind drops what came after."""
+        """Applies one line. A step or an evaluation replaces an older record of its step; a rewind drops the records of later steps."""
         if kind == "step":
             self._drop_steps(step)
             self.steps.append(data)
@@ -62,17 +62,16 @@ class History:
 
 
 class JobFolder:
-    """Reads and writes those files; synchronous, so call it from a thread where a loop must not wait for a disk."""
+    """Reader and writer of those files. Synchronous: call it from a thread where an event loop must not wait for a disk."""
 
     def __init__(self, path: Path) -> None:
-        """Nothing is made before the first write."""
         self.path = path
 
     def save(self, record: dict[str, Any], spec: Callable[[], str]) -> None:
-        """Makes the record durable, and the spec, whose text is asked for then, if it is not there yet.
+        """Writes the record durably, and the spec, if it is not there yet: only then is its text requested.
 
-        The incarnation in the folder only rises: a record that was put back into Redis has none until its head finds it, and the next head
-        must not be given a number that an older one, which may wake up, has had. The folder of a deleted job is not made again.
+        The incarnation in the folder only rises: a record restored into Redis has none until its head finds it, and the next head
+        must not get the number of an older head, which may wake up. The folder of a deleted job is not made again.
         """
         if is_deleted(self.path):
             return
@@ -84,7 +83,7 @@ class JobFolder:
         write_durably(self.path / JOB_FILE, json.dumps(document | {"xxh3": _digest_of(document)}, indent=1).encode())
 
     def load(self) -> tuple[dict[str, Any], str] | None:
-        """The record and the spec's text, or None when this is no job's folder or cannot be read (the log says why)."""
+        """The record and the spec's text; None when this is no job's folder or cannot be read (the reason is logged)."""
         document = self._document()
         try:
             return None if document is None else (document, (self.path / SPEC_FILE).read_text())
@@ -95,7 +94,7 @@ class JobFolder:
             return None
 
     def fault(self) -> str | None:
-        """Why `job.json` is not what was written, or None; a file of an earlier release has no checksum to tell by.
+        """The reason why `job.json` is not what was written, or None; a file of an earlier release has no checksum to compare.
 
         Raises:
             FileNotFoundError: there is none.
@@ -114,7 +113,7 @@ class JobFolder:
         return None if isinstance(state, str) else f"names the state {state!r}"
 
     def incarnation(self) -> int:
-        """The highest that the folder knows of; 0 when it does not say."""
+        """The highest incarnation that the folder records; 0 when it has none."""
         known = (self._document() or {}).get("incarnation")
         return known if isinstance(known, int) else 0
 
@@ -132,10 +131,10 @@ class JobFolder:
         return document
 
     def append(self, kind: str, step: int, data: dict[str, Any]) -> None:
-        """Adds a line to the history, durably. A line that a crash left unfinished is closed first.
+        """Adds a line to the history, durably. A line that a crash left incomplete is ended first.
 
         Raises:
-            OSError: it could not be written, for want of space perhaps; nothing of it is left.
+            OSError: it could not be written, perhaps because the disk is full; nothing of it is left.
         """
         path = self.path / HISTORY_FILE
         line = json.dumps({"kind": kind, "step": step, "data": data})
@@ -146,7 +145,7 @@ class JobFolder:
                 line = line if file.read(1) == b"\n" else f"\n{line}"
             try:
                 rest = memoryview(f"{line}\n".encode())
-                while rest:  # on a disk that fills up, a part goes in first
+                while rest:  # on a disk that fills up, a write takes only a part
                     rest = rest[file.write(rest) :]
                 os.fsync(file.fileno())
             except OSError:
@@ -154,7 +153,7 @@ class JobFolder:
                 raise
 
     def history(self) -> History:
-        """The history; a line that cannot be read is left out, and told in the log."""
+        """The history; a line that cannot be read is left out and logged."""
         found = History()
         try:
             lines = (self.path / HISTORY_FILE).read_text(errors="replace").splitlines()

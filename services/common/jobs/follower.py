@@ -1,4 +1,4 @@
-"""Follower of the active jobs: whoever serves jobs learns of each change within half a second."""
+"""Follower of the active jobs: passes each change to a service that serves jobs, within half a second."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from services.common.service.lifecycle import Drain
 
 POLL_INTERVAL_S = 0.5
 BLOCKED_S = 60.0
-"""Without a look at the active jobs for so long, while Redis answers, the process hangs."""
+"""Time without a poll, while Redis answers, after which the process counts as hung."""
 
 Changed = Callable[[dict[str, ActiveJob]], Awaitable[None]]
-"""Attaches to and lets go of jobs, by what is active now."""
+"""Attaches to new jobs and detaches from the others; gets the jobs that are active now."""
 
 
 class JobFollower:
-    """Looks at the active jobs, and says whether it still does."""
+    """Polls the active jobs until the drain, and reports its own health."""
 
     def __init__(self, store: JobStore, drain: Drain) -> None:
-        """Looks at nothing yet; `drain` ends `run`."""
         self._store, self._drain = store, drain
         self._looked_at: float | None = None
 
@@ -30,8 +29,8 @@ class JobFollower:
         """Follows the jobs.
 
         Consumes:     the active jobs, twice a second.
-        Waits for:    the next look.
-        Unblocked by: time; the jobs change when learners activate or retire them.
+        Waits for:    the next poll.
+        Unblocked by: time. Learners change the jobs: they activate and retire them.
         Produces:     calls of `changed`. Returns on drain.
         """
         while True:

@@ -1,6 +1,6 @@
-"""Mark of a job's history: how long `history.jsonl` was, and the digest of it up to there.
+"""Mark of a job's history: the length of `history.jsonl` at some time, and the digest of those bytes.
 
-The file only ever grows, so a mark stays true of it for good: one that is not says that lines were cut off, or written anew.
+The file only grows, so a mark stays valid for good: one that does not match shows that lines were cut off or replaced.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import xxhash
 
-_PIECE_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 
 class HistoryMark(NamedTuple):
@@ -23,19 +23,17 @@ class HistoryMark(NamedTuple):
 
 
 class HistoryReader:
-    """Follows the file: each mark reads only what is new."""
+    """Incremental reader of the file: each mark reads only the new bytes."""
 
     def __init__(self, path: Path) -> None:
-        """Nothing is read yet."""
         self._path = path
-        self._bytes = 0
-        self._digest = xxhash.xxh3_128()
+        self._bytes, self._digest = 0, xxhash.xxh3_128()
 
     def mark(self) -> HistoryMark:
-        """Of all whole lines that the file has; of a file that is not there, of none.
+        """The mark of all whole lines in the file; of none where there is no file.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: the file cannot be read.
         """
         try:
             with self._path.open("rb") as file:
@@ -43,23 +41,23 @@ class HistoryReader:
                 data = file.read()
         except FileNotFoundError:
             data = b""
-        self._take(data[: data.rfind(b"\n") + 1])
+        self._add(data[: data.rfind(b"\n") + 1])
         return HistoryMark(self._bytes, self._digest.hexdigest())
 
     def holds(self, mark: HistoryMark) -> bool:
-        """Whether the file still begins with what was marked; marks are asked for in the order in which they were made.
+        """Whether the file still begins with the marked bytes; fast for marks that are checked in the order in which they were made.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: the file cannot be read.
         """
         if mark.bytes < self._bytes:
             self._bytes, self._digest = 0, xxhash.xxh3_128()
         with self._path.open("rb") as file:
             file.seek(self._bytes)
-            while self._bytes < mark.bytes and (data := file.read(min(_PIECE_BYTES, mark.bytes - self._bytes))):
-                self._take(data)
+            while self._bytes < mark.bytes and (data := file.read(min(_CHUNK_BYTES, mark.bytes - self._bytes))):
+                self._add(data)
         return self._bytes == mark.bytes and self._digest.hexdigest() == mark.xxh3
 
-    def _take(self, data: bytes) -> None:
+    def _add(self, data: bytes) -> None:
         self._digest.update(data)
         self._bytes += len(data)

@@ -1,7 +1,7 @@
-"""The Lua behind `JobStore`: each script has its effect once, however often it is sent.
+"""Lua scripts of `JobStore`: each has its effect once, however often it is sent.
 
-A script that a job's head may send begins with `FENCE`, and its own ARGV begin at 3. Where a repeat could not be told from a new request,
-the sender gives a token, which the script leaves in the record or in a key of its own.
+A script that a job's head may send begins with `FENCE`, and its own ARGV begin at 3. Where a repeat looks like a new request,
+the sender adds a token, which the script keeps in the record or in a key of its own.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from services.common.redis.fencing import FENCE
 
 MAX_EVENTS = 10_000
 ONCE_KEPT_S = 600
-"""A token is remembered this long: longer than any client repeats a command."""
+"""Time for which a token is kept, seconds: longer than any client repeats a command."""
 
 
 def new_token() -> str:
-    """Names one command, so that a repeat of it is known."""
+    """A random name for one command, by which a repeat of it is recognized."""
     return secrets.token_hex(8)
 
 
@@ -24,10 +24,7 @@ IS_IN = """
 local function is_in(state, states) return string.find(',' .. states .. ',', ',' .. state .. ',', 1, true) end
 """
 
-TRANSITION = (
-    FENCE
-    + IS_IN
-    + f"""
+TRANSITION = f"""{FENCE}{IS_IN}
 -- KEYS: record, events   ARGV: …, new state, unix time, event, allowed states (comma-separated), token, field, value, field, value, …
 local state, moved = unpack(redis.call('HMGET', KEYS[1], 'state', 'moved'))
 if not state then return 'missing' end
@@ -38,7 +35,6 @@ for i = 8, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
 redis.call('XADD', KEYS[2], 'MAXLEN', '~', '{MAX_EVENTS}', '*', 'kind', 'state', 'at', ARGV[4], 'd', ARGV[5])
 return 'ok'
 """
-)
 
 ROWS = """#!lua flags=no-writes
 -- KEYS: records   ARGV: fields
@@ -67,10 +63,7 @@ redis.call('XADD', KEYS[5], '*', 'kind', 'state', 'at', ARGV[4], 'd', ARGV[5])
 return ARGV[1]
 """
 
-ASK = (
-    "#!lua"
-    + IS_IN
-    + f"""
+REQUEST = f"""#!lua{IS_IN}
 -- KEYS: record, events
 -- ARGV: field, value, request, unix time, states of a job that waits, its new state, cause, its event, states of a job that a learner owns,
 --       token
@@ -90,31 +83,22 @@ redis.call('HSET', KEYS[1], ARGV[1], ARGV[2], 'asked', ARGV[10])
 redis.call('XADD', KEYS[2], 'MAXLEN', '~', '{MAX_EVENTS}', '*', 'kind', kind, 'at', ARGV[4], 'd', event)
 return 'ok'
 """
-)
 
-UPDATE = (
-    FENCE
-    + """
+UPDATE = f"""{FENCE}
 -- KEYS: record   ARGV: …, field, value, field, value, …
 if redis.call('EXISTS', KEYS[1]) == 0 then return 'missing' end
 for i = 3, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
 return 'ok'
 """
-)
 
-TELL = (
-    FENCE
-    + f"""
+ADD_EVENT = f"""{FENCE}
 -- KEYS: events, token   ARGV: …, kind, unix time, event
 if not redis.call('SET', KEYS[2], '1', 'NX', 'EX', {ONCE_KEPT_S}) then return 0 end
 redis.call('XADD', KEYS[1], 'MAXLEN', '~', '{MAX_EVENTS}', '*', 'kind', ARGV[3], 'at', ARGV[4], 'd', ARGV[5])
 return 1
 """
-)
 
-APPEND_STEP = (
-    FENCE
-    + f"""
+APPEND_STEP = f"""{FENCE}
 -- KEYS: steps, events   ARGV: …, step, record, unix time, whether every step before must be there
 local have, step = redis.call('LLEN', KEYS[1]), tonumber(ARGV[3])
 if have >= step then return 0 end
@@ -123,47 +107,34 @@ redis.call('RPUSH', KEYS[1], ARGV[4])
 redis.call('XADD', KEYS[2], 'MAXLEN', '~', '{MAX_EVENTS}', '*', 'kind', 'step', 'at', ARGV[5], 'd', ARGV[4])
 return 1
 """
-)
 
-APPEND_EVAL = (
-    FENCE
-    + f"""
+APPEND_EVAL = f"""{FENCE}
 -- KEYS: evals, events, token   ARGV: …, record, unix time
 if not redis.call('SET', KEYS[3], '1', 'NX', 'EX', {ONCE_KEPT_S}) then return 0 end
 redis.call('RPUSH', KEYS[1], ARGV[3])
 redis.call('XADD', KEYS[2], 'MAXLEN', '~', '{MAX_EVENTS}', '*', 'kind', 'eval', 'at', ARGV[4], 'd', ARGV[3])
 return 1
 """
-)
 
-REFILL = (
-    FENCE
-    + """
+REFILL = f"""{FENCE}
 -- KEYS: a history   ARGV: …, how many records come before these, record, record, …   answers how many there are now
 if redis.call('LLEN', KEYS[1]) == tonumber(ARGV[3]) then
   for i = 4, #ARGV do redis.call('RPUSH', KEYS[1], ARGV[i]) end
 end
 return redis.call('LLEN', KEYS[1])
 """
-)
 
-CLEAR = (
-    FENCE
-    + """
+CLEAR = f"""{FENCE}
 -- KEYS: histories, which are filled again
 for _, name in ipairs(KEYS) do redis.call('LTRIM', name, 1, 0) end
 return 1
 """
-)
 
-ACTIVATE = (
-    FENCE
-    + """
+ACTIVATE = f"""{FENCE}
 -- KEYS: active   ARGV: …, job id, the job as JSON (empty: it is retired)
 if ARGV[4] == '' then return redis.call('HDEL', KEYS[1], ARGV[3]) end
 return redis.call('HSET', KEYS[1], ARGV[3], ARGV[4])
 """
-)
 
 BEGIN = """#!lua
 -- KEYS: record   ARGV: the highest incarnation known from elsewhere.   A repeat takes another number, which does no harm: they only rise.

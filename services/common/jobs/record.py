@@ -1,4 +1,4 @@
-"""What is known of a job: its states, its record, and the forms that the record takes in Redis and in the job's folder."""
+"""Job record: states, fields, and its forms in Redis and in the job's folder."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ class JobState(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing will change it any more."""
-        return self in {JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}
+        """Whether the state is final."""
+        return self in ENDED
 
 
+ENDED = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
 LIVE = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STALLED, JobState.PAUSED})
-"""States in which a learner may own the job; it does if the record names one."""
+"""States in which a learner may own the job: it does if the record names one."""
 PAUSED_CAUSE = "paused by request"
 
-_NEWER = frozenset({"failure", "failed_reasons"})
-"""Fields that a record in a job's folder may lack: it was written before there were any."""
+_OPTIONAL = frozenset({"failure", "failed_reasons"})
+"""Fields that a record in a job's folder may lack: an earlier release wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A job as lists show it: its record without the spec, which is large and dear to read."""
+    """A job as lists show it: its record without the spec, which is large and slow to parse."""
 
     id: str
     name: str
@@ -68,27 +69,27 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord(JobRow):
-    """A job as people see it."""
+    """All that is known of a job."""
 
     spec: JobSpec
     order: int = 0
-    """Its place among all jobs, by submission."""
+    """Place among all jobs, by submission."""
     incarnation: int = 0
-    """How often a head has begun to run it; 0 in a record that no head has begun with since it was restored."""
+    """Number of starts of the job's head; 0 in a restored record until a head begins."""
     failed_reasons: dict[str, int] = field(default_factory=dict)
-    """Failed groups by reason, the most frequent ones."""
+    """Failed groups by reason: the most frequent reasons."""
     idempotency: str = ""
-    """Name of the Redis key that stands for its Idempotency-Key, and the digest of the spec sent with it; empty without one."""
+    """Redis key of its Idempotency-Key, a space, and the digest of the spec sent with it; empty without one."""
 
 
-ROW_FIELDS = tuple(of.name for of in fields(JobRow) if of.name != "id")
-"""What a row needs of the record's hash."""
-RECORD_FIELDS = tuple(of.name for of in fields(JobRecord))
+ROW_FIELDS = tuple(item.name for item in fields(JobRow) if item.name != "id")
+"""Fields of the record's hash that a row needs."""
+RECORD_FIELDS = tuple(item.name for item in fields(JobRecord))
 
 
 @dataclass(frozen=True, slots=True)
 class ActiveJob:
-    """What rollout and reward servers need to attach to a running job."""
+    """A running job, as rollout and reward servers need it to attach."""
 
     job_id: str
     lineage: int
@@ -114,13 +115,11 @@ def from_hash(job_id: str, raw: Mapping[str, str]) -> JobRecord:
 
 
 def row_from_hash(job_id: str, raw: Mapping[str, str]) -> JobRow:
-    """The row of a record's hash, of which `ROW_FIELDS` are enough."""
+    """The row in a record's hash; `ROW_FIELDS` of it are enough."""
     return JobRow(**_row_values(job_id, raw))
 
 
 def _row_values(job_id: str, raw: Mapping[str, str]) -> dict[str, Any]:
-    """A row's fields, which are a record's, too."""
-
     def number(name: str) -> float | None:
         return float(raw[name]) if raw.get(name) else None
 
@@ -146,7 +145,7 @@ def _row_values(job_id: str, raw: Mapping[str, str]) -> dict[str, Any]:
 
 
 def to_hash(record: JobRecord) -> dict[str, str]:
-    """What `from_hash` reads, but for the id and the incarnation."""
+    """The hash that `from_hash` reads, without the id and the incarnation."""
     values = {name: value for name, value in asdict(record).items() if name not in {"id", "incarnation", "spec"}}
     flags = {name: "1" if value else "" for name, value in values.items() if isinstance(value, bool)}
     plain = {name: str(value) for name, value in values.items() if value is not None and name not in flags}
@@ -155,16 +154,16 @@ def to_hash(record: JobRecord) -> dict[str, str]:
 
 
 def to_document(record: JobRecord) -> dict[str, Any]:
-    """The record as JSON values, without its spec: what `job.json` holds."""
+    """The record as JSON values, without its spec: the content of `job.json`."""
     return {name: getattr(record, name) for name in RECORD_FIELDS if name != "spec"}
 
 
 def from_document(document: Mapping[str, Any], spec: JobSpec) -> JobRecord:
-    """The record that `to_document` described; fields that are newer than it have their defaults.
+    """The record in a document that `to_document` made; fields that an earlier release did not write get their defaults.
 
     Raises:
-        KeyError, TypeError, ValueError: it is no such document.
+        KeyError, TypeError, ValueError: the document is no record.
     """
-    names = [name for name in RECORD_FIELDS if name != "spec" and (name in document or name not in _NEWER)]
+    names = [name for name in RECORD_FIELDS if name != "spec" and (name in document or name not in _OPTIONAL)]
     values = {name: document[name] for name in names}
     return JobRecord(**values | {"state": JobState(values["state"]), "spec": spec})

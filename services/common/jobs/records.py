@@ -1,4 +1,4 @@
-"""Records of jobs in Redis, and their copies in the jobs' own folders: what they are rebuilt from when Redis has lost them."""
+"""Records of jobs in Redis, and their copies in the jobs' own folders, from which they are rebuilt when Redis has lost them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ log = logging.getLogger(__name__)
 
 
 class JobRecords:
-    """The records of all jobs, in both places."""
+    """The records of all jobs, in both places; without `jobs_dir` only in Redis."""
 
     def __init__(self, redis: Redis, jobs_dir: Path | None = None) -> None:
-        """Without `jobs_dir` the folders are left alone."""
         self._redis, self._jobs_dir = redis, jobs_dir
 
     async def find(self, job_id: str) -> JobRecord | None:
@@ -33,9 +32,9 @@ class JobRecords:
         return from_hash(job_id, {text(k): text(v) for k, v in raw.items()}) if raw else None
 
     async def save(self, job_id: str) -> None:
-        """Writes the record into the job's folder; once more when it moves meanwhile, so that of several writers the newest state stays.
+        """Writes the record into the job's folder; again when it has changed meanwhile, so that of several writers the newest state stays.
 
-        A folder that cannot be written is told in the log: the job goes on, and the next move is written again.
+        A folder that cannot be written is logged: the job continues, and the next change is written again.
         """
         if self._jobs_dir is None:
             return
@@ -44,12 +43,12 @@ class JobRecords:
             try:
                 await asyncio.to_thread(folder.save, to_document(record), partial(dump_spec, record.spec))
             except OSError as error:
-                log.error("%s cannot be written: %s", folder.path, error.strerror or error)  # noqa: TRY400  no fault of this code
+                log.error("%s cannot be written: %s", folder.path, error.strerror or error)  # noqa: TRY400  no defect of this code
                 return
             written = record
 
     def saved(self, job_id: str) -> JobRecord | None:
-        """The record in the job's folder; None when there is none, the job was deleted, or it cannot be read (the log says why)."""
+        """The record in the job's folder; None when there is none, the job was deleted, or it cannot be read (the reason is logged)."""
         if self._jobs_dir is None or is_deleted(self._jobs_dir / job_id):
             return None
         found = JobFolder(self._jobs_dir / job_id).load()

@@ -1,4 +1,4 @@
-"""Restorer: puts jobs back into a Redis that was emptied, moved, or put back to an older state: from the jobs' own folders."""
+"""Restorer: puts jobs back into a Redis that was emptied, moved or restored from a backup, from the jobs' own folders."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ log = logging.getLogger(__name__)
 
 
 async def restore(redis: Redis, jobs_dir: Path, record: JobRecord, incarnation: int | None = None) -> bool:
-    """Puts a record and its history back into a Redis that has lost them; False when it had not.
+    """Puts a record and its history back into a Redis that has lost them; False when Redis still has them.
 
     Args:
         redis: client whose replies are bytes.
         jobs_dir: the jobs' own folders.
-        record: what `JobRecords.saved` gave.
-        incarnation: of the head that restores the job it runs; None for anybody else, who never changes a record that is there.
+        record: the result of `JobRecords.saved`.
+        incarnation: of the head that restores the job it runs; None for any other process, which never changes an existing record.
     """
     now = time.time()
     event = json.dumps({"message": "Redis had lost this job: its record is back", "state": record.state})
@@ -50,60 +50,49 @@ async def restore(redis: Redis, jobs_dir: Path, record: JobRecord, incarnation: 
 
 
 class Restorer:
-    """One process's look after the jobs that it answers for. A job that runs heals itself (`HeadStore`): this makes it known again."""
+    """Restores the jobs that one process is responsible for. The head of a running job restores it itself (`HeadStore`)."""
 
     def __init__(self, redis: Redis, jobs_dir: Path, who: str, mine: Callable[[JobRecord], bool]) -> None:
-        """`who` names this process in Redis; `mine` tells which jobs it puts back."""
-        self._redis = redis
-        self._jobs_dir = jobs_dir
+        """`who` names this process in Redis; `mine` selects the jobs that it puts back."""
+        self._redis, self._jobs_dir = redis, jobs_dir
         self._store = JobStore(redis, jobs_dir)
         self._marker = keys.restored(who)
         self._mine = mine
-        self._order = 0
-        self._looked = False
-        self._looking = asyncio.Lock()
+        self._last_order = 0
+        self._checked = False
+        self._checking = asyncio.Lock()
 
     async def look(self) -> list[str]:
-        """The ids of the jobs that were put back just now. Cheap while nothing was lost: then the folders are not read again.
+        """Puts back the jobs that Redis has lost; returns their ids. Cheap while nothing was lost: then no folder is read.
 
-        Something was lost when this process's mark is gone, or fewer jobs were ever submitted than it knows of.
+        Something was lost when this process's mark is gone, or the count of submitted jobs is lower than before.
         """
-        if await self._whole():
+        if await self._is_complete():
             return []
-        async with self._looking:  # of many at once, the first reads the folders
-            return [] if await self._whole() else await self._put_back()
+        async with self._checking:  # of many callers at once, the first reads the folders
+            return [] if await self._is_complete() else await self._put_back()
 
-    async def _whole(self) -> bool:
-        """Whether nothing was lost since the last look."""
+    async def _is_complete(self) -> bool:
         order = await self._submitted()
-        if not (self._looked and order >= self._order and await self._redis.exists(self._marker)):
+        if not (self._checked and order >= self._last_order and await self._redis.exists(self._marker)):
             return False
-        self._order = order
+        self._last_order = order
         return True
 
     async def _put_back(self) -> list[str]:
-        found = [record for record in await asyncio.to_thread(self._folders, await self._known()) if self._mine(record)]
-        restored = [
-            record.id for record in sorted(found, key=_by_age) if await restore(self._redis, self._jobs_dir, record)
-        ]
+        known = {text(raw) for raw in await self._redis.zrange(keys.JOBS, 0, -1)}
+        found = [record for record in await asyncio.to_thread(self._folders, known) if self._mine(record)]
+        found.sort(key=lambda record: (record.order, record.created_at))
+        restored = [record.id for record in found if await restore(self._redis, self._jobs_dir, record)]
         await self._store.find_held()
         await self._redis.set(self._marker, "1")
-        self._looked, self._order = True, await self._submitted()
+        self._checked, self._last_order = True, await self._submitted()
         return restored
 
     async def _submitted(self) -> int:
         return int(await self._redis.get(keys.ORDER) or 0)
 
-    async def _known(self) -> set[str]:
-        return {text(raw) for raw in await self._redis.zrange(keys.JOBS, 0, -1)}
-
     def _folders(self, known: set[str]) -> list[JobRecord]:
         """The records of the folders whose jobs Redis does not list."""
-        names = [path.parent.name for path in self._jobs_dir.glob("*/job.json")]
-        return [
-            record for name in names if name not in known and (record := self._store.records.saved(name)) is not None
-        ]
-
-
-def _by_age(record: JobRecord) -> tuple[int, float]:
-    return record.order, record.created_at
+        lost = {path.parent.name for path in self._jobs_dir.glob("*/job.json")} - known
+        return [record for job_id in lost if (record := self._store.records.saved(job_id)) is not None]

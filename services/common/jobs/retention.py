@@ -1,9 +1,9 @@
-"""Retention: which ended jobs go, and how one is deleted: its folder, its part of Redis, its place in the list.
+"""Retention of ended jobs: the choice of jobs to delete, and the deletion of folder, Redis keys and list entry.
 
-    an ended job ── a day ──► Redis' part goes (samples, events, histories, dead letters): its folder answers
+    an ended job ── a day ──► all Redis keys but the record go (samples, events, histories, dead letters): its folder has the histories
                  ── DELETE, prune, the gateway's policy ──► mark ─► rename ─► Redis ─► remove        (`deleted.py`)
 
-Jobs that have not ended are never touched, nor is anything that one of them was loaded from, or will be.
+Jobs that have not ended are never deleted, nor is any job from whose folder one of them was, or will be, loaded.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from services.common.errors import ConfigError, JobConflict
 from services.common.jobs import lua
 from services.common.jobs.deleted import DeletedJobs
 from services.common.jobs.folder import JobFolder
-from services.common.jobs.record import JobRecord, JobState
+from services.common.jobs.record import ENDED, JobRecord, JobState
 from services.common.jobs.store import JobStore
 from services.common.redis import keys
 from services.common.redis.connection import text
@@ -33,14 +33,11 @@ from services.common.spec.job import JobSpec
 log = logging.getLogger(__name__)
 
 CHUNK = 500
-"""Jobs that one look at Redis is about: others are served in between."""
+"""Jobs in one round trip to Redis: other clients are served in between."""
 DAY_S = 24 * 3600.0
-_ENDED = ",".join(sorted(state for state in JobState if state.ended))
+_ENDED = ",".join(sorted(ENDED))
 
-DELETE = (
-    "#!lua"
-    + lua.IS_IN
-    + """
+_DELETE = f"""#!lua{lua.IS_IN}
 -- KEYS: record, jobs, queue, the job's other keys …, its idempotency key (if ARGV[3] is '1')   ARGV: job id, states of a job that has ended
 local state = redis.call('HGET', KEYS[1], 'state')
 if state and not is_in(state, ARGV[2]) then return state end
@@ -55,24 +52,19 @@ for i = 4, last do redis.call('UNLINK', KEYS[i]) end
 redis.call('UNLINK', KEYS[1])
 return 'ok'
 """
-)
 
-ARCHIVE = (
-    "#!lua"
-    + lua.IS_IN
-    + """
+_ARCHIVE = f"""#!lua{lua.IS_IN}
 -- KEYS: record, the keys that go   ARGV: states of a job that has ended
 local state = redis.call('HGET', KEYS[1], 'state')
 if not state or not is_in(state, ARGV[1]) then return 0 end
 for i = 2, #KEYS do redis.call('UNLINK', KEYS[i]) end
 return 1
 """
-)
 
 
 @dataclass(frozen=True, slots=True)
 class EndedJob:
-    """What retention judges a job by."""
+    """An ended job, as the policy sees it."""
 
     id: str
     ended_at: float
@@ -83,23 +75,23 @@ class EndedJob:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What is kept of the ended jobs; a limit that is None is none."""
+    """Limits on the ended jobs that are kept; None: no limit."""
 
     keep: int | None = None
-    """So many of the newest."""
+    """Number of the newest jobs that stay."""
     older_than_s: float | None = None
-    """Those that ended longer ago go."""
+    """Jobs that ended longer ago go."""
     max_bytes: int | None = None
-    """The oldest go until the others' folders need no more."""
+    """The oldest go until the folders of the others need no more."""
 
     @property
     def keeps_all(self) -> bool:
-        """Whether it sets no limit."""
+        """Whether there is no limit."""
         return self.keep is None and self.older_than_s is None and self.max_bytes is None
 
 
 def choose(jobs: Iterable[EndedJob], policy: Policy, pinned: Collection[str], now: float) -> list[EndedJob]:
-    """The jobs that go, oldest first. Pinned ones stay, and count."""
+    """The jobs to delete, oldest first. Pinned ones stay, and count."""
     newest_first = sorted(jobs, key=lambda job: (job.ended_at, job.id), reverse=True)
     kept = newest_first[: policy.keep] if policy.keep is not None else list(newest_first)
     if policy.older_than_s is not None:
@@ -117,34 +109,33 @@ def choose(jobs: Iterable[EndedJob], policy: Policy, pinned: Collection[str], no
 
 
 class Retention:
-    """Deletes ended jobs. Every gateway may have one: what two do at once is done once."""
+    """Deletes ended jobs. Each gateway may have one: concurrent deletions have their effect once."""
 
     def __init__(self, redis: Redis, store: JobStore, settings: Settings) -> None:
-        """Looks at nothing yet."""
         self._redis, self._store, self._settings = redis, store, settings
         self._deleted = DeletedJobs(settings.job_dir(""))
         self._removing: set[asyncio.Task[None]] = set()
         self._deleting = asyncio.Lock()
 
     async def delete(self, job_id: str) -> bool:
-        """Deletes a job; False when there is none. Its folder is out of the way when this returns, its bytes are freed soon after.
+        """Deletes a job; False when there is none. Its folder is moved away when this returns; its bytes are freed soon after.
 
         Raises:
-            JobConflict: it has not ended, or a job that has not ended begins with something of it.
+            JobConflict: it has not ended, or a job that has not ended begins with a file of it.
             OSError: its folder cannot be moved.
         """
         async with self._deleting:
-            return await self._delete(job_id, await self.users())
+            return await self._delete(job_id, await self._dependents())
 
-    async def _delete(self, job_id: str, users: Mapping[str, Sequence[str]]) -> bool:
+    async def _delete(self, job_id: str, dependents: Mapping[str, Sequence[str]]) -> bool:
         record = await self._store.find(job_id) or await asyncio.to_thread(self._store.records.saved, job_id)
         if record is None:
             return await asyncio.to_thread(self._deleted.knows, job_id)
         if not record.state.ended:
             raise JobConflict(f"job {job_id} is {record.state}: only a job that has ended can be deleted")
-        if job_id in users:
+        if job_id in dependents:
             raise JobConflict(
-                f"job {job_id} cannot be deleted: {', '.join(users[job_id])} begins with what is in its folder"
+                f"job {job_id} cannot be deleted: {', '.join(dependents[job_id])} begins with what is in its folder"
             )
         await asyncio.to_thread(self._deleted.take, job_id)
         await self._clear(job_id, record.idempotency)
@@ -153,32 +144,32 @@ class Retention:
         return True
 
     async def prune(self, policy: Policy, *, dry_run: bool = False) -> list[EndedJob]:
-        """Deletes what the policy does not keep; what was, or would be, deleted, oldest first."""
+        """Deletes the jobs that the policy does not keep; returns those that were, or would be, deleted, oldest first."""
         if policy.keeps_all:
             return []
         jobs = [EndedJob(job_id, at) async for job_id, state, at in self._jobs() if state.ended]
         if policy.max_bytes is not None:
             jobs = await asyncio.to_thread(self._measured, jobs)
         async with self._deleting:
-            users = await self.users()
-            doomed = choose(jobs, policy, users, time.time())
+            dependents = await self._dependents()
+            excess = choose(jobs, policy, dependents, time.time())
             if policy.max_bytes is None:
-                doomed = await asyncio.to_thread(self._measured, doomed)
-            return doomed if dry_run else [job for job in doomed if await self._went(job.id, users)]
+                excess = await asyncio.to_thread(self._measured, excess)
+            return excess if dry_run else [job for job in excess if await self._try_delete(job.id, dependents)]
 
-    async def _went(self, job_id: str, users: Mapping[str, Sequence[str]]) -> bool:
+    async def _try_delete(self, job_id: str, dependents: Mapping[str, Sequence[str]]) -> bool:
         try:
-            return await self._delete(job_id, users)
+            return await self._delete(job_id, dependents)
         except (JobConflict, OSError) as error:
             log.warning("job %s was not deleted: %s", job_id, error)
             return False
 
     @asynccontextmanager
     async def using(self, spec: JobSpec) -> AsyncIterator[None]:
-        """Keeps what a new job begins with from being deleted until the job is made.
+        """Protects the jobs from whose folders a new job loads, until the new job is created.
 
         Raises:
-            ConfigError: it was deleted since the spec was checked.
+            ConfigError: one was deleted since the spec was checked.
         """
         named = await asyncio.to_thread(sources, spec, self._settings)
         async with self._deleting if named else nullcontext():
@@ -188,7 +179,10 @@ class Retention:
             yield
 
     async def archive(self, older_than_s: float) -> int:
-        """Takes out of Redis what the folders of jobs that ended longer ago have, or nobody needs; how many jobs had something there."""
+        """Deletes all Redis keys but the record of jobs that ended longer ago; returns the number of jobs that had such keys.
+
+        The job's folder has the histories; a job whose folder lacks a part of them is skipped.
+        """
         oldest, done = time.time() - older_than_s, 0
         old = [job_id async for job_id, state, at in self._jobs() if state.ended and at < oldest]
         for first in range(0, len(old), CHUNK):
@@ -197,14 +191,14 @@ class Retention:
                 for job_id in chunk:
                     pipe.exists(keys.events(job_id))
                 there = await pipe.execute()
-            for job_id in [job_id for job_id, found in zip(chunk, there, strict=True) if found]:
-                if await self._is_in_folder(job_id):
-                    script = self._redis.register_script(ARCHIVE)
+            for job_id, found in zip(chunk, there, strict=True):
+                if found and await self._is_in_folder(job_id):
+                    script = self._redis.register_script(_ARCHIVE)
                     done += int(await script(keys=[keys.record(job_id), *keys.archived(job_id)], args=[_ENDED]))
         return done
 
     async def _is_in_folder(self, job_id: str) -> bool:
-        """Whether the histories that Redis has are in the job's folder, whole."""
+        """Whether the job's folder has the whole histories that Redis has."""
         history = await asyncio.to_thread(JobFolder(self._settings.job_dir(job_id)).history)
         steps, evals = int(await self._redis.llen(keys.steps(job_id))), int(await self._redis.llen(keys.evals(job_id)))
         if len(history.steps) >= steps and len(history.evals) >= evals:
@@ -213,9 +207,9 @@ class Retention:
         return False
 
     async def sweep(self) -> None:
-        """Finishes what a crash cut off, takes away what was written for a deleted job since, and forgets old marks."""
+        """Completes deletions that a crash interrupted, removes what was written for a deleted job since, and drops old marks."""
         for job_id in await asyncio.to_thread(self._deleted.marked):
-            record = await self._store.find(job_id)  # Redis may have been put back to an older state
+            record = await self._store.find(job_id)  # Redis may have been restored from a backup
             if record is not None and not record.state.ended:
                 continue
             if await asyncio.to_thread(self._deleted.unfinished, job_id):
@@ -225,8 +219,8 @@ class Retention:
             await asyncio.to_thread(self._deleted.empty, job_id)
         await asyncio.to_thread(self._deleted.forget_old)
 
-    async def users(self) -> dict[str, list[str]]:
-        """Jobs that are the source of others: job id → ids of those that have not ended and were, or will be, loaded from its folder."""
+    async def _dependents(self) -> dict[str, list[str]]:
+        """Job id → ids of the jobs that have not ended and were, or will be, loaded from its folder."""
         found: dict[str, list[str]] = {}
         async for job_id, state, _ in self._jobs():
             if not state.ended and (record := await self._store.find(job_id)) is not None:
@@ -246,12 +240,12 @@ class Retention:
     async def _clear(self, job_id: str, idempotency: str) -> None:
         key = idempotency.partition(" ")[0]
         names = [keys.record(job_id), keys.JOBS, keys.QUEUE, *keys.archived(job_id), *([key] if key else [])]
-        done = text(await self._redis.register_script(DELETE)(keys=names, args=[job_id, _ENDED, "1" if key else ""]))
+        done = text(await self._redis.register_script(_DELETE)(keys=names, args=[job_id, _ENDED, "1" if key else ""]))
         if done != "ok":
             raise JobConflict(f"job {job_id} is {done}: only a job that has ended can be deleted")
 
     async def _jobs(self) -> AsyncIterator[tuple[str, JobState, float]]:
-        """Every job's id, state, and end (Unix seconds; its beginning while it has none)."""
+        """Id, state and end of every job (Unix seconds; its creation while it has no end)."""
         ids = [text(raw) for raw in await self._redis.zrange(keys.JOBS, 0, -1)]
         for first in range(0, len(ids), CHUNK):
             chunk = ids[first : first + CHUNK]
@@ -260,7 +254,7 @@ class Retention:
                     pipe.hmget(keys.record(job_id), ["state", "finished_at", "created_at"])
                 replies = await pipe.execute()
             for job_id, (state, ended, created) in zip(chunk, replies, strict=True):
-                if state is not None:  # else Redis has lost it, and it is being put back
+                if state is not None:  # else Redis has lost it, and it is being restored
                     yield job_id, JobState(text(state)), float(text(ended or created or 0))
 
     def _measured(self, jobs: Sequence[EndedJob]) -> list[EndedJob]:
@@ -268,7 +262,7 @@ class Retention:
 
 
 def sources(spec: JobSpec, settings: Settings) -> set[str]:
-    """The ids of the jobs in whose folders something lies that this job begins with: a checkpoint, a model, data."""
+    """The ids of the jobs from whose folders this job loads: a checkpoint, a model, or data."""
     jobs_dir = settings.job_dir("").resolve()
     model_roots = [settings.models_dir, *settings.model_roots]
     data_roots = [settings.home / "data", *settings.data_roots]
@@ -281,7 +275,7 @@ def sources(spec: JobSpec, settings: Settings) -> set[str]:
     for name, roots in named:
         try:
             path = locate(name, roots, field="", error=ConfigError) if name else None
-        except ConfigError:  # outside, or no path at all: then in no job's folder either
+        except ConfigError:  # outside, or no path at all: so in no job's folder
             continue
         if path is not None and path.is_relative_to(jobs_dir) and path != jobs_dir:
             found.add(path.relative_to(jobs_dir).parts[0])
@@ -289,17 +283,15 @@ def sources(spec: JobSpec, settings: Settings) -> set[str]:
 
 
 def folder_bytes(folder: Path) -> int:
-    """What a folder takes of its disk; a file with several names counts once."""
-    seen: dict[tuple[int, int], int] = {}
+    """Disk space of a folder; a file with several names counts once."""
+    sizes: dict[tuple[int, int], int] = {}
     for path in (folder, *folder.rglob("*")):
-        try:
-            facts = path.lstat()
-        except OSError:  # it went meanwhile
-            continue
-        seen[facts.st_dev, facts.st_ino] = facts.st_blocks * 512
-    return sum(seen.values())
+        with suppress(OSError):  # it was removed meanwhile
+            stat = path.lstat()
+            sizes[stat.st_dev, stat.st_ino] = stat.st_blocks * 512
+    return sum(sizes.values())
 
 
 async def is_archived(redis: Redis, record: JobRecord) -> bool:
-    """Whether Redis' part of an ended job is gone: every other job has events."""
+    """Whether `archive` has taken this ended job out of Redis: every other job has events."""
     return record.state.ended and not await redis.exists(keys.events(record.id))

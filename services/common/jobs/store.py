@@ -1,15 +1,15 @@
-"""Jobs in Redis: the state machine and what people read of a job.
+"""Store of jobs in Redis: the state machine, the queue, and the jobs that servers may attach to.
 
-queued ◄──► paused                   held in the queue: no learner takes it
+queued ◄──► paused                   held back in the queue: no learner takes it
   │
   ▼
 starting ──► running ◄──► stalled    with a named cause
                │  ▲
-               │  └─────► paused     at a request, between two steps: its learner waits
+               │  └─────► paused     on request, between two steps: its learner waits
                ▼
             succeeded                failed | cancelled from any state above
 
-Every move is written into the job's own folder, too, where there is one: it is what the record is rebuilt from (`restore`).
+Every change of state is also written into the job's own folder, where there is one: the record is rebuilt from it (`restore`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import secrets
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter
 from redis.asyncio import Redis
@@ -47,26 +47,23 @@ from services.common.redis.fencing import Fence, run
 from services.common.spec.job import JobSpec
 
 KEY_KEPT_S = 24 * 3600
-"""An Idempotency-Key is remembered this long."""
-
-Owners = list[list[bytes | None]]
-"""Learner, state and time of start of jobs, as Redis has them."""
+"""Time for which an Idempotency-Key is kept, seconds."""
 
 _ACTIVE = TypeAdapter(ActiveJob)
 
 
 class JobStore:
-    """All jobs: their states, what waits for learners, what servers may attach to."""
+    """All jobs: their states, the queue for learners, and the active jobs, to which servers may attach.
+
+    Args:
+        redis: client whose replies are bytes.
+        jobs_dir: holds the jobs' own folders; None: they are neither read nor written.
+        fence: a head's right to write its job; None for any other process.
+    """
 
     def __init__(self, redis: Redis, jobs_dir: Path | None = None, fence: Fence | None = None) -> None:
-        """Reads and writes through this client.
-
-        Args:
-            redis: client whose replies are bytes.
-            jobs_dir: holds the jobs' own folders; None: they are left alone.
-            fence: a head's right to write its job; None for anybody else.
-        """
-        self._redis, self._fence = redis, fence
+        self._redis = redis
+        self._run = partial(run, redis, fence=fence)
         self.records = JobRecords(redis, jobs_dir)
         self.history = JobHistory(redis, jobs_dir, fence)
 
@@ -90,55 +87,50 @@ class JobStore:
         return (await self.create_once(spec, None))[0]
 
     async def create_once(self, spec: JobSpec, key: str | None) -> tuple[JobRecord, bool]:
-        """A new job, queued, or the one that this Idempotency-Key made before; and whether it is new.
+        """A new job, queued, or the job that this Idempotency-Key created before; and whether it is new.
 
         Raises:
             KeyReused: the key was used with another spec.
         """
-        job_id, now, text_of_spec = f"{spec.name}-{secrets.token_hex(4)}", time.time(), spec.model_dump_json()
+        job_id, now, spec_json = f"{spec.name}-{secrets.token_hex(4)}", time.time(), spec.model_dump_json()
         values = {
             "name": spec.name, "state": JobState.QUEUED, "created_at": now, "steps": spec.learner.steps, "lineage": 0,
-            "spec": text_of_spec,
+            "spec": spec_json,
         }  # fmt: skip
         names = [keys.record(job_id), keys.JOBS, keys.QUEUE, keys.ORDER, keys.events(job_id)]
-        digest, event = hashlib.sha256(text_of_spec.encode()).hexdigest(), json.dumps({"state": JobState.QUEUED})
+        digest, event = hashlib.sha256(spec_json.encode()).hexdigest(), json.dumps({"state": JobState.QUEUED})
         if key:
             values["idempotency"] = f"{keys.idempotency(key)} {digest}"
+            names.append(keys.idempotency(key))
         pairs = [item for k, v in values.items() for item in (k, str(v))]
-        made = text(
-            await self._redis.register_script(lua.CREATE)(
-                keys=names + ([keys.idempotency(key)] if key else []),
-                args=[job_id, digest, KEY_KEPT_S, now, event, *pairs],
-            )
-        )
-        if not made:
+        create = self._redis.register_script(lua.CREATE)
+        created = text(await create(keys=names, args=[job_id, digest, KEY_KEPT_S, now, event, *pairs]))
+        if not created:
             raise KeyReused("the Idempotency-Key was used with another spec; a new job needs a new key")
-        await self.records.save(made)
-        return await self.get(made), made == job_id
+        await self.records.save(created)
+        return await self.get(created), created == job_id
 
     async def list(self, *, offset: int = 0, limit: int = 100) -> list[JobRow]:
         """Jobs, newest first, in two round trips."""
         ids = [text(job_id) for job_id in await self._redis.zrevrange(keys.JOBS, offset, offset + limit - 1)]
-        # A script: to write a command of its own for each row costs more than all the rest.
+        # A script: one command for each row would cost more than all the rest.
         names = [keys.record(job_id) for job_id in ids]
         found = await self._redis.register_script(lua.ROWS)(keys=names, args=ROW_FIELDS) if ids else []
-        rows = [
-            (job_id, {name: text(value) for name, value in zip(ROW_FIELDS, values, strict=True) if value is not None})
-            for job_id, values in zip(ids, found, strict=True)
-        ]
-        return [row_from_hash(job_id, raw) for job_id, raw in rows if raw]
+        rows = (zip(ROW_FIELDS, values, strict=True) for values in found)
+        hashes = [{name: text(value) for name, value in row if value is not None} for row in rows]
+        return [row_from_hash(job_id, raw) for job_id, raw in zip(ids, hashes, strict=True) if raw]
 
     async def transition(
         self, job_id: str, to: JobState, *, allowed: Iterable[JobState], cause: str = "", **values: str | float
     ) -> None:
-        """Moves a job to another state, atomically, and tells so in its events.
+        """Moves a job to another state, atomically, and adds the change to its events.
 
         Raises:
             JobConflict: the job is in none of the `allowed` states.
         """
         now = time.time()
         stamps = {"started_at": now} if to is JobState.STARTING else {"finished_at": now} if to.ended else {}
-        pairs = [text for k, v in ({"cause": cause} | stamps | values).items() for text in (k, str(v))]
+        pairs = [item for k, v in ({"cause": cause} | stamps | values).items() for item in (k, str(v))]
         event = json.dumps({"state": to, "cause": cause})
         states = ",".join(sorted(set(allowed)))
         names = [keys.record(job_id), keys.events(job_id)]
@@ -148,17 +140,17 @@ class JobStore:
         await self.records.save(job_id)
 
     async def claim(self, learner: str) -> JobRecord | None:
-        """The next job for this learner: one that it left unfinished, else the oldest in the queue; None when there is none."""
+        """The next job for this learner: one that it left unfinished, else the oldest in the queue, else None."""
         held = await self.held_by(learner)
         if held is not None:
             return held
         for raw in await self._redis.zrange(keys.QUEUE, 0, -1):
             job_id = text(raw)
-            await self._redis.zadd(keys.HELD, {job_id: time.time()})  # first: one too many there does no harm
+            await self._redis.zadd(keys.HELD, {job_id: time.time()})  # first: a superfluous member does no harm
             try:
                 await self.transition(job_id, JobState.STARTING, allowed=[JobState.QUEUED], learner=learner)
             except JobConflict:
-                await self._forget_unless_held(job_id)
+                await self._drop_from_queue(job_id)
             else:
                 await self._redis.zrem(keys.QUEUE, job_id)
                 return await self.get(job_id)
@@ -169,69 +161,69 @@ class JobStore:
         ids = [text(job_id) for job_id in await self._redis.zrevrange(keys.HELD, 0, -1)]
         for job_id, (owner, state, _) in zip(ids, await self._owners(ids), strict=True):
             if state is None or JobState(text(state)).ended:
-                await self._redis.zrem(keys.HELD, job_id)  # a record that is put back is added again
+                await self._redis.zrem(keys.HELD, job_id)  # a restored record is added again
             elif owner is not None and text(owner) == learner and text(state) in LIVE:
                 return await self.find(job_id)
         return None
 
     async def find_held(self) -> None:
-        """Looks through all jobs for those that a learner holds, and lists them: for a Redis that does not have the list, or an old one."""
+        """Rebuilds the list of held jobs from all records: for a Redis that has no such list, or an old one."""
         ids = [text(job_id) for job_id in await self._redis.zrange(keys.JOBS, 0, -1)]
         owners = zip(ids, await self._owners(ids), strict=True)
         held = {job_id: float(at or 0) for job_id, (owner, state, at) in owners if owner and text(state) in LIVE}
         if held:
             await self._redis.zadd(keys.HELD, held)
 
-    async def _owners(self, ids: Sequence[str]) -> Owners:
-        """Learner, state and time of start of each job, as their records have them."""
+    async def _owners(self, ids: Sequence[str]) -> Sequence[Sequence[bytes | None]]:
+        """Learner, state and start time of each job, as in its record."""
         async with self._redis.pipeline(transaction=False) as pipe:
             for job_id in ids:
                 pipe.hmget(keys.record(job_id), ["learner", "state", "started_at"])
-            found: Owners = await pipe.execute()
+            found: Sequence[Sequence[bytes | None]] = await pipe.execute()
         return found
 
-    async def _forget_unless_held(self, job_id: str) -> None:
-        """Takes a job off the queue that another learner has, or that has ended; neither ever waits again. A paused one stays."""
+    async def _drop_from_queue(self, job_id: str) -> None:
+        """Takes a job that another learner has, or that has ended, off the queue: neither ever waits again. A paused one stays."""
         record = await self.find(job_id)
         if record is None or record.learner or record.state.ended:
             await self._redis.zrem(keys.QUEUE, job_id)
 
     async def cancel(self, job_id: str) -> JobRecord:
-        """Cancels a job that waits at once; asks the learner of a live one to.
+        """Cancels a waiting job at once; requests it from the learner of a live one.
 
         Raises:
-            JobConflict: no such job, or it has ended.
+            JobConflict: there is no such job, or it has ended.
         """
         waits, cause = [JobState.QUEUED, JobState.PAUSED], "cancelled while queued"
-        return await self._ask(job_id, "cancel", JobState.CANCELLED, waits, cause=cause, cancel_requested="1")
+        return await self._request(job_id, "cancel", JobState.CANCELLED, waits, cause=cause, cancel_requested="1")
 
     async def pause(self, job_id: str) -> JobRecord:
-        """Holds a queued job back at once; asks the learner of a live one to stop after the step under way. Once more changes nothing.
+        """Holds a queued job back at once; requests the learner of a live one to stop after the current step. A repeat changes nothing.
 
         Raises:
-            JobConflict: no such job, or it has ended.
+            JobConflict: there is no such job, or it has ended.
         """
         waits = [JobState.QUEUED, JobState.PAUSED]
-        return await self._ask(job_id, "pause", JobState.PAUSED, waits, cause=PAUSED_CAUSE, pause_requested="1")
+        return await self._request(job_id, "pause", JobState.PAUSED, waits, cause=PAUSED_CAUSE, pause_requested="1")
 
     async def resume(self, job_id: str) -> JobRecord:
-        """Lets a job that was held back wait for a learner again; asks the learner of a paused one to go on.
+        """Returns a job that was held back to the queue; requests the learner of a paused one to continue.
 
         Raises:
-            JobConflict: no such job, or it is not paused and was not asked to be.
+            JobConflict: there is no such job, or it is not paused and no pause is requested.
         """
         record = await self.get(job_id)
         if record.state.ended or not (record.pause_requested or record.state is JobState.PAUSED):
             raise JobConflict(f"job {job_id} is {record.state}: only a paused job can be resumed")
-        return await self._ask(job_id, "resume", JobState.QUEUED, [JobState.PAUSED], pause_requested="")
+        return await self._request(job_id, "resume", JobState.QUEUED, [JobState.PAUSED], pause_requested="")
 
-    async def _ask(
+    async def _request(
         self, job_id: str, request: str, to: JobState, waits: Iterable[JobState], *, cause: str = "", **field: str
     ) -> JobRecord:
-        """Moves a job without a learner to another state, or leaves word for its learner in a field of the record; atomic."""
+        """Moves a job without a learner to another state, or sets a field of the record for its learner; atomic."""
         ((name, value),) = field.items()
         now, event = time.time(), json.dumps({"state": to, "cause": cause})
-        done = await self._redis.register_script(lua.ASK)(
+        done = await self._redis.register_script(lua.REQUEST)(
             keys=[keys.record(job_id), keys.events(job_id)],
             args=[name, value, request, now, ",".join(waits), to, cause, event, ",".join(sorted(LIVE)), new_token()],
         )
@@ -250,7 +242,7 @@ class JobStore:
         await self.records.save(job_id)
 
     async def note(self, job_id: str, **values: str | float) -> None:
-        """As `update`, for what changes all the time: the job's folder has it with the next update or move.
+        """As `update`, for fields that change all the time: the job's folder gets them with the next update or change of state.
 
         Raises:
             JobConflict: there is no such job.
@@ -272,6 +264,3 @@ class JobStore:
         """Jobs that servers may attach to, by id."""
         raw = await self._redis.hgetall(keys.ACTIVE)
         return {text(job_id): _ACTIVE.validate_json(value) for job_id, value in raw.items()}
-
-    async def _run(self, script: str, names: Sequence[str], args: Sequence[Any]) -> Any:  # noqa: ANN401  each script's own answer
-        return await run(self._redis, script, names, args, fence=self._fence)

@@ -1,5 +1,5 @@
-"""Model directories in Hugging Face format, looked at without torch.
+"""Model directories in Hugging Face format, read without torch.
 
-directory     found, safe, and of which shape        config   what of config.json can be trained
-weight_files  headers and values of safetensors      trial    all of it loaded once, in a child
+directory     location, safety and shape             config   settings of config.json that can be trained
+weight_files  headers and values of safetensors      trial    all of it loaded once, in a child process
 """

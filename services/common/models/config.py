@@ -1,4 +1,4 @@
-"""Configuration of a model as transformers makes it of config.json: what of it can be trained here."""
+"""Configuration of a model, made by transformers from config.json: which of its settings can be trained here."""
 
 from __future__ import annotations
 
@@ -8,23 +8,18 @@ from typing import Any
 from services.common.errors import ModelError
 
 LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""What Megatron's Llama 3 frequency scaling has built in; only the factor is free."""
+"""Constants of Megatron's Llama 3 frequency scaling; only the factor is free."""
 _ROPES = ("default", "linear", "llama3")
 
 
 def check_trainable(config: Any, where: str, *, field: str = "") -> None:  # noqa: ANN401  transformers comes without types
-    """Refuses what would be trained wrongly, or not at all.
-
-    Args:
-        config: a configuration of transformers.
-        where: of the model, for the errors.
-        field: of the spec that names it, for the errors.
+    """Rejects settings that would be trained wrongly, or not at all.
 
     Raises:
-        ModelError: names the key of config.json.
+        ModelError: names the key of config.json, the model's location `where`, and the `field` of the spec.
     """
     refused: dict[str, Any] = {
-        # Qwen2's biases on query, key and value are no setting; this one adds a bias to the output projection, which mbridge leaves out
+        # Qwen2's biases on query, key and value are not settable; this setting adds a bias to the output projection, which mbridge omits
         "attention_bias": config.model_type != "qwen2" and getattr(config, "attention_bias", False),
         "mlp_bias": getattr(config, "mlp_bias", False),
         "use_sliding_window": getattr(config, "use_sliding_window", False),
@@ -37,7 +32,7 @@ def check_trainable(config: Any, where: str, *, field: str = "") -> None:  # noq
 
 
 def rope_parameters(config: Any, where: str, *, field: str = "") -> dict[str, Any]:  # noqa: ANN401
-    """`rope_type`, `rope_theta` and, where it scales, `factor`; transformers 5 keeps them in `rope_parameters`, earlier ones apart.
+    """`rope_type`, `rope_theta` and, where it scales, `factor`; transformers 5 has them in `rope_parameters`, earlier versions apart.
 
     Raises:
         ModelError: a rotary embedding that Megatron does not have.
@@ -51,9 +46,8 @@ def rope_parameters(config: Any, where: str, *, field: str = "") -> dict[str, An
         wanted |= LLAMA3_ROPE
     for key, value in wanted.items():
         if found.get(key) != value:
-            raise ModelError(
-                f"{where}: rope_parameters: {key} = {found.get(key)!r} is not supported (only {value})", field=field
-            )
+            message = f"{where}: rope_parameters: {key} = {found.get(key)!r} is not supported (only {value})"
+            raise ModelError(message, field=field)
     numbers: dict[str, Any] = {"rope_theta": found.get("rope_theta") or getattr(config, "rope_theta", 10_000.0)}
     if kind != "default":
         numbers["factor"] = found.get("factor")

@@ -1,4 +1,4 @@
-"""Model directories: where they may lie, what may be in them, and whether a job's sizes fit. Reads JSON only, loads no weights."""
+"""Model directories: their location, their content, and whether a job's sizes fit. Reads JSON only, loads no weights."""
 
 from __future__ import annotations
 
@@ -6,36 +6,31 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from services.common.config.paths import is_below, locate, near, resolve
+from services.common.config.paths import did_you_mean, is_below, locate, resolve
 from services.common.config.settings import Settings
 from services.common.errors import ModelError, Problem
 from services.common.spec.job import JobSpec
 
 FIELD = "model.path"
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
 MAX_JSON_BYTES = 32 * 1024 * 1024
 MAX_SIZE = 2**31
-"""No size in a config.json is larger."""
+"""Upper bound of every size in config.json."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib"})
 _CODE = frozenset({".py", ".pyc", ".so"})
-_SIZES = (
-    "num_hidden_layers",
-    "num_attention_heads",
-    "hidden_size",
-    "intermediate_size",
-    "vocab_size",
-    "max_position_embeddings",
-)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a model's config.json says of its shape.
+    """Shape of a model, from its config.json.
 
     Example: ModelInfo("LlamaForCausalLM", num_layers=30, num_attention_heads=9, num_key_value_heads=3, hidden_size=576,
     intermediate_size=1536, vocab_size=49152, max_position_embeddings=8192, tie_word_embeddings=True)
@@ -50,7 +45,7 @@ class ModelInfo:
     """Width of the feed-forward layers."""
     vocab_size: int
     max_position_embeddings: int
-    """Longest prompt + response the model knows positions for, tokens."""
+    """Longest prompt + response, tokens."""
     tie_word_embeddings: bool
 
 
@@ -64,12 +59,10 @@ def resolve_model(name_or_path: str, settings: Settings) -> Path:
     path = locate(name_or_path, roots, field=FIELD, error=ModelError)
     if not path.is_dir():
         if _NAME.fullmatch(name_or_path):
-            known = _registered(settings.models_dir)
-            listed = ", ".join(known) or "none"
-            raise ModelError(
-                f"there is no model {name_or_path!r} in {settings.models_dir} (registered: {listed}){near(name_or_path, known)}",
-                field=FIELD,
-            )
+            known = sorted(file.parent.name for file in settings.models_dir.glob("*/config.json") if file.is_file())
+            listed, hint = ", ".join(known) or "none", did_you_mean(name_or_path, known)
+            message = f"there is no model {name_or_path!r} in {settings.models_dir} (registered: {listed}){hint}"
+            raise ModelError(message, field=FIELD)
         raise ModelError(f"{path} is not a directory", field=FIELD)
     real_roots = [root.resolve() for root in roots]
     for file in _files(path):
@@ -79,74 +72,60 @@ def resolve_model(name_or_path: str, settings: Settings) -> Path:
 
 
 def inspect_model(path: Path) -> ModelInfo:
-    """Checks that a directory is a whole, safe model of a known architecture, and tells its shape.
+    """The shape of a model, once its directory is known to be complete, safe and of a supported architecture.
 
     Raises:
-        ModelError: names `model.path`, the file, and what is wrong: code or pickles, no safetensors, a missing shard, an unsupported
-            architecture, no tokenizer, no chat template, a size that is missing.
+        ModelError: names `model.path`, the file and the problem: code or pickles, no safetensors, a missing shard, an unsupported
+            architecture, no tokenizer, no chat template, a missing size.
     """
     if not path.is_dir():
         raise ModelError(f"{path} is not a directory", field=FIELD)
     config_path = path / "config.json"
     if not config_path.is_file():
         raise ModelError(f"{config_path} is missing: not a Hugging Face model directory", field=FIELD)
-    _refuse_code(path)
+    _reject_code(path)
     _check_weights(path)
-    config = read_json(config_path)
-    info = _read_shape(config_path, config)
+    info = _read_shape(config_path)
     _check_tokenizer(path)
     return info
 
 
 def check_parallel_sizes(info: ModelInfo, spec: JobSpec) -> None:
-    """Checks that the model can be split as the spec asks, and that its lengths suffice.
+    """Checks that the model can be split as the spec requests, and that its lengths suffice.
 
     Raises:
         ModelError: one line per setting that does not fit, each with the setting's name and both numbers.
     """
-    problems = [*_tensor_problems(info, spec), *_length_problems(info, spec)]
-    pp = spec.learner.pipeline_parallel_size
-    if info.num_layers % pp:
-        message = f"{pp} does not divide the model's {info.num_layers} layers"
-        problems.append(Problem("learner.pipeline_parallel_size", message))
-    if problems:
+    if problems := [*_size_problems(info, spec)]:
         raise ModelError(*problems)
 
 
-def _tensor_problems(info: ModelInfo, spec: JobSpec) -> Iterator[Problem]:
-    tp = spec.learner.tensor_parallel_size
+def _size_problems(info: ModelInfo, spec: JobSpec) -> Iterator[Problem]:
+    tp, pp = spec.learner.tensor_parallel_size, spec.learner.pipeline_parallel_size
+    heads, kv_heads = info.num_attention_heads, info.num_key_value_heads
     parts = {
-        "attention heads": info.num_attention_heads,
-        "key-value heads": info.num_key_value_heads,
+        "attention heads": heads,
+        "key-value heads": kv_heads,
         "feed-forward columns": info.intermediate_size,
         "vocabulary entries": info.vocab_size,
     }
-    for what, size in parts.items():
+    for part, size in parts.items():
         if size % tp:
-            yield Problem("learner.tensor_parallel_size", f"{tp} does not divide the model's {size} {what}")
+            yield Problem("learner.tensor_parallel_size", f"{tp} does not divide the model's {size} {part}")
     engine, field = spec.rollout.tensor_parallel_size, "rollout.tensor_parallel_size"
-    heads, kv_heads = info.num_attention_heads, info.num_key_value_heads
     if heads % engine:
         yield Problem(field, f"{engine} does not divide the model's {heads} attention heads")
-    elif (
-        kv_heads % engine and engine % kv_heads
-    ):  # the engine replicates key-value heads when there are fewer than devices
+    elif kv_heads % engine and engine % kv_heads:
+        # The engine replicates key-value heads when there are fewer than devices.
         yield Problem(field, f"{engine} neither divides nor is a multiple of the model's {kv_heads} key-value heads")
-
-
-def _length_problems(info: ModelInfo, spec: JobSpec) -> Iterator[Problem]:
-    positions, response, asked = info.max_position_embeddings, spec.rollout.rollout_max_tokens, spec.model.max_model_len
-    if asked is not None and asked > positions:
-        yield Problem("model.max_model_len", f"{asked} is more than the model's {positions} positions")
-    length = min(asked or positions, positions)
+    positions, limit, response = info.max_position_embeddings, spec.model.max_model_len, spec.rollout.rollout_max_tokens
+    if limit is not None and limit > positions:
+        yield Problem("model.max_model_len", f"{limit} is more than the model's {positions} positions")
+    length = min(limit or positions, positions)
     if length <= response:
         yield Problem("rollout.rollout_max_tokens", f"{response} leaves no room for a prompt within {length} tokens")
-
-
-def _registered(models_dir: Path) -> list[str]:
-    if not models_dir.is_dir():
-        return []
-    return sorted(entry.name for entry in models_dir.iterdir() if (entry / "config.json").is_file())
+    if info.num_layers % pp:
+        yield Problem("learner.pipeline_parallel_size", f"{pp} does not divide the model's {info.num_layers} layers")
 
 
 def _files(path: Path) -> list[Path]:
@@ -156,61 +135,69 @@ def _files(path: Path) -> list[Path]:
         raise ModelError(f"cannot read {path}: {error.strerror}", field=FIELD) from error
 
 
-def _refuse_code(path: Path) -> None:
+def _reject_code(path: Path) -> None:
     for file in _files(path):
         if not file.is_file() and not file.is_dir():
             raise ModelError(f"{file} is neither a file nor a directory", field=FIELD)
         suffix = file.suffix.lower()
         if suffix in _PICKLES:
-            raise ModelError(f"{file}: pickled files can run code; keep safetensors only", field=FIELD)
+            reject(file, "pickled files can run code; keep safetensors only")
         if suffix in _CODE:
-            raise ModelError(f"{file}: a model directory must not contain code", field=FIELD)
+            reject(file, "a model directory must not contain code")
         if suffix == ".json" and "config" in file.name and _has_key(read_json(file), "auto_map"):
-            raise ModelError(f"{file}: `auto_map` asks for remote code, which is never run", field=FIELD)
+            reject(file, "`auto_map` asks for remote code, which is never run")
 
 
 def _check_weights(path: Path) -> None:
-    index_path = path / "model.safetensors.index.json"
+    index_path = path / INDEX
     if index_path.is_file():
         shards = read_json(index_path).get("weight_map")
         if not isinstance(shards, dict) or not shards:
-            _wrong(index_path, "has no weight_map")
+            reject(index_path, "has no weight_map")
         for shard in sorted({str(name) for name in shards.values()}):
             if Path(shard).name != shard or not (path / shard).is_file():
-                _wrong(index_path, f"names {shard!r}, which is not a file of the directory")
-    elif not (path / "model.safetensors").is_file():
+                reject(index_path, f"names {shard!r}, which is not a file of the directory")
+    elif not (path / SINGLE).is_file():
         raise ModelError(f"{path} has no model.safetensors (nor an index of shards)", field=FIELD)
 
 
-def _read_shape(path: Path, config: dict[str, Any]) -> ModelInfo:
+def _read_shape(path: Path) -> ModelInfo:
+    config = read_json(path)
     architectures = config.get("architectures")
     names = architectures if isinstance(architectures, list) else []
     if len(names) != 1 or names[0] not in ARCHITECTURES:
-        _wrong(
-            path, f"architectures {repr(architectures)[:200]} is not supported (supported: {', '.join(ARCHITECTURES)})"
-        )
+        supported = ", ".join(ARCHITECTURES)
+        reject(path, f"architectures {repr(architectures)[:200]} is not supported (supported: {supported})")
     if config.get("quantization_config") is not None:
-        _wrong(path, "quantized weights (`quantization_config`) cannot be trained")
-    for key in _SIZES:
-        _require_size(path, key, config.get(key))
-    heads, hidden = config["num_attention_heads"], config["hidden_size"]
-    kv_heads = config.get("num_key_value_heads") or heads
-    _require_size(path, "num_key_value_heads", kv_heads)
+        reject(path, "quantized weights (`quantization_config`) cannot be trained")
+    size = partial(_read_size, path, config)
+    layers, heads, hidden = size("num_hidden_layers"), size("num_attention_heads"), size("hidden_size")
+    width, vocabulary, positions = size("intermediate_size"), size("vocab_size"), size("max_position_embeddings")
+    kv_heads = size("num_key_value_heads") if config.get("num_key_value_heads") else heads
     if heads % kv_heads:
-        _wrong(path, f"num_key_value_heads ({kv_heads}) does not divide num_attention_heads ({heads})")
+        reject(path, f"num_key_value_heads ({kv_heads}) does not divide num_attention_heads ({heads})")
     if config.get("head_dim") is None and hidden % heads:
-        _wrong(path, f"num_attention_heads ({heads}) does not divide hidden_size ({hidden})")
+        reject(path, f"num_attention_heads ({heads}) does not divide hidden_size ({hidden})")
     return ModelInfo(
         architecture=names[0],
-        num_layers=config["num_hidden_layers"],
+        num_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         hidden_size=hidden,
-        intermediate_size=config["intermediate_size"],
-        vocab_size=config["vocab_size"],
-        max_position_embeddings=config["max_position_embeddings"],
+        intermediate_size=width,
+        vocab_size=vocabulary,
+        max_position_embeddings=positions,
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
     )
+
+
+def _read_size(path: Path, config: dict[str, Any], key: str) -> int:
+    value = config.get(key)
+    if type(value) is not int or value < 1:
+        reject(path, f"{key} must be a positive integer, not {repr(value)[:80]}")
+    if value > MAX_SIZE:
+        reject(path, f"{key} is larger than {MAX_SIZE}")
+    return value
 
 
 def _check_tokenizer(path: Path) -> None:
@@ -225,33 +212,26 @@ def _check_tokenizer(path: Path) -> None:
         raise ModelError(f"{path} has no chat template ({forms_text})", field=FIELD)
 
 
-def _require_size(path: Path, key: str, value: object) -> None:
-    if type(value) is not int or value < 1:
-        _wrong(path, f"{key} must be a positive integer, not {repr(value)[:80]}")
-    if value > MAX_SIZE:
-        _wrong(path, f"{key} is larger than {MAX_SIZE}")
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file of a model directory.
 
     Raises:
-        ModelError: it is no regular file, larger than MAX_JSON_BYTES, or not a JSON object.
+        ModelError: it is not a regular file, larger than MAX_JSON_BYTES, or not a JSON object.
     """
     try:
-        if not path.is_file():  # a pipe would never end
-            _wrong(path, "is not a regular file")
+        if not path.is_file():  # reading a pipe never ends
+            reject(path, "is not a regular file")
         with path.open("rb") as file:
             content = file.read(MAX_JSON_BYTES + 1)
         if len(content) > MAX_JSON_BYTES:
-            _wrong(path, f"is larger than {MAX_JSON_BYTES} bytes")
+            reject(path, f"is larger than {MAX_JSON_BYTES} bytes")
         document = json.loads(content)
     except OSError as error:
-        _wrong(path, f"cannot be read: {error.strerror}")
+        reject(path, f"cannot be read: {error.strerror}", error)
     except (ValueError, RecursionError) as error:
-        _wrong(path, f"is not JSON: {error}")
+        reject(path, f"is not JSON: {error}", error)
     if not isinstance(document, dict):
-        _wrong(path, f"must be a JSON object, not {type(document).__name__}")
+        reject(path, f"must be a JSON object, not {type(document).__name__}")
     return document
 
 
@@ -268,5 +248,6 @@ def _has_key(document: object, key: str) -> bool:
     return False
 
 
-def _wrong(path: Path, what: str) -> NoReturn:
-    raise ModelError(f"{path}: {what}", field=FIELD)
+def reject(file: Path, problem: str, cause: BaseException | None = None) -> NoReturn:
+    """Raises ModelError: `model.path: <file>: <problem>`."""
+    raise ModelError(f"{file}: {problem}", field=FIELD) from cause

@@ -1,7 +1,7 @@
-"""Weight files: what the safetensors files of a model directory hold, looked at within bounds and without torch.
+"""Weight files: the safetensors files of a model directory, checked within bounds and without torch.
 
-The headers are checked by the safetensors library itself (lengths, offsets, holes, overlaps). Values are looked at as bit patterns: a
-number is not finite when every bit of its exponent is set.
+The safetensors library checks the headers (lengths, offsets, holes, overlaps). Values are checked as bit patterns: a number is not finite
+when every bit of its exponent is set.
 """
 
 from __future__ import annotations
@@ -11,33 +11,29 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
-from services.common.errors import ModelError
-from services.common.models.directory import FIELD, ModelInfo, read_json
+from services.common.models.directory import INDEX, SINGLE, ModelInfo, read_json, reject
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 LM_HEAD = "lm_head.weight"
 BUFFERS = ("rotary_emb.inv_freq",)
-"""Endings of what old files carry and nobody trains."""
-
+"""Suffixes of tensors that old files contain and training ignores."""
 MAX_HEADER_BYTES = 32 * 1024 * 1024
 MAX_MISFITS = 5
 """Tensors that one message names."""
-_HEAD_BYTES = 256 * 1024
+_FIRST_BYTES = 256 * 1024
 _CHUNK_BYTES = 8 * 1024 * 1024
 _LENGTH_BYTES = 8
-
 _EXPONENTS: dict[str, tuple[type[np.unsignedinteger[Any]], int]] = {
     "F32": (np.uint32, 0x7F800000),
     "BF16": (np.uint16, 0x7F80),
     "F16": (np.uint16, 0x7C00),
 }
-"""Element types that are read here → (its bits as an integer, mask of its exponent)."""
+"""Element type → (integer type of its bits, mask of its exponent)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,33 +48,28 @@ class StoredTensor:
     dtype: str
     shape: tuple[int, ...]
     start: int
-    """Of its values, from the beginning of the file."""
+    """Of its values, bytes from the beginning of the file."""
     bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
-    """How much of the values was looked at."""
+class ValueScan:
+    """Extent of a check of values."""
 
     tensors: int
     parameters: int
     bytes: int
+    """Of the values that were checked."""
     of_bytes: int
 
     @property
     def all(self) -> bool:
-        """Whether every value was."""
+        """Whether every value was checked."""
         return self.bytes == self.of_bytes
 
 
-def check_weights(folder: Path, info: ModelInfo, config: Mapping[str, Any], until: float) -> Looked:
-    """Checks headers, names, shapes and, as far as the time allows, values of a model's weights.
-
-    Args:
-        folder: of the model.
-        info: its sizes.
-        config: what its config.json holds.
-        until: when to stop looking at values, monotonic seconds.
+def check_weights(folder: Path, info: ModelInfo, config: Mapping[str, Any], until: float) -> ValueScan:
+    """Checks headers, names and shapes of a model's weights, and values until `until`, monotonic seconds.
 
     Raises:
         ModelError: names the file and the tensor.
@@ -89,11 +80,11 @@ def check_weights(folder: Path, info: ModelInfo, config: Mapping[str, Any], unti
 
 
 def read_headers(folder: Path) -> dict[str, StoredTensor]:
-    """The tensors of a model by name, old files' buffers left out.
+    """The tensors of a model by name, without buffers of old files.
 
     Raises:
-        ModelError: a file cannot be read or lies about itself, an element type is not a float of 16 or 32 bits, a tensor is there twice, or
-            index and files disagree; names the file.
+        ModelError: a file is unreadable or its header is wrong, an element type is not a float of 16 or 32 bits, a tensor is there twice,
+            or index and files differ; names the file.
     """
     index = folder / INDEX
     placed = read_json(index).get("weight_map") if index.is_file() else None
@@ -101,12 +92,12 @@ def read_headers(folder: Path) -> dict[str, StoredTensor]:
     if placed is None:
         for other in sorted(folder.glob("*.safetensors")):
             if other.name != SINGLE:
-                _wrong(other, f"lies beside {SINGLE} without an index ({INDEX}) that says what is where")
+                reject(other, f"lies beside {SINGLE} without an index ({INDEX}) that says what is where")
     found: dict[str, StoredTensor] = {}
     for name in sorted(names):
         for tensor in _read_header(folder / name):
             if tensor.name in found:
-                _wrong(tensor.file, f"{tensor.name} is in {found[tensor.name].file.name} too")
+                reject(tensor.file, f"{tensor.name} is in {found[tensor.name].file.name} too")
             found[tensor.name] = tensor
     if isinstance(placed, dict):
         _check_index(index, placed, found)
@@ -116,10 +107,10 @@ def read_headers(folder: Path) -> dict[str, StoredTensor]:
 def check_tensors(
     folder: Path, tensors: Mapping[str, StoredTensor], info: ModelInfo, config: Mapping[str, Any]
 ) -> None:
-    """Checks that the tensors are those of the architecture, of the shapes that its config.json says.
+    """Checks that the tensors are those of the architecture, in the shapes that config.json gives.
 
     Raises:
-        ModelError: names the first few that are missing, have another shape or are not the model's.
+        ModelError: names the first tensors that are missing, have another shape or are not the model's.
     """
     expected: dict[str, tuple[int, ...]] = {}
     misfits: list[str] = []
@@ -136,17 +127,16 @@ def check_tensors(
         head = tensors.get(LM_HEAD)
         if info.tie_word_embeddings and head is not None and head.shape != (info.vocab_size, info.hidden_size):
             misfits.append(f"{LM_HEAD} is {list(head.shape)}, and config.json ties it to the embedding")
-        misfits += [
-            f"{name} is none of {info.architecture}'s" for name in sorted(tensors.keys() - expected.keys() - {LM_HEAD})
-        ]
+        unknown = sorted(tensors.keys() - expected.keys() - {LM_HEAD})
+        misfits += [f"{name} is none of {info.architecture}'s" for name in unknown]
     if misfits:
         more = "; and others" if len(misfits) > MAX_MISFITS else ""
-        _wrong(folder / (INDEX if (folder / INDEX).is_file() else SINGLE), "; ".join(misfits[:MAX_MISFITS]) + more)
+        reject(folder / (INDEX if (folder / INDEX).is_file() else SINGLE), "; ".join(misfits[:MAX_MISFITS]) + more)
 
 
 def needed_tensors(info: ModelInfo, config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of the tensors that a model of these sizes has, layer by layer."""
-    hidden, wide = info.hidden_size, info.intermediate_size
+    """Names and shapes of the tensors of a model, layer by layer."""
+    hidden, width = info.hidden_size, info.intermediate_size
     head = config.get("head_dim") or hidden // info.num_attention_heads
     query, key = info.num_attention_heads * head, info.num_key_value_heads * head
     qwen2, qwen3 = info.architecture == "Qwen2ForCausalLM", info.architecture == "Qwen3ForCausalLM"
@@ -156,55 +146,46 @@ def needed_tensors(info: ModelInfo, config: Mapping[str, Any]) -> Iterator[tuple
     if not info.tie_word_embeddings:
         yield LM_HEAD, (info.vocab_size, hidden)
     for layer in range(info.num_layers):
-        of = f"model.layers.{layer}"
-        yield f"{of}.input_layernorm.weight", (hidden,)
-        yield f"{of}.post_attention_layernorm.weight", (hidden,)
+        prefix = f"model.layers.{layer}"
+        yield f"{prefix}.input_layernorm.weight", (hidden,)
+        yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
         for name, rows in (("q", query), ("k", key), ("v", key)):
-            yield f"{of}.self_attn.{name}_proj.weight", (rows, hidden)
+            yield f"{prefix}.self_attn.{name}_proj.weight", (rows, hidden)
             if qwen2 or biased:
-                yield f"{of}.self_attn.{name}_proj.bias", (rows,)
-        yield f"{of}.self_attn.o_proj.weight", (hidden, query)
+                yield f"{prefix}.self_attn.{name}_proj.bias", (rows,)
+        yield f"{prefix}.self_attn.o_proj.weight", (hidden, query)
         if biased:
-            yield f"{of}.self_attn.o_proj.bias", (hidden,)
+            yield f"{prefix}.self_attn.o_proj.bias", (hidden,)
         if qwen3:
-            yield f"{of}.self_attn.q_norm.weight", (head,)
-            yield f"{of}.self_attn.k_norm.weight", (head,)
-        for name, shape in (("gate", (wide, hidden)), ("up", (wide, hidden)), ("down", (hidden, wide))):
-            yield f"{of}.mlp.{name}_proj.weight", shape
+            yield f"{prefix}.self_attn.q_norm.weight", (head,)
+            yield f"{prefix}.self_attn.k_norm.weight", (head,)
+        for name, shape in (("gate", (width, hidden)), ("up", (width, hidden)), ("down", (hidden, width))):
+            yield f"{prefix}.mlp.{name}_proj.weight", shape
             if info.architecture == "LlamaForCausalLM" and config.get("mlp_bias"):
-                yield f"{of}.mlp.{name}_proj.bias", shape[:1]
+                yield f"{prefix}.mlp.{name}_proj.bias", shape[:1]
 
 
-def check_values(tensors: Iterable[StoredTensor], until: float) -> Looked:
-    """Looks for values that are not finite: first at the beginning of every tensor, then at the rest, as far as the time allows.
-
-    Args:
-        tensors: whose values.
-        until: when to stop, monotonic seconds.
+def check_values(tensors: Iterable[StoredTensor], until: float) -> ValueScan:
+    """Searches for values that are not finite: first at the beginning of every tensor, then in the rest, until `until`, monotonic seconds.
 
     Raises:
-        ModelError: there is one; names file, tensor and place.
+        ModelError: a value is not finite; names file, tensor and index.
     """
     ordered = sorted(tensors, key=lambda tensor: (tensor.file, tensor.start))
-    looked, total = 0, sum(tensor.bytes for tensor in ordered)
+    first = ((tensor, 0, min(_FIRST_BYTES, tensor.bytes)) for tensor in ordered)
+    rest = (
+        (tensor, start, min(_CHUNK_BYTES, tensor.bytes - start))
+        for tensor in ordered
+        for start in range(_FIRST_BYTES, tensor.bytes, _CHUNK_BYTES)
+    )
+    checked = 0
+    for tensor, start, size in chain(first, rest):
+        if time.monotonic() > until:
+            break
+        _check_piece(tensor, start, size)
+        checked += size
     parameters = sum(math.prod(tensor.shape) for tensor in ordered)
-    for whole in (False, True):
-        for tensor in ordered:
-            for start, size in _pieces(tensor, whole=whole):
-                if time.monotonic() > until:
-                    return Looked(len(ordered), parameters, looked, total)
-                _check_piece(tensor, start, size)
-                looked += size
-    return Looked(len(ordered), parameters, looked, total)
-
-
-def _pieces(tensor: StoredTensor, *, whole: bool) -> Iterator[tuple[int, int]]:
-    """(start within the tensor, size) of its head, or of all that follows it, bytes."""
-    if not whole:
-        yield 0, min(_HEAD_BYTES, tensor.bytes)
-        return
-    for start in range(_HEAD_BYTES, tensor.bytes, _CHUNK_BYTES):
-        yield start, min(_CHUNK_BYTES, tensor.bytes - start)
+    return ValueScan(len(ordered), parameters, checked, sum(tensor.bytes for tensor in ordered))
 
 
 def _check_piece(tensor: StoredTensor, start: int, size: int) -> None:
@@ -214,15 +195,15 @@ def _check_piece(tensor: StoredTensor, start: int, size: int) -> None:
             file.seek(tensor.start + start)
             data = file.read(size)
     except OSError as error:
-        _wrong(tensor.file, f"cannot be read: {error.strerror}")
+        reject(tensor.file, f"cannot be read: {error.strerror}", error)
     if len(data) != size:
-        _wrong(tensor.file, f"has become shorter: {tensor.name} is cut off")
+        reject(tensor.file, f"has become shorter: {tensor.name} is cut off")
     values = np.frombuffer(data, np.dtype(bits).newbyteorder("<"))
-    strange = (values & exponent) == exponent
-    if strange.any():
-        at = start // values.itemsize + int(strange.argmax())
-        place = [int(index) for index in np.unravel_index(at, tensor.shape)] if tensor.shape else []
-        _wrong(tensor.file, f"{tensor.name} has a value that is not finite, at {place}")
+    bad = (values & exponent) == exponent
+    if bad.any():
+        offset = start // values.itemsize + int(bad.argmax())
+        index = [int(part) for part in np.unravel_index(offset, tensor.shape)] if tensor.shape else []
+        reject(tensor.file, f"{tensor.name} has a value that is not finite, at {index}")
 
 
 def _read_header(path: Path) -> list[StoredTensor]:
@@ -232,13 +213,13 @@ def _read_header(path: Path) -> list[StoredTensor]:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
             if length > MAX_HEADER_BYTES:
-                _wrong(path, f"says that its header has {length} bytes; at most {MAX_HEADER_BYTES} are read")
+                reject(path, f"says that its header has {length} bytes; at most {MAX_HEADER_BYTES} are read")
             with safe_open(path, framework="numpy"):  # checks lengths and offsets, reads no values
                 header = json.loads(file.read(length), object_pairs_hook=_unique)
     except OSError as error:
-        _wrong(path, f"cannot be read: {error.strerror or error}")
+        reject(path, f"cannot be read: {error.strerror or error}", error)
     except (SafetensorError, ValueError, RecursionError) as error:
-        _wrong(path, f"is no safetensors file: {error}")
+        reject(path, f"is no safetensors file: {error}", error)
     header.pop("__metadata__", None)
     return [_stored(path, name, entry, _LENGTH_BYTES + length) for name, entry in header.items()]
 
@@ -246,19 +227,19 @@ def _read_header(path: Path) -> list[StoredTensor]:
 def _stored(path: Path, name: str, entry: dict[str, Any], offset: int) -> StoredTensor:
     dtype, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
     if dtype not in _EXPONENTS:
-        _wrong(path, f"{name} is of type {dtype}; weights must be one of {', '.join(_EXPONENTS)}")
+        reject(path, f"{name} is of type {dtype}; weights must be one of {', '.join(_EXPONENTS)}")
     start, end = (int(place) for place in entry["data_offsets"])
     if not math.prod(shape):
-        _wrong(path, f"{name} has no values: its shape is {list(shape)}")
+        reject(path, f"{name} has no values: its shape is {list(shape)}")
     return StoredTensor(name, path, dtype, shape, offset + start, end - start)
 
 
 def _check_index(index: Path, placed: Mapping[str, object], found: Mapping[str, StoredTensor]) -> None:
     for name in sorted(placed.keys() | found.keys()):
         if name not in found:
-            _wrong(index, f"places {name} in {placed[name]}, which does not have it")
+            reject(index, f"places {name} in {placed[name]}, which does not have it")
         if placed.get(name) != found[name].file.name:
-            _wrong(index, f"does not place {name} in {found[name].file.name}, which has it")
+            reject(index, f"does not place {name} in {found[name].file.name}, which has it")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -266,7 +247,3 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         raise ValueError("a name is in its header twice")
     return found
-
-
-def _wrong(path: Path, what: str) -> NoReturn:
-    raise ModelError(f"{path}: {what}", field=FIELD)

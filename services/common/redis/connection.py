@@ -1,11 +1,11 @@
 """Redis clients with every timeout set on purpose.
 
-redis-py 8 cuts a blocking read at its default socket timeout of 5 s and tries every command up to 11 times. Both are kept in hand here:
-a blocking client's socket timeout is its block time plus a margin, and only what may be repeated is ever sent: reads, plain writes that a
-repeat does not change, and scripts that know a repeat (`jobs/lua.py`, `streams/lua.py`).
+redis-py 8 cuts a blocking read at its default socket timeout of 5 s and tries every command up to 11 times. This module controls both:
+a blocking client's socket timeout is its block time plus a margin, and every command that is sent may be repeated: reads, plain writes
+that a repeat does not change, and scripts that recognize a repeat (`jobs/lua.py`, `streams/lua.py`).
 
-An outage is borne for `OUTAGE_S`. A server that answers but refuses writes (its disk or its memory is full) is waited for much longer:
-a person has to act, and nothing is lost meanwhile. The log names the cause.
+A command is repeated for `OUTAGE_S` during an outage, and much longer while a server answers but refuses writes (its disk or its memory
+is full): a person has to act, and nothing is lost meanwhile. The log names the cause.
 """
 
 from __future__ import annotations
@@ -34,50 +34,51 @@ T = TypeVar("T")
 CONNECT_TIMEOUT_S = 5.0
 COMMAND_TIMEOUT_S = 10.0
 BLOCK_S = 2.0
-"""How long one blocking read waits. Short, so that a drain is noticed soon."""
+"""Longest wait of one blocking read. Short, so that a drain is noticed soon."""
 OUTAGE_S = 300.0
-"""How long a service bears a Redis that does not answer, before it ends and is started again."""
+"""Time for which a service waits for a Redis that does not answer; then it exits and is restarted."""
 REFUSAL_S = 24 * 3600.0
-"""How long a service bears a Redis that answers and refuses: for want of disk or memory, or while it loads."""
+"""Time for which a service waits for a Redis that answers and refuses: its disk or memory is full, or it loads."""
 LONGEST_PAUSE_S = 2.0
-SAY_AGAIN_S = 30.0
+LOG_INTERVAL_S = 30.0
 
 _REFUSALS = ("MISCONF", "OOM", "READONLY", "LOADING", "MASTERDOWN", "TRYAGAIN", "NOREPLICAS")
-"""What a Redis answers that cannot do its work just now; nothing was changed."""
+"""Error replies of a Redis that cannot execute commands for now; nothing was changed."""
 
 
 def refusal(error: Exception) -> str | None:
-    """Why a Redis that answers cannot do its work for now, in its own words; None for any other error."""
+    """Redis' own message why it cannot execute commands for now; None for any other error."""
     if not isinstance(error, RedisError):
         return None
-    said = f"{getattr(error, 'status_code', None) or ''} {error}".strip()
-    return said if said.startswith(_REFUSALS) else None
+    message = f"{getattr(error, 'status_code', None) or ''} {error}".strip()
+    return message if message.startswith(_REFUSALS) else None
 
 
 def is_outage(error: Exception) -> bool:
-    """Whether no answer came, or may still come: the command may be repeated."""
+    """Whether there was no reply, or none yet: the command may be repeated."""
     refused = isinstance(error, AuthenticationError | AuthorizationError)
     return isinstance(error, RedisConnectionError | RedisTimeoutError) and not refused
 
 
-_WAITING: set[asyncio.Task[Any] | None] = set()
+_REPEATING: set[asyncio.Task[Any] | None] = set()
+"""Tasks whose command has failed and is repeated."""
 
 
 def redis_is_away() -> bool:
-    """Whether a command of this process has failed and is repeated: what waits for it does not hang by a fault of its own."""
-    return bool(_WAITING)
+    """Whether a command of this process has failed and is repeated: code that waits for it is then not hung by itself."""
+    return bool(_REPEATING)
 
 
 def _cancellations() -> int:
-    """How often the running task has been cancelled and not yet heard of it."""
+    """Number of cancellations of the running task that it has not received yet."""
     task = asyncio.current_task()
     return task.cancelling() if task is not None else 0
 
 
 class Client(Redis):
-    """redis-py's client, whose commands end when they are cancelled.
+    """redis-py's client, with commands that end when they are cancelled.
 
-    While it connects, redis-py takes a cancellation for a broken connection, and connects again: whoever cancelled would wait for ever.
+    While it connects, redis-py treats a cancellation as a broken connection, and connects again: the canceller would wait for ever.
     """
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  as redis-py has it
@@ -91,61 +92,46 @@ class Client(Redis):
 
 
 class Patience(Retry):
-    """Repeats a command until it was answered, or until the time for its kind of failure is over."""
+    """Retry policy: repeats a command until a reply comes, or until the time for its kind of failure is over."""
 
     def __init__(self, outage_s: float = OUTAGE_S, refusal_s: float = REFUSAL_S) -> None:
-        """Bears an outage for `outage_s` seconds and a refusal for `refusal_s`."""
         super().__init__(NoBackoff(), -1, (RedisConnectionError, RedisTimeoutError, ResponseError))
-        self._outage_s = outage_s
-        self._refusal_s = refusal_s
+        self._outage_s, self._refusal_s = outage_s, refusal_s
 
     async def call_with_retry(
         self,
         do: Callable[[], Awaitable[T]],
         fail: Callable[..., Any],
         is_retryable: Callable[[Exception], bool] | None = None,
-        with_failure_count: bool = False,  # noqa: FBT001, FBT002, RUF100  redis-py's own signature
+        with_failure_count: bool = False,
     ) -> T:
         """Runs `do`; after a failure that may pass, runs `fail`, pauses, and tries again."""
+        began, logged_at, failures, cancelled = time.monotonic(), 0.0, 0, _cancellations()
         try:
-            return await self._until_answered(do, fail, is_retryable, with_failure_count=with_failure_count)
+            while True:
+                try:
+                    return await do()
+                except RedisError as error:
+                    refused = refusal(error)
+                    repeatable = (refused or is_outage(error)) and (is_retryable is None or is_retryable(error))
+                    if _cancellations() > cancelled or not repeatable:
+                        raise
+                    failures += 1
+                    _REPEATING.add(asyncio.current_task())
+                    if not isinstance(error, ResponseError):  # the connection is unusable
+                        await (fail(error, failures) if with_failure_count else fail(error))
+                    if time.monotonic() - began >= (self._refusal_s if refused else self._outage_s):
+                        raise
+                    if refused and time.monotonic() - logged_at > LOG_INTERVAL_S:
+                        log.warning("Redis refuses for now, and is waited for: %s", refused)
+                        logged_at = time.monotonic()
+                await asyncio.sleep(pause_s(failures))
         finally:
-            _WAITING.discard(asyncio.current_task())
-
-    async def _until_answered(
-        self,
-        do: Callable[[], Awaitable[T]],
-        fail: Callable[..., Any],
-        is_retryable: Callable[[Exception], bool] | None,
-        *,
-        with_failure_count: bool,
-    ) -> T:
-        began, said, failures, cancelled = time.monotonic(), 0.0, 0, _cancellations()
-        while True:
-            try:
-                return await do()
-            except RedisError as error:
-                refused = refusal(error)
-                if (
-                    _cancellations() > cancelled
-                    or not (refused or is_outage(error))
-                    or (is_retryable and not is_retryable(error))
-                ):
-                    raise
-                failures += 1
-                _WAITING.add(asyncio.current_task())
-                if not isinstance(error, ResponseError):  # the connection is of no more use
-                    await (fail(error, failures) if with_failure_count else fail(error))
-                if time.monotonic() - began >= (self._refusal_s if refused else self._outage_s):
-                    raise
-                if refused and time.monotonic() - said > SAY_AGAIN_S:
-                    log.warning("Redis refuses for now, and is waited for: %s", refused)
-                    said = time.monotonic()
-            await asyncio.sleep(pause_s(failures))
+            _REPEATING.discard(asyncio.current_task())
 
 
 def pause_s(failures: int) -> float:
-    """Seconds to wait after so many failures in a row: doubling, at most LONGEST_PAUSE_S, drawn at random so that clients spread."""
+    """Seconds to wait after so many failures in a row: doubling, at most LONGEST_PAUSE_S, with random jitter so that clients spread."""
     longest: float = min(LONGEST_PAUSE_S, 0.025 * 2 ** min(failures, 10))
     return longest * random.uniform(0.5, 1.0)  # noqa: S311  no secret
 
@@ -160,7 +146,7 @@ def connect(
 ) -> Redis:
     """A client whose replies are bytes.
 
-    A client that blocks gives a failure back at once: only its owner knows what a lost reply held (`Consumer` reads it again).
+    A client that blocks raises a failure at once: only its user can recover the entries of a lost reply (`Consumer` reads them again).
 
     Args:
         url: `redis://…`, `rediss://…` or `unix://…`.
@@ -183,5 +169,5 @@ def connect(
 
 
 def text(value: object) -> str:
-    """A reply that is text, decoded; redis-py types every reply as a union of what the server could send."""
+    """A text reply, decoded; redis-py types every reply as a union of all that the server could send."""
     return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,9 +1,9 @@
-"""Fencing: of all the processes that ever wrote for a job, or under a worker's name, only the newest may.
+"""Fencing: of all processes that ever wrote for a job, or under a worker's name, only the newest may write.
 
 Each start of a job's head takes the next incarnation of the job (`HeadStore.begin`), and each start of a worker that of its name
-(`workers.begin`); it is sent with every write. The script refuses an older one, so that a process that was stopped and wakes up changes
-nothing. A record with a lower incarnation, or none, is one that Redis has lost and got back from elsewhere: the process restores it, and
-writes again.
+(`heartbeat.begin`); it is sent with every write. The script refuses an older one, so that a process that was stopped and wakes up
+changes nothing. A record with a lower incarnation, or none, is one that Redis has lost or that was restored from a backup: the process
+restores it, and writes again.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if refusal then return refusal end
 """
 """The beginning of every script that a fenced process may send.
 
-The record's key is no KEYS of theirs: others may only read it, or not even that.
+The record's key is not in their KEYS: other Redis users may only read it, or not even that.
 """
 
 
 LEASE_S = 60.0
-"""Work whose holder has not renewed it for so long is taken over."""
+"""Work whose holder has not renewed its lease for so long is taken over."""
 HEALS = 3
-"""Times that one write restores the record: a Redis may be emptied again while it is put right."""
+"""Number of times that one write restores the record: a Redis may be emptied again meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,28 +46,28 @@ class Fence:
     """A process's right to write, until a newer one in its place begins."""
 
     what: str
-    """Its place, for people: a job, a worker's name."""
+    """The job or the worker's name, for people."""
     record: str
     """Key of the hash whose `incarnation` is the newest process's."""
     incarnation: int
     """From 1; rises with every start of such a process."""
     heal: Callable[[], Awaitable[None]]
-    """Restores what Redis has lost of the record; called when a write finds it gone, and is then made again."""
+    """Restores what Redis has lost of the record. Called when a write finds it gone; then the write is repeated."""
 
 
 async def run(
     redis: Redis, script: str, names: Sequence[str], args: Sequence[Any], *, fence: Fence | None = None
-) -> Any:  # noqa: ANN401  each script has an answer of its own
+) -> Any:  # noqa: ANN401  each script's own reply
     """Runs a script that begins with `FENCE`; its own ARGV begin at 3.
 
     Raises:
         Fenced: a newer process writes in this one's place.
         RecordGone: the record is lost and could not be restored.
     """
-    right = ["", ""] if fence is None else [fence.record, str(fence.incarnation)]
+    fence_args = ["", ""] if fence is None else [fence.record, str(fence.incarnation)]
     for heals_left in reversed(range(HEALS + 1)):
         try:
-            return await redis.register_script(script)(keys=names, args=[*right, *args])
+            return await redis.register_script(script)(keys=names, args=[*fence_args, *args])
         except ResponseError as error:
             if fence is None:
                 raise
@@ -81,7 +81,7 @@ async def run(
 
 
 def raise_if_fenced(error: ResponseError, fence: Fence) -> None:
-    """Raises Fenced when that is what the answer says."""
+    """Raises Fenced when the reply reports a newer incarnation."""
     if "FENCED by incarnation" in str(error):
         raise Fenced(
             f"{fence.what}: this process is incarnation {fence.incarnation}, and a newer one writes: {error}"

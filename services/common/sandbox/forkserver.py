@@ -1,21 +1,20 @@
-"""Forkserver: a single-threaded process that has imported what its children need once, and forks children that are warm at birth.
+"""Forkserver: a single-threaded process that imports what its children need once, and forks children that start warm.
 
     parent ── FORK + a socket ──►  forkserver  ── fork ──►  child (serves the socket)
            ── KILL pid ─────────►              ── SIGKILL its process group ──►  its wait status
-                                               ── SIGKILL what it has left, wherever that hides
+                                               ── SIGKILL its orphans, in any session
 
-Forking from a process without threads is safe, and takes milliseconds where a start with its imports takes seconds. It reaps a
-child only after it was told to kill it, so a pid is never reused while the parent still knows it; and later, since a large process takes
-long to end, and others wait for their fork. When the parent goes away, all children are killed.
+Forking from a process without threads is safe, and takes milliseconds where a start with its imports takes seconds. The forkserver
+reaps a child only after the parent's KILL, so no pid is reused while the parent still knows it. It replies before a killed child has
+ended: a large process takes long to end, and others wait for their fork. When the parent goes away, all children are killed.
 
-What a child has started and left behind, in a session of its own perhaps, becomes the forkserver's when its parent ends: it is killed, too.
+A process that a child left behind, even in a session of its own, becomes the forkserver's child (subreaper), and is killed too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import os
 import select
 import signal
@@ -24,60 +23,57 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from pkgutil import resolve_name
 
-from services.common.sandbox.output import mute
+from services.common.sandbox.limits import limit_output
 from services.common.service.logs import configure_logging
 from services.common.service.process_tree import adopt_orphans, die_with_parent, kill_group, kill_orphans
 
 REQUEST = struct.Struct("<ci")
 REPLY = struct.Struct("<ii")
-"""A child's pid, and how it had ended by itself before it was killed (as `os.waitpid` has it), else NOT_ENDED."""
+"""A child's pid, and its wait status (as of `os.waitpid`) if it had ended before the KILL, else NOT_ENDED."""
 FORK = b"F"
 KILL = b"K"
 READY = 0
 NOT_ENDED = -1
-LOOK_S, LOOK_AGAIN_S = 1.0, 0.05
-"""How long after the last look for orphans the next one is; the second while killed processes are ending."""
-LAST_LOOKS = 20
-"""How often it looks again, LOOK_AGAIN_S apart, before it ends itself."""
+POLL_INTERVAL_S = 1.0
+"""Between two searches for orphans."""
+KILLED_POLL_INTERVAL_S = 0.05
+"""Between two searches while killed processes are ending."""
+MAX_EXIT_POLLS = 20
+"""Searches, KILLED_POLL_INTERVAL_S apart, before the forkserver itself ends."""
 
 Work = Callable[[socket.socket], object]
-"""What a child does with its socket until that closes."""
-
-
-def named(target: str) -> Any:  # noqa: ANN401  whatever the name stands for
-    """What `package.module:name` stands for. The names are this code's own; none comes from a job."""
-    module, _, name = target.partition(":")
-    return getattr(importlib.import_module(module), name)
+"""Work of a child with its socket, until that closes."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Serves a control socket.
 
-    Arguments: its file descriptor, the log level, the service's name, the work of the children, what to call before any is forked.
+    Arguments: its file descriptor, the log level, the service's name, the children's work, functions to call before the first fork.
+    Functions are `package.module:name`, names of this code, never of a job.
     """
     descriptor, log_level, service, work, *prepare = arguments
     control = socket.socket(fileno=int(descriptor))
     configure_logging(service, log_level)
     for target in prepare:
-        named(target)()
-    children = named(work)
+        resolve_name(target)()
+    child_work = resolve_name(work)
     adopt_orphans()
     gc.collect()
     gc.freeze()  # children share these pages until they write to them
     control.sendall(REPLY.pack(READY, NOT_ENDED))
-    serve(control, children)
+    serve(control, child_work)
     return 0
 
 
 def serve(control: socket.socket, work: Work) -> None:
-    """Forks and kills as asked until the parent goes away, then kills all that is left."""
-    family = _Family()
+    """Forks and kills on request until the parent goes away, then kills all that is left."""
+    children = _Children()
     try:
         while True:
-            pause_s = LOOK_AGAIN_S if family.look() else LOOK_S
-            if not select.select([control], [], [], pause_s)[0]:
+            timeout_s = KILLED_POLL_INTERVAL_S if children.reap() else POLL_INTERVAL_S
+            if not select.select([control], [], [], timeout_s)[0]:
                 continue
             data, descriptors, _, _ = socket.recv_fds(control, REQUEST.size, 1)
             if not data:
@@ -86,48 +82,48 @@ def serve(control: socket.socket, work: Work) -> None:
             status = NOT_ENDED
             if command == FORK:
                 pid = _fork(control, socket.socket(fileno=descriptors[0]), work)
-                family.children.add(pid)
-            elif pid in family.children:
-                status = family.kill(pid)
+                children.alive.add(pid)
+            elif pid in children.alive:
+                status = children.kill(pid)
             control.sendall(REPLY.pack(pid, status))
     except BrokenPipeError:
-        return  # the parent went away before it had its answer
+        return  # the parent went away before its reply
     finally:
-        family.end()
+        children.kill_all()
 
 
-class _Family:
-    """The children, those that are ending, and what the dead have left behind."""
+class _Children:
+    """The children, those that are ending, and the orphans of the dead."""
 
     def __init__(self) -> None:
-        self.children: set[int] = set()
-        self._dying: set[int] = set()
+        self.alive: set[int] = set()
+        self._ending: set[int] = set()
 
     def kill(self, pid: int) -> int:
-        """Kills a child, unless it has ended by itself: then its wait status."""
-        status = _ended(pid)
-        self.children.discard(pid)
+        """Kills a child; returns its wait status if it had ended before."""
+        status = _wait_status(pid)
+        self.alive.discard(pid)
         if status == NOT_ENDED:
             kill_group(pid)
-            self._dying.add(pid)
+            self._ending.add(pid)
         return status
 
-    def look(self) -> bool:
-        """Reaps the dying that have ended, and kills what they have left; whether some are still ending."""
-        self._dying = {pid for pid in self._dying if _ended(pid) == NOT_ENDED}
-        self._dying |= kill_orphans(self.children | self._dying)
-        return bool(self._dying)
+    def reap(self) -> bool:
+        """Reaps killed processes that have ended, and kills their orphans; returns whether some are still ending."""
+        self._ending = {pid for pid in self._ending if _wait_status(pid) == NOT_ENDED}
+        self._ending |= kill_orphans(self.alive | self._ending)
+        return bool(self._ending)
 
-    def end(self) -> None:
-        """Kills all; waits for a second at most until there are no orphans any more."""
-        for pid in self.children:
+    def kill_all(self) -> None:
+        """Kills all, and waits at most a second until there are no orphans any more."""
+        for pid in self.alive:
             kill_group(pid)
-        self._dying |= self.children
-        self.children = set()
-        for _ in range(LAST_LOOKS):
-            if not self.look():
+        self._ending |= self.alive
+        self.alive = set()
+        for _ in range(MAX_EXIT_POLLS):
+            if not self.reap():
                 break
-            time.sleep(LOOK_AGAIN_S)
+            time.sleep(KILLED_POLL_INTERVAL_S)
 
 
 def _fork(control: socket.socket, connection: socket.socket, work: Work) -> int:
@@ -137,8 +133,8 @@ def _fork(control: socket.socket, connection: socket.socket, work: Work) -> int:
         try:
             die_with_parent(signal.SIGKILL, parent)
             control.close()
-            os.setsid()  # so that a kill takes along whatever it has started
-            mute()
+            os.setsid()  # a process group of its own: a kill reaches what it starts
+            limit_output()
             work(connection)
         finally:
             os._exit(0)
@@ -146,10 +142,10 @@ def _fork(control: socket.socket, connection: socket.socket, work: Work) -> int:
     return pid
 
 
-def _ended(pid: int) -> int:
-    """A child's wait status once it has ended, which reaps it; what it had started ends with it. NOT_ENDED before."""
-    found, status = os.waitpid(pid, os.WNOHANG)
-    if found == 0:
+def _wait_status(pid: int) -> int:
+    """Reaps a child that has ended, kills its process group, and returns its wait status; NOT_ENDED while it runs."""
+    reaped, status = os.waitpid(pid, os.WNOHANG)
+    if reaped == 0:
         return NOT_ENDED
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)

@@ -1,8 +1,8 @@
 """Messages between a sandbox and its children, as MessagePack over a socket.
 
-parent → child   [target, arguments, memory_mib, makes_way, wall_s]   once: what is made, and within which limits
-                 [method, arguments, wall_s]                          then: a request to what was made
-child → parent   [VALUE, value]  [ERROR, type, [[field, message], …]]  or  [LIMIT, message]: one for each message of the parent's
+parent → child   [target, arguments, memory_mib, makes_way, wall_s]   first: the object to make, and the limits
+                 [method, arguments, wall_s]                          then: a request to the object
+child → parent   [VALUE, value]  [ERROR, type, [[field, message], …]]  or  [LIMIT, message]: one for each of the parent's messages
 """
 
 from __future__ import annotations
@@ -19,16 +19,13 @@ ERROR = "error"
 LIMIT = "limit"
 MAX_REQUEST_BYTES = 256 * 1024 * 1024
 MAX_MESSAGE_CHARS = 4000
+"""Longest text of a problem."""
 MAX_PROBLEMS = 1000
-"""Of one error, and the longest text of each."""
+"""Most problems of one error."""
 
 
 def pack(message: list[Any]) -> bytes:
-    """The message's bytes.
-
-    Raises:
-        ValueError, TypeError, OverflowError, RecursionError: it holds something that MessagePack does not carry.
-    """
+    """The message's bytes. Raises ValueError, TypeError, OverflowError or RecursionError on a value that MessagePack cannot carry."""
     return bytes(msgpack.packb(message, unicode_errors="surrogatepass"))
 
 
@@ -37,57 +34,44 @@ def unpacker(max_bytes: int) -> msgpack.Unpacker:
     return msgpack.Unpacker(raw=False, strict_map_key=False, max_buffer_size=max_bytes, unicode_errors="surrogatepass")
 
 
-def read_reply(message: object) -> Any:  # noqa: ANN401  whatever was asked for
-    """The value in a child's message; what it ran may have been hostile.
+def read_reply(message: Any) -> Any:  # noqa: ANN401  any MessagePack value
+    """The value in a child's message, validated: its code may be hostile.
 
     Raises:
-        MillraceError: what the child raised, as the same class where it is one of services/common/errors.py.
-        ChildDied: it needed more than it may have, or this is no reply.
+        MillraceError: the child's error, as the same class where it is one of services/common/errors.py.
+        ChildDied: the child passed a limit, or this is no reply.
     """
     match message:
         case ["value", value]:
             return value
-        case ["error", str(kind), [*pairs]] if (problems := _problems(pairs)) is not None:
-            raise _error(kind, problems)
+        case ["error", str(kind), [*pairs]] if all(map(_is_problem, pairs)):
+            raise _error(kind, [Problem(field, text) for field, text in pairs])
         case ["limit", str(text)]:
             raise ChildDied(text)
     raise ChildDied("answered with something that is no reply")
 
 
-def clip(text: object) -> str:
-    """An error's text, bounded, and fit for any wire."""
-    return str(text)[:MAX_MESSAGE_CHARS].encode("utf-8", "replace").decode()
+def error_message(error: Exception) -> list[Any]:
+    """An error as a child's message, under the name that the parent knows: its own class's, or its nearest ancestor's."""
+    kind = type(error)
+    name = next((base.__name__ for base in kind.__mro__ if _known(base.__name__) is base), kind.__name__)
+    problems = error.problems if isinstance(error, ConfigError) else [Problem("", str(error))]
+    return [ERROR, name, [[clip(problem.field), clip(problem.message)] for problem in problems[:MAX_PROBLEMS]]]
+
+
+def clip(text: object, most_chars: int = MAX_MESSAGE_CHARS) -> str:
+    """The text, bounded, and valid UTF-8."""
+    return str(text)[:most_chars].encode("utf-8", "replace").decode()
 
 
 def _known(name: str) -> type[MillraceError] | None:
-    """The error of services/common/errors.py that has this name; the root is none of them."""
+    """The error of services/common/errors.py with this name, unless it is the root."""
     kind = getattr(errors, name, None)
-    own = isinstance(kind, type) and issubclass(kind, MillraceError) and kind is not MillraceError
-    return kind if own else None
+    return kind if isinstance(kind, type) and issubclass(kind, MillraceError) and kind is not MillraceError else None
 
 
-def error_message(error: Exception) -> list[Any]:
-    """An error as a child's message."""
-    problems = error.problems if isinstance(error, ConfigError) else [Problem("", str(error))]
-    pairs = [[clip(problem.field), clip(problem.message)] for problem in problems[:MAX_PROBLEMS]]
-    return [ERROR, _nearest(type(error)), pairs]
-
-
-def _nearest(kind: type[BaseException]) -> str:
-    """The name under which the parent knows the error: its own, or its nearest ancestor's."""
-    return next((base.__name__ for base in kind.__mro__ if _known(base.__name__) is base), kind.__name__)
-
-
-def _problems(pairs: list[object]) -> list[Problem] | None:
-    """The problems in an error's message, or None where it holds anything else."""
-    problems = []
-    for pair in pairs:
-        match pair:
-            case [str(field), str(text)]:
-                problems.append(Problem(field, text))
-            case _:
-                return None
-    return problems
+def _is_problem(pair: object) -> bool:
+    return isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)
 
 
 def _error(name: str, problems: list[Problem]) -> MillraceError:

@@ -1,4 +1,4 @@
-"""Processes of the sandbox as their parent has them: the forkserver is started, asked for children, and killed when it hangs."""
+"""Processes of a sandbox, the parent's side: starts the forkserver, requests children from it, and kills it when it hangs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgpack
 import psutil
 
 from services.common.errors import SandboxError
@@ -26,16 +27,19 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 START_TIMEOUT_S = 120.0
-"""Imports of all that children need, on a busy machine."""
+"""For the imports of all that children need, on a busy machine."""
 
 COMMAND_TIMEOUT_S = 20.0
-ENDING_S = 0.05
-"""From the moment at which a process that ends has closed its socket to the one at which it can be reaped."""
-LOOK_S = 1.0
+REAP_DELAY_S = 0.05
+"""From a process's closing of its socket to the moment at which it can be reaped."""
+POLL_INTERVAL_S = 1.0
 STOP_TIMEOUT_S = 5.0
 
-_OURS_ALONE = ("MILLRACE_", "REDIS_URL")
-"""Settings of the service, secrets among them, that children have no business with."""
+_CHUNK = 1 << 18
+
+_SERVICE_SETTINGS = ("MILLRACE_", "REDIS_URL")
+"""Prefixes of the service's own environment variables, secrets among them; children do not get them."""
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +52,35 @@ class Forked:
 
     @property
     def stopped(self) -> bool:
-        """Whether a signal has stopped the process, so that its silence is not its own doing."""
+        """Whether a signal has stopped the process: then its silence is not its own fault."""
         try:
             return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
         except psutil.Error:
             return False
 
-    def close(self) -> None:
-        """Closes the socket, whatever it still holds; a child that is not busy ends by itself."""
-        self.writer.transport.abort()
+    async def receive(self, incoming: msgpack.Unpacker) -> Any:  # noqa: ANN401  MessagePack values
+        """The child's next message. A cancelled call loses no data: it stays in the decoder `incoming`.
+
+        Raises:
+            EOFError: the child has closed its socket.
+            OSError, ValueError, UnpackException: the connection broke, or this is no message.
+        """
+        while True:
+            for message in incoming:
+                return message
+            data = await self.reader.read(_CHUNK)
+            if not data:
+                raise EOFError("the child closed its socket")
+            incoming.feed(data)
 
 
 def computed_too_long(status: int | None) -> bool:
-    """Whether a child, by its wait status, was ended by the kernel for the processor time of a request: in several threads, say."""
+    """Whether the wait status shows that the kernel ended the child at its limit of processor time: several threads reach it early."""
     return status is not None and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU
 
 
 class Forkserver:
-    """The process that forks children. One command at a time; started again when it has died."""
+    """The process that forks children. One command at a time; started by the first `fork`, and again when it has died."""
 
     def __init__(
         self,
@@ -76,26 +91,21 @@ class Forkserver:
         log_level: str = "INFO",
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Starts nothing yet.
+        """Sets up the processes; starts none.
 
         Args:
-            work: what a child does with its socket, as `package.module:function`.
-            prepare: functions that are called once, before any child is forked.
+            work: a child's work with its socket, as `package.module:function`.
+            prepare: functions (`package.module:function`) that import what children need; called once, before the first fork.
             service: the name under which the processes log.
             log_level: of their logs.
-            environment: for the processes, on top of this process's (less the service's own settings).
+            environment: for the processes, on top of this process's (less the service's own settings, secrets among them).
         """
         self._arguments = [log_level, service, work, *prepare]
-        self._environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(_OURS_ALONE)},
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-            **(environment or {}),
-        }
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(_SERVICE_SETTINGS)}
+        self._environment = {**inherited, **_ONE_THREAD, **(environment or {})}
         self._vitals = Vitals()
         self._lock = asyncio.Lock()
-        self._under_way: set[asyncio.Task[Any]] = set()
+        self._background: set[asyncio.Task[Any]] = set()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
@@ -105,41 +115,33 @@ class Forkserver:
         return None if self._process is None else self._process.pid
 
     async def start(self) -> None:
-        """Starts the process and waits until it is prepared.
-
-        Raises:
-            SandboxError: it did not start (its log says why).
-        """
+        """Starts the process and waits until it is prepared. Raises SandboxError when that fails (its log contains the reason)."""
         async with self._lock:
             if self._process is None:
                 await self._start()
 
     async def fork(self) -> Forked:
-        """A fresh child; starts the process first where it does not run. A call that is cancelled leaves no child behind.
-
-        Raises:
-            SandboxError: there is none to be had.
-        """
-        forking = self._begin(self._fork())
+        """A new child; a cancelled call leaves none behind. Raises SandboxError when no child can be started."""
+        forking = self._in_background(self._fork())
         try:
             return await asyncio.shield(forking)
         except asyncio.CancelledError:
-            self._begin(self._discard(forking))
+            self._in_background(self._discard(forking))
             raise
 
     async def kill(self, child: Forked) -> int | None:
-        """Ends a child and everything it started: at once, though the forkserver, which must reap it, may be busy with others.
+        """Kills a child and everything it started: at once, even while the forkserver, which must reap it, serves other commands.
 
-        Returns how it had ended by itself before, as `os.waitpid` has it; None when it had not, or nobody knows.
+        Returns its wait status (as of `os.waitpid`) if it had ended by itself before; None when it had not, or the status is unknown.
         """
-        return await asyncio.shield(self._begin(self._kill(child)))
+        return await asyncio.shield(self._in_background(self._kill(child)))
 
-    def look(self) -> None:
-        """Kills the process when it hangs: a signal has stopped it. The next command starts another one; call it every LOOK_S."""
+    def kill_if_stopped(self) -> None:
+        """Kills the process when a signal has stopped it; the next command starts another one. Call it every POLL_INTERVAL_S."""
         if self._process is None or self._process.poll() is not None:
             return
         self._vitals.look(process_of(self._process.pid))
-        if self._vitals.stopped_too_long(LOOK_S):
+        if self._vitals.stopped_too_long(POLL_INTERVAL_S):
             log.error("the forkserver (process %d) is stopped: killed, another one takes over", self._process.pid)
             self._process.kill()
 
@@ -148,11 +150,11 @@ class Forkserver:
         async with self._lock:
             await self._stop()
 
-    def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Work that goes on to its end when its caller is cancelled: a reply that nobody reads would be taken for the next command's."""
+    def _in_background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task that survives its caller's cancellation: an unread reply would be taken for the next command's."""
         task = asyncio.create_task(work)
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
         return task
 
     async def _fork(self) -> Forked:
@@ -161,11 +163,11 @@ class Forkserver:
             async with self._lock:
                 try:
                     pid, _ = await self._command(FORK, 0, theirs)
-                except (OSError, TimeoutError):  # it does not run, or has died, its children with it
+                except OSError:  # it does not run, or has died, its children with it
                     await self._stop()
                     await self._start()
                     pid, _ = await self._command(FORK, 0, theirs)
-        except (OSError, TimeoutError) as error:
+        except OSError as error:
             ours.close()
             raise SandboxError(f"no child process can be forked: {error}") from error
         except SandboxError:
@@ -181,21 +183,21 @@ class Forkserver:
             await self._kill(await forking)
 
     async def _kill(self, child: Forked) -> int | None:
-        by_itself = child.reader.at_eof() or child.reader.exception() is not None  # gone while it was written to
-        child.close()
+        ended = child.reader.at_eof() or child.reader.exception() is not None  # the exception: it ended during a write
+        child.writer.transport.abort()  # discards unsent data; an idle child ends by itself
         if self._process is None or self._process.poll() is not None:
-            return None  # others may have its number by now
-        if by_itself:
-            await asyncio.sleep(ENDING_S)
+            return None  # another process may have its pid by now
+        if ended:
+            await asyncio.sleep(REAP_DELAY_S)
         else:
             kill_group(child.pid)
         async with self._lock:
             try:
                 _, status = await self._command(KILL, child.pid)
-            except (OSError, TimeoutError):
+            except OSError:
                 await self._stop()  # the kernel ends the children of a dead forkserver
                 return None
-        return status if by_itself and status != NOT_ENDED else None
+        return status if ended and status != NOT_ENDED else None
 
     async def _command(self, command: bytes, pid: int, passed: socket.socket | None = None) -> tuple[int, int]:
         if self._control is None:
@@ -216,7 +218,7 @@ class Forkserver:
     async def _start(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(  # noqa: ASYNC220  a fork and an exec; nothing is waited for
+            self._process = subprocess.Popen(  # noqa: ASYNC220  a fork and an exec; it does not wait
                 [sys.executable, "-m", "services.common.sandbox.forkserver", str(theirs.fileno()), *self._arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -228,13 +230,13 @@ class Forkserver:
         self._control = ours
         try:
             await self._reply(ours, START_TIMEOUT_S)
-        except (OSError, TimeoutError) as error:
+        except OSError as error:
             await self._stop()
             raise SandboxError(f"the forkserver does not start: {error}") from error
 
     async def _stop(self) -> None:
         if self._control is not None:
-            self._control.close()  # at which it kills its children and ends
+            self._control.close()  # makes it kill its children and end
             self._control = None
         process, self._process = self._process, None
         if process is None:
@@ -242,5 +244,5 @@ class Forkserver:
         try:
             await asyncio.to_thread(process.wait, STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            process.kill()  # at which the kernel ends its children
+            process.kill()  # makes the kernel end its children
             await asyncio.to_thread(process.wait)

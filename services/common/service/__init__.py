@@ -1,6 +1,6 @@
-"""Service: what every process is made of.
+"""Service: the parts that every process is made of.
 
-lifecycle  drain, loops, signals           watchdog   ends a process that stands still
+lifecycle  drain, loops, signals           watchdog   detects hanging processes and event loops
 health     /healthz, /readyz, /metrics     heartbeat  the list of workers
-processes  trees and their vital signs     preflight  what must be there at the start
+entry      settings, logs, exit codes      preflight  requirements checked at the start
 """

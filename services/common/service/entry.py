@@ -1,4 +1,4 @@
-"""Entry point of a service: the same first steps, and the same exit codes, for all four."""
+"""Entry point of a service: the same first steps and exit codes for all four."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ def serve(service: str, run: Callable[[Settings], Coroutine[Any, Any, None]]) ->
 
 
 def keep_files_private() -> None:
-    """Keeps what this process and those below it make from now on for its user alone."""
+    """Makes files that this process and its children create from now on readable only by its user."""
     os.umask(0o077)

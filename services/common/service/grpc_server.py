@@ -1,4 +1,4 @@
-"""gRPC server: what the one of threads (weights) and the one of an event loop (chats) have in common, the token and the port."""
+"""gRPC server parts: the token check and the port, for the threaded server (weights) and the asyncio server (chats)."""
 
 from __future__ import annotations
 
@@ -15,25 +15,19 @@ REFUSED = "the token is missing or wrong"
 
 
 class TokenCheck:
-    """Whether a call bears the token."""
+    """Check that a call carries the token."""
 
     def __init__(self, token: str) -> None:
-        """The one token that is good."""
         self._expected = bearer(token).encode()
 
     def passes(self, call: grpc.HandlerCallDetails) -> bool:
-        """Compares in constant time."""
-        given = [value for key, value in call.invocation_metadata if key == TOKEN_HEADER]
-        sent = given[0] if given else ""
+        """Whether the call carries the token; compared in constant time."""
+        sent = next((value for key, value in call.invocation_metadata if key == TOKEN_HEADER), "")
         return hmac.compare_digest(sent.encode() if isinstance(sent, str) else sent, self._expected)
 
 
-def bind(server: Any, host: str, port: int, purpose: str) -> int:  # noqa: ANN401  the two kinds have no common type
-    """The port on which the server will listen; 0 takes a free one. `purpose`: what it serves, for the error.
-
-    Raises:
-        ConfigError: the address is taken, or is not of this machine.
-    """
+def bind(server: Any, host: str, port: int, purpose: str) -> int:  # noqa: ANN401  the two servers have no common type
+    """The port on which the server will listen; port 0 takes a free one. Raises ConfigError, which names `purpose`, when it cannot bind."""
     where = address(host, port)
     try:
         return int(server.add_insecure_port(where))

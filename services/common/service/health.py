@@ -1,11 +1,10 @@
-"""`/healthz`, `/readyz` and `/metrics` of a service that has no HTTP of its own."""
+"""Health server: `/healthz`, `/readyz` and `/metrics` of a service that has no HTTP of its own."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Self
 
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
@@ -14,13 +13,15 @@ from services.common.errors import ConfigError
 from services.common.service.metrics import ProcessMetrics
 
 Check = Callable[[], str | None]
-"""Answers None when all is well, else why not."""
+"""Returns None when all is well, else the reason why not."""
 
-PROCESS_METRICS = ProcessMetrics(REGISTRY)
+_PLAIN_TEXT = "text/plain; charset=utf-8"
+
+ProcessMetrics(REGISTRY)
 
 
 class HealthServer:
-    """Serves the three paths from a thread.
+    """HTTP server of the three paths, in a thread.
 
     `healthy` fails when the process makes no progress and should be restarted; `ready` while it cannot take work yet.
     """
@@ -28,11 +29,7 @@ class HealthServer:
     def __init__(
         self, host: str, port: int, *, healthy: Check, ready: Check, registry: CollectorRegistry = REGISTRY
     ) -> None:
-        """Binds at once; port 0 takes a free one.
-
-        Raises:
-            ConfigError: the address is taken, or is not of this machine.
-        """
+        """Binds at once; port 0 takes a free one. Raises ConfigError when the address is taken or not of this machine."""
         handler = _handler({"/healthz": healthy, "/readyz": ready}, registry)
         try:
             self._server = ThreadingHTTPServer((host, port), handler)
@@ -45,14 +42,10 @@ class HealthServer:
         self._thread = threading.Thread(target=self._server.serve_forever, name="health", daemon=True)
 
     def __enter__(self) -> Self:
-        """Begins to answer."""
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stops answering and frees the port."""
+    def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
 
@@ -64,16 +57,14 @@ def _handler(checks: dict[str, Check], registry: CollectorRegistry) -> type[Base
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
             if path == "/metrics":
-                self._answer(200, generate_latest(registry), CONTENT_TYPE_LATEST)
+                self._respond(200, generate_latest(registry), CONTENT_TYPE_LATEST)
             elif path in checks:
                 trouble = checks[path]()
-                self._answer(
-                    200 if trouble is None else 503, (trouble or "ok").encode() + b"\n", "text/plain; charset=utf-8"
-                )
+                self._respond(200 if trouble is None else 503, (trouble or "ok").encode() + b"\n")
             else:
-                self._answer(404, b"not found\n", "text/plain; charset=utf-8")
+                self._respond(404, b"not found\n")
 
-        def _answer(self, status: int, body: bytes, content_type: str) -> None:
+        def _respond(self, status: int, body: bytes, content_type: str = _PLAIN_TEXT) -> None:
             self.send_response(status)
             self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))
@@ -81,6 +72,6 @@ def _handler(checks: dict[str, Check], registry: CollectorRegistry) -> type[Base
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Scrapes are not worth a line each."""
+            """Logs nothing: scrapes would fill the log."""
 
     return Handler

@@ -1,4 +1,4 @@
-"""Who is there: every service writes a heartbeat that expires by itself, under a name that only its newest process may write under."""
+"""Heartbeats of the workers: keys in Redis that expire; only the newest process of a worker's name may write its heartbeat."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 HEARTBEAT_S = 2.0
 EXPIRES_S = 15.0
 REMEMBERED_S = 7 * 24 * 3600
-"""For so long after its last heartbeat a name's incarnation is remembered; who wakes up later than that has lost its work anyway."""
+"""Lifetime of a name's incarnation after its last heartbeat; a process that wakes up later has lost its work anyway."""
 
 
 class WorkerKind(StrEnum):
-    """The service that a worker is."""
+    """Service of a worker."""
 
     ROLLOUT = "rollout"
     REWARD = "reward"
@@ -42,14 +42,14 @@ class WorkerStatus:
     name: str
     kind: WorkerKind
     state: str
-    """A word for people: idle, loading, sampling, updating, training …"""
+    """For people: idle, loading, sampling, updating, training …"""
     job_id: str | None = None
     policy_version: int | None = None
     metrics_port: int | None = None
     inference_address: str | None = None
-    """host:port of a rollout server's gRPC for chats."""
+    """host:port of a rollout server's gRPC server for chats."""
     progress_age_s: float | None = None
-    """Seconds since its work last moved (a token, a verdict, another state); None when it has none in hand."""
+    """Seconds since its work last made progress (a token, a verdict, another state); None when it has no work."""
     detail: dict[str, str | int | float] = field(default_factory=dict)
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)
@@ -58,7 +58,6 @@ class WorkerStatus:
 
 
 _STATUS = TypeAdapter(WorkerStatus)
-
 
 _BEGIN = """#!lua
 -- KEYS: incarnation   ARGV: seconds to keep it
@@ -75,28 +74,22 @@ end
 redis.call('EXPIRE', KEYS[1], ARGV[2])
 """
 
-_BEAT = (
-    FENCE
-    + """
+_BEAT = f"""{FENCE}
 -- KEYS: heartbeat, workers, incarnation   ARGV: …, name, heartbeat, milliseconds it is good for, seconds to keep the incarnation
 redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[5])
 redis.call('SADD', KEYS[2], ARGV[3])
 redis.call('EXPIRE', KEYS[3], ARGV[6])
 """
-)
 
-_LEAVE = (
-    FENCE
-    + """
+_LEAVE = f"""{FENCE}
 -- KEYS: heartbeat, workers   ARGV: …, name
 redis.call('DEL', KEYS[1])
 redis.call('SREM', KEYS[2], ARGV[3])
 """
-)
 
 
 async def begin(redis: Redis, name: str) -> Fence:
-    """Takes the name's next incarnation: from now on no older process of this name can write."""
+    """Takes the name's next incarnation: from then on no older process of this name can write."""
     key = keys.incarnation(name)
     taken = int(await redis.register_script(_BEGIN)(keys=[key], args=[REMEMBERED_S]))
 
@@ -107,24 +100,20 @@ async def begin(redis: Redis, name: str) -> Fence:
 
 
 async def beat(redis: Redis, status: WorkerStatus, fence: Fence | None = None) -> None:
-    """Writes a heartbeat, good for EXPIRES_S seconds.
-
-    Raises:
-        Fenced: a newer process of this name has begun.
-    """
+    """Writes a heartbeat that expires after EXPIRES_S. Raises Fenced when a newer process has the name."""
     names = [keys.worker(status.name), keys.WORKERS, keys.incarnation(status.name)]
-    told = [status.name, json.dumps(asdict(status)), int(EXPIRES_S * 1000), REMEMBERED_S]
-    await run(redis, _BEAT, names, told, fence=fence)
+    arguments = [status.name, json.dumps(asdict(status)), int(EXPIRES_S * 1000), REMEMBERED_S]
+    await run(redis, _BEAT, names, arguments, fence=fence)
 
 
 async def leave(redis: Redis, name: str, fence: Fence | None = None) -> None:
-    """Takes a worker off the list at once, on drain; one that was replaced is not on it any more."""
+    """Removes a worker from the list at once, on drain; does nothing when a newer process has its name."""
     with contextlib.suppress(Fenced):
         await run(redis, _LEAVE, [keys.worker(name), keys.WORKERS], [name], fence=fence)
 
 
 async def alive(redis: Redis) -> list[WorkerStatus]:
-    """Workers whose heartbeat has not expired, by name; forgets the others. A heartbeat that cannot be read is told in the log."""
+    """Workers whose heartbeat has not expired, by name; removes the others. A heartbeat that cannot be read is logged."""
     found = []
     for raw in sorted(await redis.smembers(keys.WORKERS)):
         value = await redis.get(keys.worker(text(raw)))

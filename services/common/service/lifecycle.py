@@ -1,4 +1,4 @@
-"""How a service lives: its loops run side by side, SIGTERM drains, and a loop that dies ends the process, by name."""
+"""Lifecycle of a service: its loops run concurrently, SIGTERM starts the drain, and the death of a loop ends the process."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ log = logging.getLogger(__name__)
 
 
 class Drain:
-    """Set once when the service should stop taking work."""
+    """Request to the service to take no more work; set once."""
 
     def __init__(self) -> None:
-        """Not set."""
         self._event = asyncio.Event()
 
     @property
@@ -30,7 +29,7 @@ class Drain:
         self._event.set()
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Waits for the drain, at most `timeout_s` seconds; whether it was requested."""
+        """Waits at most `timeout_s` seconds for the drain; returns whether it was requested."""
         try:
             await asyncio.wait_for(self._event.wait(), timeout_s)
         except TimeoutError:
@@ -38,7 +37,7 @@ class Drain:
         return True
 
     def on_signals(self) -> None:
-        """SIGTERM and SIGINT request the drain."""
+        """Makes SIGTERM and SIGINT request the drain."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.request)
@@ -53,28 +52,28 @@ async def run_service(
 ) -> None:
     """Runs the named loops until all have ended.
 
-    Each loop returns soon after `drain` is requested. One that raises, or returns without a drain, starts the drain and its error is raised
-    at the end; loops that outlast the drain's time are cancelled. Should the event loop not turn for `blocked_s` seconds, the process ends.
+    Each loop returns soon after `drain` is requested. A loop that raises, or returns without a drain, starts the drain, and its error is
+    raised at the end; loops that still run after `drain_timeout_s` are cancelled. The process exits when a callback blocks the event loop
+    for `blocked_s` seconds.
     """
     guard = LoopGuard(blocked_s)
     guard.start()
-    tasks = {asyncio.create_task(loop(), name=name) for name, loop in loops.items()}
+    pending = {asyncio.create_task(loop(), name=name) for name, loop in loops.items()}
     first: BaseException | None = None
-    pending = set(tasks)
     draining = asyncio.create_task(drain.wait(), name="drain")
     try:
         while pending and not drain.requested:
             await asyncio.wait({*pending, draining}, return_when=asyncio.FIRST_COMPLETED)
             for task in [task for task in pending if task.done()]:
-                fault = _fault(task, drain)
-                first = first or fault
+                failure = _failure(task, drain)
+                first = first or failure
                 drain.request()
                 pending.discard(task)
         if pending:
             done, pending = await asyncio.wait(pending, timeout=drain_timeout_s)
             for task in done:
-                fault = _fault(task, drain)  # each is logged, whichever is raised
-                first = first or fault
+                failure = _failure(task, drain)  # logs each, whichever is raised
+                first = first or failure
     finally:
         draining.cancel()
         for task in pending:
@@ -86,14 +85,12 @@ async def run_service(
         raise first
 
 
-def _fault(task: asyncio.Task[None], drain: Drain) -> BaseException | None:
+def _failure(task: asyncio.Task[None], drain: Drain) -> BaseException | None:
     error = None if task.cancelled() else task.exception()
     if error is not None:
         log.error("loop %s died", task.get_name(), exc_info=error)
         return error
-    if not drain.requested:
-        return RuntimeError(f"loop {task.get_name()} ended without being asked to")
-    return None
+    return None if drain.requested else RuntimeError(f"loop {task.get_name()} ended without being asked to")
 
 
 async def every(period_s: float, drain: Drain, action: Callable[[], Awaitable[None]]) -> None:

@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object a line on stderr, with the job and group they are about."""
+"""Logs: one JSON object a line on stderr, with the job and group that the line is about."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ class JsonFormatter(logging.Formatter):
     """One JSON object a line: time, level, service, logger, message, context."""
 
     def __init__(self, service: str) -> None:
-        """Stamps every line with the service's name."""
         super().__init__()
         self._service = service
 

@@ -1,4 +1,4 @@
-"""Processes of a home's stack that its supervisor cannot keep alive, as it notes them in `<home>/up.json` for others to tell."""
+"""Lost processes: those of a local stack that its supervisor cannot keep alive and records in `<home>/up.json`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UP_FILE = "up.json"
 
 @dataclass(frozen=True, slots=True)
 class LostProcess:
-    """One of them; it is tried again every minute.
+    """A process that the supervisor cannot keep alive; it is started again every minute.
 
     Example: LostProcess("rollout-0", "ended with code 1: RuntimeError: no memory", 1795348800.0)
     """
@@ -21,16 +21,16 @@ class LostProcess:
     name: str
     cause: str
     at: float
-    """Unix seconds of the note."""
+    """Unix seconds of the record."""
 
 
 def lost_processes(home: Path) -> list[LostProcess]:
-    """By name; none where no supervisor runs, or its note cannot be read (then nothing is known)."""
+    """Lost processes by name; none where no supervisor runs, or its record cannot be read (then nothing is known)."""
     path = home / UP_FILE
     try:
-        note, at = json.loads(path.read_text()), path.stat().st_mtime
-        if abs(psutil.Process(int(note["pid"])).create_time() - float(note["created"])) > 0.1:
+        record, at = json.loads(path.read_text()), path.stat().st_mtime
+        if abs(psutil.Process(int(record["pid"])).create_time() - float(record["created"])) > 0.1:
             return []
-        return [LostProcess(str(name), str(cause), at) for name, cause in sorted(dict(note["lost"]).items())]
+        return [LostProcess(str(name), str(cause), at) for name, cause in sorted(dict(record["lost"]).items())]
     except (OSError, ValueError, KeyError, TypeError, psutil.Error):
         return []

@@ -1,6 +1,6 @@
-"""What every service exports of itself beside prometheus_client's own `process_…` metrics: its release, and the memory of its whole tree.
+"""Process metrics of every service, beside prometheus_client's own `process_…`: its release, and the memory of its process tree.
 
-The engine, the ranks and the verifiers run in processes below the one that serves /metrics; its own resident memory says little.
+The engine, the ranks and the verifiers run in descendants of the process that serves /metrics; its own resident memory is a small part.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from prometheus_client.registry import Collector
 
 
 class ProcessMetrics(Collector):
-    """Looks at the process tree whenever it is scraped."""
+    """Collector that reads the process tree at each scrape."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        """Registers itself where a registry is given."""
         if registry is not None:
             registry.register(self)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """One sample of each."""
+        """One sample of each metric."""
         info = GaugeMetricFamily("millrace_build_info", "1, with the release that runs.", labels=["version"])
         info.add_metric([release()], 1)
         yield info
@@ -37,7 +36,7 @@ class ProcessMetrics(Collector):
 
 
 def _memory_bytes(process: psutil.Process) -> int:
-    """Proportional set size; resident set size where the system does not tell it; 0 of a process that has just ended."""
+    """Proportional set size; resident set size where the system does not report it; 0 of a process that has just ended."""
     with suppress(psutil.NoSuchProcess):
         try:
             full = process.memory_full_info()
@@ -48,7 +47,7 @@ def _memory_bytes(process: psutil.Process) -> int:
 
 
 def release() -> str:
-    """The installed package's version; `unknown` where a source tree runs that is not installed."""
+    """The installed package's version; `unknown` in a source tree that is not installed."""
     try:
         return version("millrace")
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What must be right before a service starts. Each check raises a ConfigError of one line that says what is wrong and where."""
+"""Preflight checks: requirements of a service's start. Each raises a ConfigError of one line that names the problem and its place."""
 
 from __future__ import annotations
 
@@ -20,17 +20,12 @@ _GIB = 1 << 30
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-class RedisAway(ConfigError):  # noqa: N818  what is the matter
+class RedisAway(ConfigError):  # noqa: N818  a state
     """No Redis answers at the address that the settings give."""
 
 
 async def require_redis(url: str, password: SecretStr | None = None, *, wait_s: float) -> None:
-    """Waits until Redis answers this user.
-
-    Args:
-        url: of the server; a password in it is not shown.
-        password: of the URL's user, where the URL itself has none.
-        wait_s: how long it may be away, seconds.
+    """Waits at most `wait_s` seconds until Redis answers this user; errors show no password. `password`: where the URL itself has none.
 
     Raises:
         RedisAway: it does not answer in time.
@@ -51,11 +46,7 @@ async def require_redis(url: str, password: SecretStr | None = None, *, wait_s: 
 
 
 def require_room(folder: Path, min_free_gib: float) -> None:
-    """Makes sure that the folder can be written and its volume has room; makes the folder.
-
-    Raises:
-        ConfigError: it cannot be written, or has less than `min_free_gib` GiB free.
-    """
+    """Makes the folder, and checks that it can be written and that its volume has at least `min_free_gib` GiB free."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -69,17 +60,11 @@ def require_room(folder: Path, min_free_gib: float) -> None:
 
 
 def require_memory(min_memory_gib: float, cgroup: Path = _CGROUP) -> None:
-    """Makes sure that this machine, and the container's limit where there is one, have memory available.
-
-    Raises:
-        ConfigError: they have less than `min_memory_gib` GiB.
-    """
-    free = psutil.virtual_memory().available
-    whose = "this machine"
+    """Checks that this machine, and the container's limit where there is one, have at least `min_memory_gib` GiB available."""
+    free, whose = psutil.virtual_memory().available, "this machine"
     limit = _bytes(cgroup / "memory.max")
-    if limit is not None and limit - (_bytes(cgroup / "memory.current") or 0) < free:
-        free = limit - (_bytes(cgroup / "memory.current") or 0)
-        whose = f"the container (limit {limit / _GIB:.2f} GiB)"
+    if limit is not None and (left := limit - (_bytes(cgroup / "memory.current") or 0)) < free:
+        free, whose = left, f"the container (limit {limit / _GIB:.2f} GiB)"
     if free < min_memory_gib * _GIB:
         raise ConfigError(
             f"{whose} has {free / _GIB:.2f} GiB of memory left, and MILLRACE_MIN_MEMORY_GIB={min_memory_gib:g} are needed"
@@ -87,11 +72,7 @@ def require_memory(min_memory_gib: float, cgroup: Path = _CGROUP) -> None:
 
 
 def require_platform(platform: Platform) -> None:
-    """Makes sure that what is installed here computes on the platform; imports none of it.
-
-    Raises:
-        ConfigError: this image, or environment, is for another platform.
-    """
+    """Checks that the installed packages compute on the platform; imports none of them."""
     torch, npu = _version("torch"), _version("torch_npu")
     if torch is None:
         trouble = "torch is not installed here"

@@ -1,4 +1,4 @@
-"""Process tree: a process, its descendants and its orphans, found and ended."""
+"""Process tree: a process, its descendants and its orphans; finds and kills them."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ def process_of(pid: int) -> list[psutil.Process]:
 
 
 def family(root: int | psutil.Process) -> list[psutil.Process]:
-    """A process, by its id or as it is known, and everything below it that has not ended; empty when it is gone."""
+    """A process and its descendants that have not ended; empty when it is gone."""
     try:
         process = psutil.Process(root) if isinstance(root, int) else root
-        return [relative for relative in (process, *process.children(recursive=True)) if is_running(relative)]
+        return [member for member in (process, *process.children(recursive=True)) if is_running(member)]
     except psutil.Error:
         return []
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:
-    """Ends them at once; those that are gone already are passed over."""
+    """Kills the processes (SIGKILL); skips those that are gone."""
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.kill()
 
 
 def is_running(process: psutil.Process) -> bool:
-    """Whether the process runs; one that has ended, and that nobody has reaped yet, does not."""
+    """Whether the process runs; a zombie does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
@@ -46,7 +46,7 @@ def is_running(process: psutil.Process) -> bool:
 
 
 def is_same(pid: int, created: float) -> bool:
-    """Whether the process that had this id and creation time (Unix seconds) is still there, and not another that got its id."""
+    """Whether the process with this id and creation time (Unix seconds) still runs, and not another that got its id."""
     try:
         process = psutil.Process(pid)
         return abs(process.create_time() - created) < 0.1 and process.status() != psutil.STATUS_ZOMBIE
@@ -55,7 +55,7 @@ def is_same(pid: int, created: float) -> bool:
 
 
 def created_at(pid: int) -> float:
-    """When a process was created, Unix seconds; 0 when it is gone."""
+    """Creation time of a process, Unix seconds; 0 when it is gone."""
     try:
         return float(psutil.Process(pid).create_time())
     except psutil.Error:
@@ -64,13 +64,13 @@ def created_at(pid: int) -> float:
 
 def kill_group(pid: int) -> None:
     """Kills a process and the process group that it leads."""
-    for end in (os.killpg, os.kill):  # the process too, should it not have made its group yet
+    for send in (os.killpg, os.kill):  # the process too: it may not have made its group yet
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS answers EPERM for a group of zombies
-            end(pid, signal.SIGKILL)
+            send(pid, signal.SIGKILL)
 
 
 def kill_tree(pid: int) -> None:
-    """Kills a process, its descendants, and its process group, at once."""
+    """Kills a process, its descendants, and its process group."""
     doomed = family(pid)
     kill_group(pid)
     kill(doomed)
@@ -82,13 +82,9 @@ _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def die_with_parent(number: signal.Signals = signal.SIGKILL, parent: int | None = None) -> None:
-    """Lets the kernel send this process `number` when the thread that started it ends. Linux only; elsewhere it does nothing.
+    """Makes the kernel send this process the signal `number` when the thread that started it ends. Linux only; elsewhere it does nothing.
 
-    Allocates nothing worth a lock, so it may stand between fork and exec.
-
-    Args:
-        number: the signal.
-        parent: the parent's process id, where it was noted before the fork; None asks for it now.
+    It needs no lock, so it may run between fork and exec. `parent`: the parent's process id, read before the fork; None reads it now.
     """
     if _LIBC is None:
         return
@@ -100,12 +96,12 @@ def die_with_parent(number: signal.Signals = signal.SIGKILL, parent: int | None 
 
 
 def adopt_orphans() -> bool:
-    """Makes this process the parent of its descendants' orphans, so that it can find and end them; False where the system cannot."""
+    """Makes this process the subreaper of its descendants' orphans, so that it can find and kill them; False where the system cannot."""
     return _LIBC is not None and _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
 
 
 def child_pids(pid: int) -> list[int]:
-    """Process ids of a process's children, ended ones that nobody has reaped among them; empty when it is gone."""
+    """Process ids of a process's children, zombies included; empty when it is gone."""
     lists = list(Path(f"/proc/{pid}/task").glob("*/children"))
     found: list[int] = []
     for file in lists:
@@ -118,14 +114,14 @@ def child_pids(pid: int) -> list[int]:
 
 
 def reap_orphans(mine: Iterable[int]) -> list[int]:
-    """Reaps this process's ended children other than `mine`, so that none stays as a zombie (after `adopt_orphans`); never waits."""
+    """Reaps this process's ended children other than `mine`, so that none stays a zombie (after `adopt_orphans`); does not wait."""
     known, reaped = set(mine), []
     while hasattr(os, "waitid"):  # not on macOS before Python 3.13, where there are no adopted orphans either
         try:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:  # it has no children
             break
-        if ended is None or ended.si_pid in known:  # whoever started it asks for its end, and those behind it are next
+        if ended is None or ended.si_pid in known:  # its own starter reaps it, and those after it are next
             break
         os.waitpid(ended.si_pid, 0)
         reaped.append(ended.si_pid)
@@ -133,7 +129,7 @@ def reap_orphans(mine: Iterable[int]) -> list[int]:
 
 
 def kill_orphans(mine: Iterable[int]) -> set[int]:
-    """Kills this process's children other than `mine`: what dead children left behind (after `adopt_orphans`); whom to reap now."""
+    """Kills this process's children other than `mine`: the orphans of dead children (after `adopt_orphans`). Returns those to reap."""
     orphans = set(child_pids(os.getpid())) - set(mine)
     for pid in orphans:
         kill_tree(pid)

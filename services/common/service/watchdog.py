@@ -1,10 +1,10 @@
-"""Watchdog: processes that stand still, seen from outside (`Vitals`), and an event loop that hangs, seen from within (`LoopGuard`).
+"""Watchdog: detects other processes that hang, from outside (`Vitals`), and an event loop that hangs, from a thread (`LoopGuard`).
 
-A process that does not answer may be busy (it loads a model, its machine is overloaded) or hang. A missing heartbeat together with no
-processor time tells the two apart soon; a process that computes without ever answering has a longer limit.
+A process that gives no sign of life may be busy (it loads a model, its machine is overloaded) or hang. It hangs when it also uses no
+processor time; a process that computes without a sign of life has a longer limit.
 
-A process ends itself when its event loop hangs, or when it was stopped for longer than its leases. Docker does not restart a container
-that is unhealthy, but one whose process has ended; and a process that wakes up after others have taken its work must not go on with it.
+A process exits when its event loop hangs, or when it was stopped for longer than its leases last. Docker does not restart an unhealthy
+container, only one whose process has exited; and a process that wakes up after others have taken its work must not go on with it.
 """
 
 from __future__ import annotations
@@ -25,82 +25,80 @@ from services.common.redis.fencing import LEASE_S
 log = logging.getLogger(__name__)
 
 PERIOD_S = 5.0
-"""The heartbeat: signs of life come at least as often."""
+"""Period of the heartbeat: signs of life come at least as often."""
 BUSY_S = 120.0
-"""Without a sign of life for so long processes hang, however much they compute."""
+"""Processes without a sign of life for so long hang, even if they compute."""
 STILL_S = 4.0
-"""Without processor time for so long, processes stand still. Clocks tick every 10 ms, and even an idle service ticks more often."""
+"""Processes that use no processor time for so long stand still. Clocks tick every 10 ms, and even an idle service ticks more often."""
 
 
 def two_beats(look_s: float) -> float:
-    """The longest silence, in seconds, that one who looks every `look_s` seconds may wait for and still kill within two heartbeats."""
+    """The longest silence, in seconds, after which a check every `look_s` seconds still kills within two heartbeats."""
     return 2 * PERIOD_S - 2 * look_s
 
 
 class Vitals:
-    """Follows a set of processes; look about once a second."""
+    """Activity of a set of processes, sampled about once a second; they count as alive at first."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """They count as alive at first."""
         self._clock = clock
-        self._used: dict[int, float] = {}
-        self._moved_at = clock()
+        self._cpu_s: dict[int, float] = {}
         self._stopped: set[int] = set()
-        self._stopped_at = self._looked_at = clock()
+        self._active_at = self._running_at = self._sampled_at = clock()
 
     def due(self, every_s: float) -> bool:
-        """Whether the last look was `every_s` seconds ago, for those who come by more often."""
-        return self._clock() - self._looked_at >= every_s
+        """Whether the last sample is at least `every_s` seconds old."""
+        return self._clock() - self._sampled_at >= every_s
 
     def look(self, processes: Iterable[psutil.Process]) -> bool:
-        """Takes note of what they have used until now; processes that are gone are left out.
+        """Samples the processor time and the status of the processes; those that are gone are left out.
 
-        Returns whether the looks are regular. If not, whoever looks has been held up itself: what it believes to be late may not be,
-        and everything counts as alive again.
+        Returns whether the samples are regular. If not, the caller has been held up itself: what it believes to be late may not be, and
+        all processes count as alive again.
         """
         now = self._clock()
-        regular = now - self._looked_at < STILL_S
-        self._looked_at = now
-        used, stopped, waits_for_a_core = {}, set(), False
+        regular = now - self._sampled_at < STILL_S
+        self._sampled_at = now
+        cpu_s, stopped, waits_for_a_core = {}, set(), False
         for process in processes:
             try:
                 with process.oneshot():
                     times = process.cpu_times()
-                    used[process.pid] = times.user + times.system
+                    cpu_s[process.pid] = times.user + times.system
                     status = process.status()
                     waits_for_a_core |= status == psutil.STATUS_RUNNING
                     if status == psutil.STATUS_STOPPED:
                         stopped.add(process.pid)
             except psutil.Error:
                 continue
-        if used != self._used or waits_for_a_core or not regular:
-            self._used, self._moved_at = used, now
+        if cpu_s != self._cpu_s or waits_for_a_core or not regular:
+            self._cpu_s, self._active_at = cpu_s, now
         if not (stopped & self._stopped) or not regular:
-            self._stopped_at = now
+            self._running_at = now
         self._stopped = stopped
         return regular
 
     def stopped_s(self) -> float:
         """Seconds for which one of them has been stopped by a signal; 0 when none is."""
-        return self._clock() - self._stopped_at if self._stopped else 0.0
+        return self._clock() - self._running_at if self._stopped else 0.0
 
     def stopped_too_long(self, look_s: float) -> bool:
-        """Whether one of them has been stopped for so long that it hangs, whatever it was doing; `look_s`: seconds between looks."""
+        """Whether a signal has stopped one of them for so long that it counts as hanging; `look_s`: seconds between samples."""
         return self.stopped_s() > two_beats(look_s)
 
     def still(self) -> str | None:
-        """How they stand still, for people; None while they do not."""
-        idle = bool(self._used) and self._clock() - self._moved_at >= STILL_S
+        """A text for people on how they stand still; None while they do not."""
+        idle = bool(self._cpu_s) and self._clock() - self._active_at >= STILL_S
         if self._stopped and (idle or self.stopped_s() >= STILL_S):
             return f"process {min(self._stopped)} is stopped"
         return "it uses no processor time" if idle else None
 
     def hang(self, silent_s: float, enough_s: float) -> str | None:
-        """How long they have given no sign of life, and how they stand still, for people, when that means that they hang; else None.
+        """A text for people on how long they have given no sign of life and how they stand still, when they hang; else None.
 
         Args:
-            silent_s: since the last sign of life, seconds.
-            enough_s: silence that is enough when they stand still; when they compute, BUSY_S is.
+            silent_s: seconds since the last sign of life.
+            enough_s: silence after which processes that stand still hang; for those that compute it is BUSY_S.
         """
         still = self.still()
         if silent_s < BUSY_S and (silent_s < enough_s or still is None):
@@ -109,15 +107,15 @@ class Vitals:
 
 
 BLOCKED_S = 120.0
-"""An event loop that does not turn for so long hangs."""
+"""An event loop that runs no callback for so long hangs."""
 STOPPED_S = LEASE_S
-"""Whoever was stopped for longer begins anew: others have its work."""
+"""A process that was stopped for longer exits: others have its work."""
 EXIT_CODE = 70
-_TICK_S = 1.0
+_POLL_INTERVAL_S = 1.0
 
 
 class LoopGuard:
-    """Watches the running event loop from a thread, from `start` to `stop`."""
+    """Watchdog of the running event loop, in a thread, from `start` to `stop`; `clock` and `end` are for tests."""
 
     def __init__(
         self,
@@ -126,28 +124,27 @@ class LoopGuard:
         clock: Callable[[], float] = time.monotonic,
         end: Callable[[int], object] = os._exit,
     ) -> None:
-        """`clock`, `end`: for tests."""
         self._blocked_s, self._clock, self._end = blocked_s, clock, end
-        self._turned = self._ticked = clock()
+        self._turned = self._polled = clock()
         self._over = threading.Event()
 
     def start(self) -> None:
-        """Begins; call it in the loop."""
+        """Starts the thread; call it in the event loop."""
         loop = asyncio.get_running_loop()
         threading.Thread(target=self._run, args=(loop,), name="loop-guard", daemon=True).start()
 
     def stop(self) -> None:
-        """Watches no more."""
+        """Ends the thread."""
         self._over.set()
 
     def turn(self) -> None:
-        """The loop turns."""
+        """Records that the event loop runs callbacks."""
         self._turned = self._clock()
 
     def look(self) -> None:
-        """Ends the process if it must."""
+        """Ends the process when the event loop is blocked, or when the process was stopped for too long."""
         now = self._clock()
-        asleep_s, blocked_s, self._ticked = now - self._ticked, now - self._turned, now
+        asleep_s, blocked_s, self._polled = now - self._polled, now - self._turned, now
         if asleep_s > STOPPED_S:
             log.critical("this process was stopped for %.0f s: its work is others' now, so it ends", asleep_s)
         elif blocked_s > self._blocked_s:
@@ -158,7 +155,7 @@ class LoopGuard:
         self._end(EXIT_CODE)
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        while not self._over.wait(_TICK_S):
+        while not self._over.wait(_POLL_INTERVAL_S):
             self.look()
             try:
                 loop.call_soon_threadsafe(self.turn)

@@ -1,4 +1,4 @@
-"""Worker process: what the processes that read work streams open when they start, and close when they end."""
+"""Worker process: the parts that every reader of work streams opens at its start and closes at its end."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from services.common.service.preflight import require_redis
 
 @dataclass(frozen=True, slots=True)
 class WorkerProcess:
-    """The parts that every worker has."""
+    """Parts of every worker."""
 
     commands: Redis
     blocking: Redis
-    """Only ever waits for entries."""
+    """For blocking reads only."""
     name: str
     """Stable: the next process of this worker has the same."""
     fence: Fence
@@ -32,23 +32,17 @@ class WorkerProcess:
 
 @asynccontextmanager
 async def worker_process(settings: Settings, service: str, drain: Drain | None = None) -> AsyncIterator[WorkerProcess]:
-    """Opens a worker's parts; takes it off the list of workers in the end.
+    """Opens a worker's parts; removes it from the list of workers at the end. Raises ConfigError when Redis cannot be used.
 
-    Args:
-        settings: of the process.
-        service: rollout or reward.
-        drain: requested by others (tests); by default by SIGTERM and SIGINT.
-
-    Raises:
-        ConfigError: Redis cannot be used as the settings say.
+    `service`: rollout or reward. `drain`: by default a new one, which SIGTERM and SIGINT request.
     """
     if drain is None:
         drain = Drain()
         drain.on_signals()
-    commands = connect(settings.redis_url, password=settings.redis_password)
-    blocking = connect(settings.redis_url, password=settings.redis_password, block_s=BLOCK_S)
+    url, password = settings.redis_url, settings.redis_password
+    commands, blocking = connect(url, password=password), connect(url, password=password, block_s=BLOCK_S)
     try:
-        await require_redis(settings.redis_url, settings.redis_password, wait_s=settings.redis_wait_s)
+        await require_redis(url, password, wait_s=settings.redis_wait_s)
         name = settings.worker_name(service)
         fence = await begin(commands, name)
         try:

@@ -1,5 +1,5 @@
-"""The job spec: what a person sends to `POST /jobs` and writes in a YAML file. The same model serves both.
+"""Job spec: the body of `POST /jobs` and the content of a job's YAML file, as one pydantic model.
 
 job       the whole spec, from text and back         document   YAML and JSON within bounds
-learner, algorithm, rollout, data   its sections     base       what a section is
+learner, algorithm, rollout, data   its sections     base       the base class of sections
 """

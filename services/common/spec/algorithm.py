@@ -1,4 +1,4 @@
-"""Section `algorithm`: the objective and the choice of groups, under the names that users of Ascend tooling know."""
+"""Section `algorithm`: the objective and the filter of groups, under the names of Ascend tooling."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from pydantic import Field, ValidationInfo, model_validator
 from services.common.spec.base import Section
 
 FIRST_REVISION = 1
-"""What a recorded spec that names no revision was trained with."""
+"""Revision of a recorded spec that names none."""
 CURRENT_REVISION = 2
-"""What a new job is trained with."""
-
+"""Revision of a new job."""
 RECORDED = "recorded"
-"""Context in which a spec is validated that was resolved and written down before, perhaps by an earlier release."""
-
+"""Validation context of a spec that was resolved and saved before, perhaps by an earlier release."""
 GSPO_CLIPS = {"clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4}
-"""Clips of the sequence's ratio (arXiv 2507.18071): bounds made for a token's ratio never act on it."""
+"""Clips of the sequence's ratio (arXiv 2507.18071), which never reaches the usual bounds of a token's ratio."""
 
 
 class AdvantageEstimator(StrEnum):
@@ -172,13 +170,13 @@ class AlgorithmSpec(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_in(cls, given: Any, info: ValidationInfo) -> Any:  # noqa: ANN401  whatever somebody sent
-        """What a recorded spec does not name it did not know; the clips' defaults are those of the loss."""
+    def _fill_in(cls, given: Any, info: ValidationInfo) -> Any:  # noqa: ANN401  any body of a request
+        """Fills in the revision of a recorded spec that names none, and the clips' defaults, which depend on the loss."""
         if not isinstance(given, Mapping):
             return given
-        found = ({"revision": FIRST_REVISION} if info.context is RECORDED else {}) | dict(given)
-        own_clips = found.get("loss") == LossName.GSPO and found.get("revision") != FIRST_REVISION
-        return (GSPO_CLIPS if own_clips else {}) | found
+        values = ({"revision": FIRST_REVISION} if info.context is RECORDED else {}) | dict(given)
+        gspo = values.get("loss") == LossName.GSPO and values.get("revision") != FIRST_REVISION
+        return (GSPO_CLIPS if gspo else {}) | values
 
     @model_validator(mode="after")
     def _loss_and_mean_agree(self) -> Self:
@@ -198,9 +196,8 @@ class AlgorithmSpec(Section):
         if correction.bounded and cap is None:
             raise ValueError(f"importance_correction {correction} needs importance_weight_cap (2 is usual)")
         if cap is not None and not correction.bounded:
-            raise ValueError(
-                f"importance_weight_cap needs importance_correction truncated or masked, and that is {correction}"
-            )
+            needed = "importance_correction truncated or masked"
+            raise ValueError(f"importance_weight_cap needs {needed}, and that is {correction}")
         if floor > 0.0 and correction is not ImportanceCorrection.MASKED:
             raise ValueError(f"importance_weight_floor needs importance_correction masked, and that is {correction}")
         if cap is not None and floor > cap:
@@ -209,7 +206,7 @@ class AlgorithmSpec(Section):
 
     @property
     def wants_trainer_proximal(self) -> bool:
-        """Whether the proximal policy must be the trainer's own at the start of the step: were it the engine's, every weight would be 1."""
+        """Whether the proximal policy is the trainer's at the start of the step; with the engine's, every weight would be 1."""
         return self.importance_correction is not ImportanceCorrection.NONE
 
     @property

@@ -1,13 +1,13 @@
-"""What every section of the job spec has in common."""
+"""Base class of the sections of the job spec."""
 
 from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """A section of the spec: frozen, and a key it does not know is an error that names the key.
+    """A section of the spec: frozen; an unknown key is an error that names it.
 
-    Types are strict: `true` and `"5"` are no numbers, `5.0` is no integer (`5` is a float). Fields of a StrEnum say strict=False, since
-    their values come as text.
+    Types are strict: `true` and `"5"` are not numbers, `5.0` is not an integer (`5` is a float). Fields of a StrEnum set strict=False,
+    since their values are given as text.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False, strict=True)

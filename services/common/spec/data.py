@@ -1,4 +1,4 @@
-"""Section `data`: where tasks come from and in which order."""
+"""Section `data`: sources of tasks, and their order."""
 
 from __future__ import annotations
 
@@ -48,9 +48,8 @@ class DataSourceSpec(Section):
     @classmethod
     def _known_form(cls, value: str) -> str:
         if not value.startswith(PROCEDURAL_PREFIX) and not value.endswith(FILE_SUFFIXES):
-            raise ValueError(
-                f"must be `{PROCEDURAL_PREFIX}<task>` or end in one of {', '.join(FILE_SUFFIXES)}, not {value!r}"
-            )
+            suffixes = ", ".join(FILE_SUFFIXES)
+            raise ValueError(f"must be `{PROCEDURAL_PREFIX}<task>` or end in one of {suffixes}, not {value!r}")
         return value
 
     @field_validator("prompt_template")

@@ -1,12 +1,12 @@
-"""Documents: the text of a job spec as plain values, JSON or YAML 1.2, within bounds that a hostile text does not pass.
+"""Documents: the text of a job spec, JSON or YAML 1.2, as plain values, within bounds against hostile texts.
 
-YAML is read by the core schema of version 1.2: `1e-5` is a number, and `on`, `no`, `1:30`, `0123` and dates mean nothing but what stands
-there (`0123` is 123). What `dump_document` writes reads the same by YAML 1.1 and 1.2. What older releases wrote is YAML 1.1
-(`parse_recorded`).
+YAML is read by the core schema of version 1.2: `1e-5` is a number; `on`, `no`, `1:30` and dates are texts; `0123` is 123. The output of
+`dump_document` has the same values in YAML 1.1 and 1.2. Older releases wrote YAML 1.1 (`parse_recorded`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Hashable, Iterator
@@ -17,17 +17,16 @@ import yaml
 from services.common.errors import ConfigError
 
 MAX_VALUES = 20_000
-"""Scalars, lists and mappings of a document together; a spec has some hundred."""
+"""Scalars, lists and mappings of a document together; a spec has about a hundred."""
 MAX_DEPTH = 64
 MAX_SCALAR_CHARS = 131_072
-"""Twice what the longest text of a spec may have."""
+"""Twice the longest text that a spec allows."""
 MAX_DIGITS = 64
 """Of an integer."""
 MAX_DIRECTIVES = 8
 
 _ParserBase: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DumperBase: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-
 _TAG = "tag:yaml.org,2002:"
 _NULL, _BOOL, _INT, _FLOAT, _STR = (f"{_TAG}{name}" for name in ("null", "bool", "int", "float", "str"))
 _CORE = {
@@ -41,19 +40,19 @@ _CORE = {
         tuple("-+0123456789."),
     ),
 }
-"""Tag → (form of its plain scalars, their first characters): https://yaml.org/spec/1.2.2/#103-core-schema, tried in this order."""
+"""Tag → (pattern of its plain scalars, their first characters), tried in this order: https://yaml.org/spec/1.2.2/#103-core-schema."""
 
 _DIRECTIVE = re.compile(r"(?:\A|[\r\n\x85\u2028\u2029])%")
 
 
 class CoreLoader(_ParserBase):  # type: ignore[misc]  # C where PyYAML has it
-    """PyYAML's safe loader with the core schema's scalars; another tag, an unusable key and a key given twice are errors."""
+    """PyYAML's safe loader with the core schema's scalars; other tags, keys that are not plain values and duplicate keys are errors."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  as in the base
     yaml_constructors: dict[str | None, Any] = {}  # noqa: RUF012
 
     def construct_core(self, node: yaml.ScalarNode) -> bool | int | float | None:
-        """A scalar that is no text."""
+        """The value of a null, bool, int or float."""
         text = self.construct_scalar(node)
         if not _CORE[node.tag][0].match(text):  # an explicit tag: `!!int "1:30"`
             raise _error(f"{text[:80]!r} is no {node.tag.removeprefix(_TAG)}", node)
@@ -63,18 +62,8 @@ class CoreLoader(_ParserBase):  # type: ignore[misc]  # C where PyYAML has it
             return bool(text.lower() == "true")
         return _integer(text) if node.tag == _INT else float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
 
-    def construct_text(self, node: yaml.ScalarNode) -> str:
-        """A text as it stands."""
-        return str(self.construct_scalar(node))
-
-    def construct_list(self, node: yaml.SequenceNode) -> Iterator[list[Any]]:
-        """A list."""
-        found: list[Any] = []
-        yield found
-        found.extend(self.construct_sequence(node))
-
     def construct_unique(self, node: yaml.MappingNode) -> Iterator[dict[Any, Any]]:
-        """A mapping whose keys differ."""
+        """The value of a mapping, whose keys must differ."""
         found: dict[Any, Any] = {}
         yield found
         if not isinstance(node, yaml.MappingNode):
@@ -88,32 +77,29 @@ class CoreLoader(_ParserBase):  # type: ignore[misc]  # C where PyYAML has it
             found[key] = self.construct_object(value_node)
 
     def refuse(self, node: yaml.Node) -> NoReturn:
-        """A tag that no JSON value has."""
+        """Raises for a tag that no JSON value has."""
         raise _error(f"the tag {node.tag.replace(_TAG, '!!')[:80]!r} is not accepted", node)
 
 
-for _tag, (_form, _first) in _CORE.items():
-    CoreLoader.add_implicit_resolver(_tag, _form, _first)
+class PlainDumper(_DumperBase):  # type: ignore[misc]
+    """PyYAML's safe dumper, which quotes texts that either version of YAML would read as something else."""
+
+
+for _tag, (_pattern, _first) in _CORE.items():
+    CoreLoader.add_implicit_resolver(_tag, _pattern, _first)
     CoreLoader.add_constructor(_tag, CoreLoader.construct_core)
-CoreLoader.add_constructor(_STR, CoreLoader.construct_text)
-CoreLoader.add_constructor(f"{_TAG}seq", CoreLoader.construct_list)
+    PlainDumper.add_implicit_resolver(_tag, _pattern, _first)
+CoreLoader.add_constructor(_STR, CoreLoader.construct_yaml_str)
+CoreLoader.add_constructor(f"{_TAG}seq", CoreLoader.construct_yaml_seq)
 CoreLoader.add_constructor(f"{_TAG}map", CoreLoader.construct_unique)
 CoreLoader.add_constructor(None, CoreLoader.refuse)
-
-
-class PlainDumper(_DumperBase):  # type: ignore[misc]
-    """PyYAML's safe dumper, which quotes what either version of YAML would take for something else than text."""
-
-
-for _tag, (_form, _first) in _CORE.items():
-    PlainDumper.add_implicit_resolver(_tag, _form, _first)
 
 
 def parse_yaml(text: str | bytes) -> object:
     """The one document in a YAML text.
 
     Raises:
-        ConfigError: no such document, or one beyond the bounds; names the line where there is one.
+        ConfigError: no valid document, or one beyond the bounds; names the line if there is one.
     """
     text = _decoded(text)
     try:
@@ -127,12 +113,11 @@ def parse_json(text: str | bytes) -> object:
     """The value in a JSON text.
 
     Raises:
-        ConfigError: no JSON, or beyond the bounds.
+        ConfigError: not JSON, or beyond the bounds.
     """
+    text = _decoded(text)
     try:
-        value = json.loads(
-            _decoded(text), parse_constant=_no_constant, parse_int=_integer, object_pairs_hook=_unique_pairs
-        )
+        value = json.loads(text, parse_constant=_no_constant, parse_int=_integer, object_pairs_hook=_unique_pairs)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"is not valid JSON: {error}") from error
     _check_values(value)
@@ -140,25 +125,23 @@ def parse_json(text: str | bytes) -> object:
 
 
 def parse_document(text: str | bytes) -> object:
-    """The value in a text of either form.
+    """The value in a JSON or YAML text.
 
     Raises:
         ConfigError: it is neither, or beyond the bounds.
     """
     text = _decoded(text)
-    if text.lstrip().startswith(("{", "[")):  # JSON's pairs of surrogates are two characters to YAML
-        try:
+    if text.lstrip().startswith(("{", "[")):  # YAML reads JSON's surrogate pairs as two characters
+        with contextlib.suppress(ConfigError):
             return parse_json(text)
-        except ConfigError:
-            return parse_yaml(text)
     return parse_yaml(text)
 
 
 def parse_recorded(text: str | bytes) -> object:
-    """The value in a text that this or an older release has written itself: by YAML 1.1, which took `1e5` and `08` for text.
+    """The value in a text that this or an older release wrote, read as YAML 1.1, in which `1e5` and `08` are texts.
 
     Raises:
-        ConfigError: it is no YAML.
+        ConfigError: it is not YAML.
     """
     try:
         return yaml.load(_decoded(text), Loader=_ParserBase)  # noqa: S506  a safe loader
@@ -167,13 +150,13 @@ def parse_recorded(text: str | bytes) -> object:
 
 
 def dump_document(value: object) -> str:
-    """The value as YAML, keys in their order."""
+    """The value as YAML, keys in their given order."""
     return str(yaml.dump(value, Dumper=PlainDumper, sort_keys=False, allow_unicode=True))
 
 
 def _check_bounds(text: str) -> None:
-    """Refuses what would take long to build before anything is built: the parser's events cost little."""
-    if sum(1 for _ in _DIRECTIVE.finditer(text)) > MAX_DIRECTIVES:  # libyaml compares each with all before it
+    """Checks the bounds on the parser's events, which are cheap, before any value is built."""
+    if sum(1 for _ in _DIRECTIVE.finditer(text)) > MAX_DIRECTIVES:  # libyaml compares each with all earlier ones
         raise ConfigError(f"has more than {MAX_DIRECTIVES} lines that begin with `%`, YAML's mark of a directive")
     depth = count = 0
     for event in yaml.parse(text, Loader=_ParserBase):
@@ -195,7 +178,7 @@ def _check_bounds(text: str) -> None:
 
 
 def _check_values(value: object) -> None:
-    """The same bounds for values that are there already."""
+    """The same bounds for values that exist already."""
     count, pending = 0, [(value, 1)]
     while pending:
         item, depth = pending.pop()
@@ -214,7 +197,7 @@ def _check_values(value: object) -> None:
             raise ConfigError(f"is nested more than {MAX_DEPTH} deep")
 
 
-def _check_texts(values: Any) -> None:  # noqa: ANN401  whatever JSON gives
+def _check_texts(values: Any) -> None:  # noqa: ANN401  any JSON values
     if any(isinstance(value, str) and len(value) > MAX_SCALAR_CHARS for value in values):
         raise ConfigError(f"has a text of more than {MAX_SCALAR_CHARS} characters")
 
@@ -252,9 +235,9 @@ def _error(problem: str, node: yaml.Node) -> yaml.YAMLError:
 
 
 def _line_of(error: Exception) -> str:
-    """The error in one line, with the line of the text that it is about."""
+    """The error in one line, with the number of the line that causes it."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     if problem is not None and mark is not None:
-        said = ": ".join(part for part in (getattr(error, "context", None), problem) if part)
-        return f"{said} (line {mark.line + 1})"
+        message = ": ".join(part for part in (getattr(error, "context", None), problem) if part)
+        return f"{message} (line {mark.line + 1})"
     return " ".join(str(error).split())[:300]

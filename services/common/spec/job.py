@@ -1,9 +1,9 @@
-"""The whole job spec, and the one place where YAML and JSON become it."""
+"""Job spec: all sections together, and the only place where YAML or JSON is parsed into them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
@@ -36,15 +36,12 @@ class JobSpec(Section):
     def _sections_agree(self) -> Self:
         if self.eval.enabled and self.data.eval is None:
             raise ValueError("eval.enabled needs held-out tasks: set data.eval")
-        length = self.rollout.rollout_max_tokens
-        if self.algorithm.overlong_buffer_enable and self.algorithm.overlong_buffer > length:
-            raise ValueError(
-                f"algorithm.overlong_buffer ({self.algorithm.overlong_buffer}) is longer than rollout.rollout_max_tokens ({length})"
-            )
-        if self.model.max_model_len is not None and self.model.max_model_len <= length:
-            raise ValueError(
-                f"model.max_model_len ({self.model.max_model_len}) leaves no room for a prompt beside rollout_max_tokens ({length})"
-            )
+        buffer, limit = self.algorithm.overlong_buffer, self.model.max_model_len
+        response = f"rollout_max_tokens ({self.rollout.rollout_max_tokens})"
+        if self.algorithm.overlong_buffer_enable and buffer > self.rollout.rollout_max_tokens:
+            raise ValueError(f"algorithm.overlong_buffer ({buffer}) is longer than rollout.{response}")
+        if limit is not None and limit <= self.rollout.rollout_max_tokens:
+            raise ValueError(f"model.max_model_len ({limit}) leaves no room for a prompt beside {response}")
         return self
 
     @property
@@ -54,36 +51,32 @@ class JobSpec(Section):
 
 
 def parse_spec(text: str | bytes) -> JobSpec:
-    """A spec from the YAML (1.2) or JSON text that a person wrote for a new job.
+    """The spec in the YAML (1.2) or JSON text of a new job.
 
     Raises:
         ConfigError: not YAML, or not a valid spec; one line per wrong field.
     """
-    return _validated(_mapping(parse_document, text))
+    return _parse(parse_document, text)
 
 
 def parse_recorded_spec(text: str | bytes) -> JobSpec:
-    """The spec of a job that there is, from what `dump_spec` of this release or an older one wrote.
+    """The spec of an existing job, from the output of `dump_spec` of this release or an older one.
 
-    A setting that it does not name has the meaning that it had then.
+    A setting that it does not name has the meaning of that release.
 
     Raises:
-        ConfigError: it is not one that this release understands.
+        ConfigError: this release does not understand it.
     """
-    return _validated(_mapping(parse_recorded, text), RECORDED)
+    return _parse(parse_recorded, text, RECORDED)
 
 
-def _mapping(parse: Callable[[str | bytes], object], text: str | bytes) -> dict[str, Any]:
+def _parse(parse: Callable[[str | bytes], object], text: str | bytes, context: str | None = None) -> JobSpec:
     try:
         document = parse(text)
     except ConfigError as error:
         raise ConfigError(f"the job spec {error}") from error
     if not isinstance(document, dict):
         raise ConfigError(f"the job spec must be a mapping with `model` and `data`, not {type(document).__name__}")
-    return document
-
-
-def _validated(document: dict[str, Any], context: str | None = None) -> JobSpec:
     try:
         return JobSpec.model_validate(document, context=context)
     except ValidationError as error:

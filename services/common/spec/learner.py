@@ -69,7 +69,7 @@ class CheckpointSpec(Section):
     no_load_rng: bool = Field(default=False, description="Of `load`, do not take the random states.")
 
     @model_validator(mode="after")
-    def _something_to_load(self) -> Self:
+    def _options_need_load(self) -> Self:
         for name in ("finetune", "no_load_optim", "no_load_rng"):
             if getattr(self, name) and self.load is None:
                 raise ValueError(f"{name} says how to load: set checkpoint.load too")

@@ -1,4 +1,4 @@
-"""Sections `model`, `rollout` and `reward`: what is sampled, how, and how it is judged."""
+"""Sections `model`, `rollout` and `reward`: the model, its sampling, and the judging of the samples."""
 
 from __future__ import annotations
 

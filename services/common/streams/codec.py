@@ -1,4 +1,4 @@
-"""MessagePack for the streams: encode what `types` defines, decode with limits and full validation. No pickle, ever."""
+"""Codec of the streams: MessagePack of what `types` defines, decoded with limits and full validation. Never pickle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 MAX_ENTRY_BYTES = 4 * 1024 * 1024
-"""A stream entry is refused beyond this; Redis slows down well before (8 MiB entries: 19 a second)."""
+"""A larger stream entry is refused; Redis slows down well before (8 MiB entries: 19 a second)."""
 
 T = TypeVar("T", bound="DataclassInstance")
 
@@ -52,8 +52,8 @@ def decode(kind: type[T], payload: bytes) -> T:
     try:
         document = msgpack.unpackb(payload, raw=False, strict_map_key=True, use_list=False)
     except (ValueError, msgpack.exceptions.UnpackException) as error:
-        why = f": {error}" if str(error) else ""
-        raise EntryError(f"not MessagePack: {type(error).__name__}{why}") from error
+        detail = f": {error}" if str(error) else ""
+        raise EntryError(f"not MessagePack: {type(error).__name__}{detail}") from error
     try:
         value: T = _adapter(kind).validate_python(document)
     except (ValidationError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Consumer of a work stream: at-least-once delivery, and an effect that happens once.
+"""Consumer of a work stream: entries are delivered at least once, and take effect once.
 
     stream ── read ──► consumer ── hop ──► next stream
     (own pending, claimed, new)  (bound, dedupe, add, ack + delete: one script)
@@ -30,17 +30,17 @@ from services.common.streams.types import Task
 log = logging.getLogger(__name__)
 
 _START = "0-0"
-"""Where a walk over pending entries begins, and what Redis answers at its end."""
+"""Cursor at the start of a walk over pending entries; Redis returns it again at the end."""
 
-_GROUP_GONE = ("NOGROUP", "UNBLOCKED")
-"""What Redis answers where there is no group, and in a blocking read (7.0) when its stream is deleted."""
+_NO_GROUP = ("NOGROUP", "UNBLOCKED")
+"""Errors of Redis where there is no group, and of a blocking read (7.0) whose stream is deleted."""
 
 DEAD_LETTERS = 200_000
-"""Letters that a stage keeps, the newest."""
+"""Number of the newest letters that a stage keeps."""
 DEAD_BUDGET_BYTES = 64 * 1024**2
-"""Payloads that a stage's dead letters keep whole, all together. A letter beyond it, or of an entry beyond the entry limit, is cut."""
+"""Sum of the payloads that a stage's dead letters keep. A letter beyond it, or of an entry beyond the entry limit, is cut."""
 DEAD_PAYLOAD_BYTES = 1024
-"""What a cut letter keeps of its payload. It cannot be put back."""
+"""Size to which the payload of a letter is cut. Such a letter cannot be put back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Entry:
 
     id: str
     member: str
-    """What the dedupe sets know it by: `train:1:17:1`."""
+    """Its name in the dedupe sets: `train:1:17:1`."""
     payload: bytes
     deliveries: int
     """1 on first delivery."""
@@ -58,9 +58,10 @@ class Entry:
 class Consumer:
     """One consumer of a job's work stream, under a stable name.
 
-    Reads its own pending entries first (their replies may have been lost), then what other consumers left longer than the lease,
-    then new ones. Whoever works longer than a third of the lease calls `renew`. An entry that another has claimed meanwhile is lost to
-    this consumer: hop, ack, renew and dead_letter then change nothing.
+    Reads its own pending entries first (their replies may have been lost), then entries whose lease under another consumer has expired,
+    then new ones. Work that takes longer than a third of the lease needs `renew`. An entry that another consumer has claimed meanwhile is
+    lost to this one: hop, ack, renew and dead_letter then change nothing. `blocking` is a second client of the same server, used only for
+    XREADGROUP; `fence` is that of the process that reads.
     """
 
     def __init__(
@@ -75,50 +76,42 @@ class Consumer:
         lease_s: float = LEASE_S,
         fence: Fence | None = None,
     ) -> None:
-        """Two clients of the same server: `blocking` only ever waits in XREADGROUP. `fence`: of the process that reads."""
-        self.job_id = job_id
-        self.stage = stage
-        self._commands = commands
-        self._blocking = blocking
-        self._stream = keys.stream(job_id, stage)
-        self._group = group
-        self._name = name
+        self.job_id, self.stage = job_id, stage
+        self._commands, self._blocking, self._fence = commands, blocking, fence
+        self._stream, self._group, self._name = keys.stream(job_id, stage), group, name
         self._lease_ms = int(lease_s * 1000)
-        self._fence = fence
         self._held: set[str] = set()
-        self._failures = 0
-        self._answered = time.monotonic()
+        self._failures, self._last_reply = 0, time.monotonic()
         self._recover_from: str | None = "0"
-        self._claim_from = _START
-        self._next_claim = 0.0
+        self._claim_from, self._next_claim = _START, 0.0
 
     @property
     def held(self) -> int:
-        """Entries delivered to this consumer and not yet let go."""
+        """Number of entries delivered to this consumer and not finished."""
         return len(self._held)
 
     async def read(self, count: int, block_s: float) -> list[Entry]:
         """Up to `count` entries, each held by this consumer until hop, ack or dead_letter; empty after `block_s` seconds.
 
-        Empty, too, while Redis is away; after OUTAGE_S of that its error is raised.
+        Also empty while Redis is unavailable; after OUTAGE_S its error is raised.
         """
         for _ in range(2):
             try:
                 entries = await self._next_entries(count, block_s)
             except RedisError as error:
                 if isinstance(error, ResponseError) and refusal(error) is None:
-                    await self._heal(error)
+                    await self._create_group(error)
                     continue
-                await self._outlast(error)
+                await self._pause_after(error)
                 return []
-            self._failures, self._answered = 0, time.monotonic()
+            self._failures, self._last_reply = 0, time.monotonic()
             return entries
         return []
 
-    async def _outlast(self, error: RedisError) -> None:
-        """A pause after a failed read. The reply may have been lost with entries in it: the next read looks for them."""
-        away = time.monotonic() - self._answered > OUTAGE_S
-        if refusal(error) is None and (away or not is_outage(error)):
+    async def _pause_after(self, error: RedisError) -> None:
+        """Pauses after a failed read. Entries may have been lost with its reply: the next read begins with the pending ones."""
+        too_long = time.monotonic() - self._last_reply > OUTAGE_S
+        if refusal(error) is None and (too_long or not is_outage(error)):
             raise error
         if self._failures == 0:
             log.warning("the %s of job %s cannot be read for now: %s", self.stage, self.job_id, error)
@@ -130,17 +123,14 @@ class Consumer:
         while self._recover_from is not None:
             messages = await self._read_group(self._recover_from, count, None)
             self._recover_from = text(messages[-1][0]) if messages else None
-            entries = await self._hold(messages, new=False)
-            if entries:
+            if entries := await self._hold(messages, new=False):
                 return entries
-        if time.monotonic() >= self._next_claim:
-            entries = await self._claim(count)
-            if entries:
-                return entries
+        if time.monotonic() >= self._next_claim and (entries := await self._claim(count)):
+            return entries
         return await self._hold(await self._read_group(">", count, block_s), new=True)
 
     async def hop(self, entry: Entry, stage: Stage, payload: bytes, *, bound: int = MAX_STREAM_LENGTH) -> bool:
-        """Moves the entry on to the next stream, atomically; False when it is not this consumer's any more: moved before, or claimed.
+        """Moves the entry to the next stream, atomically; False when this consumer no longer holds it: it was moved before, or claimed.
 
         Raises:
             StreamFull: the next stream is full; the entry is still held and nothing was changed.
@@ -153,7 +143,7 @@ class Consumer:
         return bool(done)
 
     async def announce(self, entry: Entry, stage: Stage, payload: bytes, *, bound: int) -> None:
-        """Adds what became of an entry to the next stream; the entry itself stays as it is.
+        """Adds the result of an entry to the next stream; the entry itself stays.
 
         Raises:
             StreamFull: the next stream is full.
@@ -161,7 +151,7 @@ class Consumer:
         await add(self._commands, self.job_id, stage, entry.member, payload, bound=bound, fence=self._fence)
 
     async def ack(self, *entries: Entry) -> int:
-        """Lets entries go for good, all at once; how many of them were still this consumer's."""
+        """Acks and deletes entries, atomically; returns how many this consumer still held."""
         if not entries:
             return 0
         ids = [entry.id for entry in entries]
@@ -170,21 +160,17 @@ class Consumer:
         return int(done)
 
     async def dead_letter(self, entry: Entry, reason: str) -> bool:
-        """Moves the entry to the dead-letter stream, with the reason; False when it is not this consumer's any more."""
+        """Moves the entry to the dead-letter stream, with the reason; False when this consumer no longer holds it."""
         names = [self._stream, keys.dead(self.job_id, self.stage), keys.dead_bytes(self.job_id)]
         size = len(entry.payload)
         payload = entry.payload if size <= MAX_ENTRY_BYTES else entry.payload[:DEAD_PAYLOAD_BYTES]
-        done = await self._run(
-            lua.BURY,
-            names,
-            [entry.id, entry.member[:200], payload, size, reason[:2000], entry.deliveries, self.stage,
-             DEAD_BUDGET_BYTES, DEAD_PAYLOAD_BYTES, DEAD_LETTERS],
-        )  # fmt: skip
+        letter = [entry.id, entry.member[:200], payload, size, reason[:2000], entry.deliveries, self.stage]
+        done = await self._run(lua.DEAD_LETTER, names, [*letter, DEAD_BUDGET_BYTES, DEAD_PAYLOAD_BYTES, DEAD_LETTERS])
         self._held.discard(entry.id)
         return bool(done)
 
     async def renew(self) -> set[str]:
-        """Renews the lease of every entry held; answers the ids of those that are lost: claimed by another, or gone."""
+        """Renews the lease of every held entry; returns the ids of those that are lost: claimed by another consumer, or gone."""
         if not self._held:
             return set()
         lost = {text(entry_id) for entry_id in await self._run(lua.RENEW, [self._stream], sorted(self._held))}
@@ -192,27 +178,29 @@ class Consumer:
         return lost
 
     async def keep_renewing(self) -> None:
-        """Renews in time, until it is cancelled."""
+        """Renews every third of the lease, until cancelled."""
         while True:
             await asyncio.sleep(self._lease_ms / 3000)
             await self.renew()
 
-    async def _run(self, script: str, names: list[str], args: list[Any]) -> Any:  # noqa: ANN401  each script's own answer
+    async def _run(self, script: str, names: list[str], args: list[Any]) -> Any:  # noqa: ANN401  each script's own reply
         return await run(self._commands, script, names, [self._group, self._name, *args], fence=self._fence)
 
     async def _read_group(self, start: str, count: int, block_s: float | None) -> list[Any]:
+        """The (id, fields) pairs of the stream."""
         block = None if block_s is None else max(1, int(block_s * 1000))
-        return _messages(
-            await self._blocking.xreadgroup(self._group, self._name, {self._stream: start}, count=count, block=block)
+        reply: Any = await self._blocking.xreadgroup(
+            self._group, self._name, {self._stream: start}, count=count, block=block
         )
+        if isinstance(reply, dict):  # RESP3; RESP2 has pairs
+            return [message for batch in reply.values() for message in batch[0]]
+        return [message for _, batch in reply or [] for message in batch]
 
     async def _claim(self, count: int) -> list[Entry]:
-        """Entries left for longer than the lease. One call looks at a part of the pending list only; the next call goes on from there."""
-        reply = await self._commands.xautoclaim(
-            self._stream, self._group, self._name, self._lease_ms, self._claim_from, count=count
-        )
-        cursor, found = reply[:2]
-        self._claim_from = text(cursor)
+        """Claims entries with an expired lease. One call covers only a part of the pending list; the next call continues from there."""
+        reader = (self._stream, self._group, self._name)
+        reply = await self._commands.xautoclaim(*reader, self._lease_ms, self._claim_from, count=count)
+        self._claim_from, found = text(reply[0]), reply[1]
         if self._claim_from == _START:
             self._next_claim = time.monotonic() + self._lease_ms / 4000
         return await self._hold(found, new=False)
@@ -230,7 +218,7 @@ class Consumer:
         return entries
 
     async def _delivery_counts(self, ids: list[str]) -> dict[str, int]:
-        """Of entries that are this consumer's, in the stream's order; what it holds already may lie between them."""
+        """Delivery counts of pending entries of this consumer; `ids` in the stream's order. Held entries may lie between them."""
         if not ids:
             return {}
         pending = await self._commands.xpending_range(
@@ -238,12 +226,12 @@ class Consumer:
         )
         return {text(item["message_id"]): int(item["times_delivered"]) for item in pending}
 
-    async def _heal(self, error: ResponseError) -> None:
-        """Creates the group where it is missing (a new stream, or a server that lost its data); any other error is raised again.
+    async def _create_group(self, error: ResponseError) -> None:
+        """Creates the group if it is missing (a new stream, or a server that lost its data); any other error is raised again.
 
-        It begins at the stream's beginning: what is there already counts as unread (the dedupe sets absorb repeats).
+        The group begins at the start of the stream: all existing entries are unread (the dedupe sets absorb repeats).
         """
-        if not any(sign in str(error) for sign in _GROUP_GONE):
+        if not any(code in str(error) for code in _NO_GROUP):
             raise error
         try:
             await self._commands.xgroup_create(self._stream, self._group, id="0", mkstream=True)
@@ -253,19 +241,12 @@ class Consumer:
 
 
 def require_place(entry: Entry, task: Task, job_id: str, path: str = "") -> None:
-    """Makes sure that what was decoded is of the stream's job, and is what the entry is named after. `path`: of the task in the payload.
+    """Checks that a decoded task belongs to the stream's job and matches the entry's name. `path`: of the task in the payload.
 
     Raises:
-        EntryError: it is not; names the field.
+        EntryError: it does not; names the field.
     """
     if task.job_id != job_id:
         raise EntryError(f"{path}job_id: belongs to job {task.job_id!r}, found on the stream of {job_id!r}")
     if task.member != entry.member:
         raise EntryError(f"member: the entry says {entry.member!r}, its task {task.member!r}")
-
-
-def _messages(reply: Any) -> list[Any]:  # noqa: ANN401  the shape differs by protocol version
-    """The (id, fields) pairs of an XREADGROUP reply over one stream."""
-    if isinstance(reply, dict):
-        return [message for batch in reply.values() for message in batch[0]]
-    return [message for _, batch in reply or [] for message in batch]

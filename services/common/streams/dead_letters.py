@@ -1,8 +1,8 @@
-"""Dead letters: entries that could not be used, kept with the reason until a person has looked at them.
+"""Dead letters: entries that could not be used, kept with the reason until a person has seen them.
 
     work stream ── bury (consumer.py) ──► dead letters of the stage ── requeue ──► the same work stream, as if it were new
 
-The group behind a dead letter does not wait for it: the learner asks again after the group's deadline, and fails it in the end.
+The group of a dead letter does not wait for it: after its deadline the learner issues it again, and at last fails it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,13 @@ from redis.asyncio import Redis
 
 from services.common.errors import LetterRefused
 from services.common.jobs import lua
-from services.common.jobs.record import JobState
+from services.common.jobs.record import ENDED
 from services.common.redis import keys
 from services.common.redis.connection import text
 from services.common.redis.keys import Stage
 from services.common.streams.stream import MAX_STREAM_LENGTH
 
-ENDED = frozenset(state for state in JobState if state.ended)
-
-_REQUEUE = (
-    "#!lua"
-    + lua.IS_IN
-    + f"""
+_REQUEUE = f"""#!lua{lua.IS_IN}
 -- KEYS: dead, stream, seen, dead bytes, record, token   ARGV: letter id, stage, bound, states of a job that has ended (comma-separated)
 local state = redis.call('HGET', KEYS[5], 'state')
 if redis.call('EXISTS', KEYS[6]) == 1 then return 'ok' end
@@ -45,7 +40,6 @@ redis.call('HINCRBY', KEYS[4], ARGV[2], -#letter['d'])
 redis.call('SET', KEYS[6], '1', 'EX', {lua.ONCE_KEPT_S})
 return 'ok'
 """
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +50,12 @@ class DeadLetter:
     id: str
     """Of the letter, not of the entry that it was."""
     member: str
-    """What the dedupe sets knew the entry by: `train:1:17:1`."""
+    """Name of the entry in the dedupe sets: `train:1:17:1`."""
     reason: str
     deliveries: int
-    """How often the entry was delivered."""
+    """Number of times that the entry was delivered."""
     consumer: str
-    """Who gave it up."""
+    """Consumer that gave it up."""
     first_seen: float
     """Unix seconds at which it was added to its stream."""
     last_seen: float
@@ -69,11 +63,11 @@ class DeadLetter:
     size_bytes: int
     """Of the entry's payload."""
     payload: bytes
-    """Whole, or the beginning of a payload for which there was no room."""
+    """Whole, or the beginning of a payload that exceeded the budget."""
 
     @property
     def whole(self) -> bool:
-        """Whether it could be put back."""
+        """Whether the payload is whole: only then can the entry be put back."""
         return len(self.payload) == self.size_bytes
 
 
@@ -83,7 +77,7 @@ async def count(redis: Redis, job_id: str) -> dict[Stage, int]:
 
 
 async def read(redis: Redis, job_id: str, stage: Stage, *, before: str = "+", limit: int = 100) -> list[DeadLetter]:
-    """A stage's letters, newest first, from before a letter's id on."""
+    """A stage's letters, newest first: those older than the letter `before`."""
     newest = "+" if before == "+" else f"({before}"
     reply: Any = await redis.xrevrange(keys.dead(job_id, stage), max=newest, count=limit)
     return [_letter(stage, text(letter_id), fields) for letter_id, fields in reply or []]
@@ -105,30 +99,29 @@ async def requeue(redis: Redis, job_id: str, stage: Stage, letter_id: str, *, bo
         keys.dead(job_id, stage), keys.stream(job_id, stage), keys.seen(job_id, stage), keys.dead_bytes(job_id), keys.record(job_id),
         keys.once(job_id, lua.new_token()),
     ]  # fmt: skip
-    said = text(
-        await redis.register_script(_REQUEUE)(keys=names, args=[letter_id, stage, bound, ",".join(sorted(ENDED))])
-    )
-    if said != "ok":
+    script = redis.register_script(_REQUEUE)
+    reply = text(await script(keys=names, args=[letter_id, stage, bound, ",".join(sorted(ENDED))]))
+    if reply != "ok":
         reasons = {
             "missing": "there is no such dead letter any more",
             "cut": "only the beginning of its payload was kept, for want of room: its group is asked for again by the learner",
             "full": f"the {stage} stream is full",
         }
-        raise LetterRefused(reasons.get(said, f"job {job_id} is {said}: nobody would take the entry"))
+        raise LetterRefused(reasons.get(reply, f"job {job_id} is {reply}: nobody would take the entry"))
 
 
 def _letter(stage: Stage, letter_id: str, fields: Mapping[bytes, bytes]) -> DeadLetter:
-    def word(name: bytes) -> str:
+    def string(name: bytes) -> str:
         return fields.get(name, b"").decode(errors="replace")
 
     payload = fields.get(b"d", b"")
     return DeadLetter(
         stage=stage,
         id=letter_id,
-        member=word(b"member"),
-        reason=word(b"reason"),
+        member=string(b"member"),
+        reason=string(b"reason"),
         deliveries=int(fields.get(b"deliveries", 1)),
-        consumer=word(b"consumer"),
+        consumer=string(b"consumer"),
         first_seen=float(fields.get(b"first_seen", 0.0)),
         last_seen=float(fields.get(b"last_seen", 0.0)),
         size_bytes=int(fields.get(b"size", len(payload))),

@@ -1,15 +1,13 @@
-"""The Lua behind the streams: each script has its effect once, and only for whoever holds the entry.
+"""Lua scripts of the streams: each has its effect once, and only for the consumer that holds the entry.
 
-Scripts of fenced processes begin with `FENCE`; the ARGV of their own begin at 3.
+Scripts of fenced processes begin with `FENCE`; their own ARGV begin at 3.
 """
 
 from __future__ import annotations
 
 from services.common.redis.fencing import FENCE
 
-ADD = (
-    FENCE
-    + """
+ADD = f"""{FENCE}
 -- KEYS: stream, seen   ARGV: …, member, payload, bound
 if redis.call('SISMEMBER', KEYS[2], ARGV[3]) == 1 then return 0 end
 if redis.call('XLEN', KEYS[1]) >= tonumber(ARGV[5]) then return -1 end
@@ -17,11 +15,8 @@ redis.call('XADD', KEYS[1], '*', 'member', ARGV[3], 'd', ARGV[4])
 redis.call('SADD', KEYS[2], ARGV[3])
 return 1
 """
-)
 
-_OWNED = (
-    FENCE
-    + """
+_OWNED = f"""{FENCE}
 -- Whether an entry is still pending under the consumer's own name: it may have been claimed by another, and moved on.
 local function owned(stream, group, consumer, id)
   local found = redis.pcall('XPENDING', stream, group, id, id, 1, consumer)
@@ -29,11 +24,8 @@ local function owned(stream, group, consumer, id)
   return #found > 0
 end
 """
-)
 
-HOP = (
-    _OWNED
-    + """
+HOP = f"""{_OWNED}
 -- KEYS: source, destination, seen   ARGV: …, group, consumer, entry id, member, payload, bound
 if not owned(KEYS[1], ARGV[3], ARGV[4], ARGV[5]) then return 0 end
 local new = redis.call('SISMEMBER', KEYS[3], ARGV[6]) == 0
@@ -46,11 +38,8 @@ redis.call('XACK', KEYS[1], ARGV[3], ARGV[5])
 redis.call('XDEL', KEYS[1], ARGV[5])
 return new and 1 or 0
 """
-)
 
-ACK = (
-    _OWNED
-    + """
+ACK = f"""{_OWNED}
 -- KEYS: stream   ARGV: …, group, consumer, entry id, entry id, …
 local done = 0
 for i = 5, #ARGV do
@@ -62,13 +51,10 @@ for i = 5, #ARGV do
 end
 return done
 """
-)
 
-RENEW = (
-    _OWNED
-    + """
+RENEW = f"""{_OWNED}
 -- KEYS: stream   ARGV: …, group, consumer, entry id, entry id, …   answers the entries that are not the consumer's any more
-local lost = {}
+local lost = {{}}
 for i = 5, #ARGV do
   if owned(KEYS[1], ARGV[3], ARGV[4], ARGV[i]) then
     redis.call('XCLAIM', KEYS[1], ARGV[3], ARGV[4], 0, ARGV[i], 'IDLE', 0, 'JUSTID')
@@ -78,11 +64,8 @@ for i = 5, #ARGV do
 end
 return lost
 """
-)
 
-BURY = (
-    _OWNED
-    + """
+DEAD_LETTER = f"""{_OWNED}
 -- KEYS: source, dead, dead bytes
 -- ARGV: …, group, consumer, entry id, member, payload, size, reason, deliveries, stage, budget, bytes of a cut one, most letters
 if not owned(KEYS[1], ARGV[3], ARGV[4], ARGV[5]) then return 0 end
@@ -96,7 +79,6 @@ redis.call('XACK', KEYS[1], ARGV[3], ARGV[5])
 redis.call('XDEL', KEYS[1], ARGV[5])
 return 1
 """
-)
 
 FORGET = """#!lua
 -- KEYS: the job's work   ARGV: the hash of active jobs, the job   (the hash is no key of this script: its caller may only read it)

@@ -1,9 +1,9 @@
-"""Redis Streams as a work queue.
+"""Work stream of a job in Redis: addition, deletion and depth of entries.
 
     producer ── add ──►  stream  ──► consumer (consumer.py) ──► next stream
                (bound, dedupe)
 
-A stream is never trimmed: a full one refuses, and the producer waits.
+A stream is never trimmed: a full one refuses an entry, and the producer waits.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ async def add(
 
 
 async def forget(redis: Redis, job_id: str) -> None:
-    """Deletes what a read or a hop in flight made of a retired job's streams. A job that is active keeps them."""
+    """Deletes the streams of a retired job that a read or a hop in flight made again. An active job keeps its streams."""
     await redis.register_script(lua.FORGET)(keys=keys.work(job_id), args=[keys.ACTIVE, job_id])
 
 

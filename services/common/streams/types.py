@@ -1,4 +1,4 @@
-"""What travels on the streams, in the order it travels:  Task → RolloutGroup → ScoredGroup.
+"""Types of the stream entries, in the order of their way:  Task → RolloutGroup → ScoredGroup.
 
 Arrays are little-endian binary so that a token costs 8 bytes (4 for its id, 4 for its log-prob) and nothing is parsed twice.
 """
@@ -26,32 +26,32 @@ Count = Annotated[int, Field(ge=0, lt=2**53)]
 
 
 class Purpose(StrEnum):
-    """What a group is for."""
+    """Purpose of a group."""
 
     TRAIN = "train"
     EVAL = "eval"
 
 
 class FinishReason(StrEnum):
-    """Why a rollout ended."""
+    """Reason why a rollout ended."""
 
     STOP = "stop"
     LENGTH = "length"
 
     @property
     def truncated(self) -> bool:
-        """Whether the token limit cut the rollout off."""
+        """Whether the token limit ended the rollout."""
         return self is FinishReason.LENGTH
 
 
 class VerdictStatus(StrEnum):
-    """What became of a check. FAILED carries no reward: nothing is known of the answer."""
+    """Outcome of a check. FAILED carries no reward: nothing is known about the response."""
 
     SCORED = "scored"
     TIMEOUT = "timeout"
-    """It would have taken more time, memory or nesting than it may: the response's doing, which counts as a wrong answer."""
+    """The check exceeded its limit of time, memory or nesting: the response caused it, and counts as wrong."""
     FAILED = "failed"
-    """The verifier broke, twice, or its process did: nobody's answer."""
+    """The verifier broke, twice, or its process did: the response is not judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +92,15 @@ class Task:
     min_policy_version: Count
     """The server must hold at least this version before it samples."""
     timeout_s: float
-    """Time the server may take over the group, from when it starts on it."""
+    """Time limit of the server for the group, from its start on it."""
     rollout_timeout_s: float | None = None
-    """Time for sampling, from the first request on; None: as long as the group has."""
+    """Time limit for sampling, from the first request on; None: only that of the group."""
     min_group_size: Count | None = None
-    """With so many whole rollouts at a deadline the group goes on without the others; None: it needs them all."""
+    """With so many complete rollouts at a deadline the group continues without the others; None: it needs all of them."""
 
     @property
     def member(self) -> str:
-        """Names this issue of the group in dedupe sets: `train:1:17:1`."""
+        """Name of this issue of the group in dedupe sets: `train:1:17:1`."""
         return f"{self.purpose}:{self.lineage}:{self.group_id}:{self.attempt}"
 
 
@@ -128,11 +128,11 @@ class Rollout:
     versions: tuple[VersionSpan, ...]
 
     def __post_init__(self) -> None:
-        """Checks that lengths agree and version spans only grow."""
         if len(self.token_ids) % 4 or len(self.token_ids) != len(self.inference_logprobs):
-            raise ValueError(
-                f"token_ids ({len(self.token_ids)} bytes) and inference_logprobs ({len(self.inference_logprobs)} bytes) disagree"
+            sizes = (
+                f"token_ids ({len(self.token_ids)} bytes) and inference_logprobs ({len(self.inference_logprobs)} bytes)"
             )
+            raise ValueError(f"{sizes} disagree")
         if not self.versions or self.versions[0].start != 0:
             raise ValueError("versions must begin at token 0")
         pairs = zip(self.versions, self.versions[1:], strict=False)
@@ -174,12 +174,11 @@ class RolloutGroup:
     generate_s: float
     """Wall-clock seconds from start to last token."""
     failure: str | None = None
-    """Why the group could not be sampled (a prompt too long, say); then `rollouts` is empty."""
+    """Reason why the group could not be sampled (for example a prompt that is too long); then `rollouts` is empty."""
     permanent: bool = False
-    """Of a failure: to issue the task again would not help."""
+    """Of a failure: it would happen again if the task were issued again."""
 
     def __post_init__(self) -> None:
-        """Checks that the prompt is whole token ids."""
         if len(self.prompt_token_ids) % 4:
             raise ValueError(f"prompt_token_ids has {len(self.prompt_token_ids)} bytes: no whole number of token ids")
 
@@ -190,30 +189,29 @@ class RolloutGroup:
 
     @property
     def min_policy_version(self) -> int:
-        """Oldest version in the group (of a failed group: the version asked for)."""
+        """Oldest version in the group (of a failed group: the version requested)."""
         return min((r.min_policy_version for r in self.rollouts), default=self.task.min_policy_version)
 
     @property
     def max_policy_version(self) -> int:
-        """Newest version in the group (of a failed group: the version asked for)."""
+        """Newest version in the group (of a failed group: the version requested)."""
         return max((r.max_policy_version for r in self.rollouts), default=self.task.min_policy_version)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a verifier says of one rollout."""
+    """Result of a verifier for one rollout."""
 
     __pydantic_config__ = _CHECKED
     status: VerdictStatus
     reward: float | None
-    """None when FAILED. Of a TIMEOUT the lowest that the verifier gives; None in what was judged before it had one."""
+    """None when FAILED. Of a TIMEOUT the lowest reward of the verifier; None in groups judged by releases that gave it none."""
     accuracy: float | None
-    """0..1, before any shaping; what dynamic sampling looks at. None where there is no reward, 0 when a TIMEOUT has one."""
+    """0..1, before any shaping; dynamic sampling compares it. None where there is no reward, 0 when a TIMEOUT has one."""
     verifier: str
     detail: str = ""
 
     def __post_init__(self) -> None:
-        """Checks that reward and accuracy are there together, and exactly when something is known of the answer."""
         judged = self.reward is not None
         if judged != (self.accuracy is not None):
             raise ValueError("a verdict has both reward and accuracy, or neither")
@@ -231,9 +229,8 @@ class ScoredGroup:
     group: RolloutGroup
     verdicts: tuple[Verdict, ...]
     judge_s: float
-    """Wall-clock seconds the verifiers took."""
+    """Wall-clock seconds of the verifiers."""
 
     def __post_init__(self) -> None:
-        """Checks one verdict per rollout."""
         if len(self.verdicts) != len(self.group.rollouts):
             raise ValueError(f"{len(self.verdicts)} verdicts for {len(self.group.rollouts)} rollouts")

@@ -1,10 +1,10 @@
-"""Stream worker: handles one job's entries of one stream, many at once, and sends what comes of them to the next stream.
+"""Stream worker: handles the entries of one stream of a job, many at once, and sends their results to the next stream.
 
-    read    own pending ──► left by others for longer than the lease ──► new
-    handle  entry ──► work ──► send: waits while the next stream is full; a drain leaves the entry pending, for others
+    read    own pending ──► expired leases of others ──► new
+    handle  entry ──► work ──► send: waits while the next stream is full; a drain leaves the entry pending, for other workers
               └── EntryError ──► dead letters, with the reason
 
-Each entry is handled at least once; its effect on the next stream happens once.
+Each entry is handled at least once; it takes effect on the next stream once.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from services.common.streams.stream import MAX_STREAM_LENGTH
 log = logging.getLogger(__name__)
 
 MAX_DELIVERIES = 5
-"""An entry delivered more often than this has brought servers down: it is put aside."""
+"""An entry with more deliveries has crashed servers: it becomes a dead letter."""
 FULL_RETRY_S = 0.25
-"""Pause before a group is offered again to a stream that is full."""
+"""Pause before a retry to add a group to a full stream."""
 
 Handle = Callable[[Entry], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """How much a worker takes on."""
+    """Limits of a worker."""
 
     entries: int
     """Entries handled at once."""
@@ -50,22 +50,21 @@ class WorkerLimits:
 
 @dataclass(frozen=True, slots=True)
 class WorkerCounters:
-    """What a worker counts."""
+    """Counters of a worker."""
 
     blocked_s: Counter
-    """Seconds that finished work waited for room in the next stream."""
+    """Seconds that finished work waited for a full next stream."""
     dead_letters: Counter
     idle_s: Counter | None = None
     """Seconds without any entry to handle."""
 
 
 class StreamWorker:
-    """One job's entries of one stream; `run` until the drain, or cancelled."""
+    """Handler of one job's entries of one stream; `send` moves entries to the stream `onward`."""
 
     def __init__(
         self, consumer: Consumer, onward: Stage, limits: WorkerLimits, counters: WorkerCounters, drain: Drain
     ) -> None:
-        """Reads nothing yet; `onward` is the stream to which `send` moves entries."""
         self._consumer, self._onward = consumer, onward
         self._limits, self._counters, self._drain = limits, counters, drain
         self._handling: set[asyncio.Task[None]] = set()
@@ -80,9 +79,9 @@ class StreamWorker:
 
         Consumes:     the stream.
         Waits for:    entries, while fewer than `limits.entries` are handled.
-        Unblocked by: whoever fills the stream.
-        Produces:     entries of the next stream, and dead letters. Returns on drain, when what it had taken is done; what is not
-                      done when it is cancelled stays pending, for others.
+        Unblocked by: the producers of the stream.
+        Produces:     entries of the next stream, and dead letters. Returns on drain, when all entries in flight are done; when it is
+                      cancelled, the entries in flight stay pending, for other workers.
 
         Raises:
             Exception: the first error of `handle`, other than EntryError.
@@ -90,7 +89,7 @@ class StreamWorker:
         renewing = asyncio.create_task(self._consumer.keep_renewing(), name="renew")
         try:
             while not self._drain.requested:
-                await self._take(handle)
+                await self._read(handle)
                 self._reap(renewing)
             if self._handling:
                 await asyncio.wait(self._handling)
@@ -103,8 +102,8 @@ class StreamWorker:
     async def send(self, entry: Entry, payload: bytes) -> bool | None:
         """Moves an entry to the next stream, as `payload`.
 
-        True when it was moved; False when it was moved before, or is another's by now; None when the drain came while the stream
-        was full: the entry stays pending.
+        True when it was moved; False when it was moved before, or another worker has claimed it; None when the drain came while the
+        stream was full: the entry stays pending.
         """
         while True:
             try:
@@ -115,11 +114,11 @@ class StreamWorker:
                     return None
 
     async def drop(self, entry: Entry) -> None:
-        """Lets an entry go: nothing comes of it."""
+        """Acks an entry without a result."""
         await self._consumer.ack(entry)
 
     async def give_up(self, entry: Entry, payload: bytes, reason: str) -> NoReturn:
-        """Ends an entry that has brought servers down: `payload`, which says so, goes on first, so that its group has its fate at once.
+        """Makes a dead letter of an entry that has crashed servers. First `payload` reports it, so that its group gets its fate at once.
 
         Raises:
             EntryError: always, with the reason.
@@ -128,8 +127,8 @@ class StreamWorker:
             await self._consumer.announce(entry, self._onward, payload, bound=self._limits.bound)
         raise EntryError(reason)
 
-    async def _take(self, handle: Handle) -> None:
-        """Reads as many entries as there are places for, or waits for a place."""
+    async def _read(self, handle: Handle) -> None:
+        """Starts to handle as many entries as there are free places, or waits for a free place."""
         places = self._limits.entries - len(self._handling)
         if places <= 0:
             await asyncio.wait(self._handling, return_when=asyncio.FIRST_COMPLETED, timeout=BLOCK_S)
@@ -142,7 +141,6 @@ class StreamWorker:
             self._handling.add(asyncio.create_task(self._handle(handle, entry), name=f"group {entry.member}"))
 
     async def _handle(self, handle: Handle, entry: Entry) -> None:
-        """One entry, from its delivery to what becomes of it."""
         try:
             await handle(entry)
         except EntryError as error:
@@ -151,7 +149,7 @@ class StreamWorker:
             self._counters.dead_letters.inc()
 
     def _reap(self, renewing: asyncio.Task[None]) -> None:
-        """Lets finished tasks go, and raises what one of them raised."""
+        """Drops finished tasks, and raises the first error of one of them."""
         for task in [renewing, *self._handling]:
             if task.done() and not task.cancelled():
                 self._handling.discard(task)

@@ -1,1 +1,1 @@
-"""Weights on the wire: snapshots of tensors, deltas between versions, the channel's limits, and the file they wait in."""
+"""Weights on the wire: snapshots of tensors, deltas between versions, the channel's options, and the file in which they are staged."""

@@ -1,4 +1,4 @@
-"""What both ends of the weight transfer agree on besides the messages: sizes, keepalive, deadlines, the token's header."""
+"""Channel of the weight transfer: sizes, keepalive, deadlines and the token's header, equal at both ends."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ CHUNK_BYTES = 1 << 20
 """Payload bytes of a chunk: the fastest size for Python's gRPC, and well below the message limit."""
 
 REQUEST_LIMIT_BYTES = 64 << 10
-"""Largest message that the server takes: requests and reports are small."""
+"""Largest message that the server accepts: requests and reports are small."""
 
 REPLY_LIMIT_BYTES = 16 << 20
-"""Largest message that a client takes: the manifest of 100,000 tensors is about 12 MB."""
+"""Largest message that a client accepts: the manifest of 100,000 tensors is about 12 MB."""
 
 FETCH_LIMIT_S = 600.0
-"""Longest Fetch that the server serves: a client that stops reading must not pin an old snapshot for ever."""
+"""Longest Fetch that the server serves: a client that stops reading must not keep an old snapshot in memory for ever."""
 
 WATCH_LIMIT_S = 300.0
-"""Longest Watch; the client asks again."""
+"""Longest Watch; then the client calls it again."""
 
 TOKEN_HEADER = "authorization"  # noqa: S105  the name of a header
 
@@ -37,7 +37,7 @@ SERVER_OPTIONS: Options = [
     ("grpc.keepalive_timeout_ms", 20_000),
     # Clients ping every 30 s; the default (5 min) would cut them off with "too many pings".
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-    # Pings that a busy machine delivered late and at once are no attack, and a cut connection costs a version.
+    # A busy machine delivers pings late and all at once: that is no attack, and a closed connection costs a version.
     ("grpc.http2.max_ping_strikes", 0),
     # Two servers must not share a port silently.
     ("grpc.so_reuseport", 0),
@@ -45,10 +45,10 @@ SERVER_OPTIONS: Options = [
 
 
 def bearer(token: str) -> str:
-    """The header's value."""
+    """Value of the token's header."""
     return f"Bearer {token}"
 
 
 def token_metadata(token: str | None) -> Metadata:
-    """What a client sends with every call."""
+    """Metadata that a client sends with every call."""
     return ((TOKEN_HEADER, bearer(token)),) if token else ()

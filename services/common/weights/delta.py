@@ -11,27 +11,23 @@ import zstandard
 from services.common.errors import WeightSyncError
 from services.common.weights.snapshot import UInt8Array
 
-_LEVEL = 1  # as small as level 3 on such input, and quicker
+_LEVEL = 1  # as small as level 3 on such input, and faster
 
 
 def encode(data: UInt8Array, base: UInt8Array) -> bytes:
-    """The delta that turns `base` into `data`, both uint8 [nbytes].
-
-    Raises:
-        WeightSyncError: the sizes differ.
-    """
+    """The delta that turns `base` into `data`, both uint8 [nbytes]. Raises WeightSyncError when the sizes differ."""
     if data.nbytes != base.nbytes:
         raise WeightSyncError(f"no delta between {base.nbytes} and {data.nbytes} bytes")
     return zstandard.ZstdCompressor(level=_LEVEL).compress(np.bitwise_xor(data, base).data)
 
 
 def decode(delta: bytes | bytearray, base: UInt8Array) -> UInt8Array:
-    """What `delta` makes of `base`: uint8 of the base's size.
+    """The data that `delta` encodes against `base`: uint8 of the base's size.
 
     A wrong base of the right size gives wrong bytes: the caller compares digests.
 
     Raises:
-        WeightSyncError: the delta is broken, or is not for a base of this size.
+        WeightSyncError: the delta is corrupt, or is for a base of another size.
     """
     try:
         size = zstandard.frame_content_size(delta)
@@ -46,5 +42,5 @@ def decode(delta: bytes | bytearray, base: UInt8Array) -> UInt8Array:
 
 
 def largest_delta(nbytes: int) -> int:
-    """Upper bound of an encoded delta's size: what zstd makes of incompressible bytes."""
+    """Upper bound of an encoded delta's size: that of incompressible bytes in zstd."""
     return nbytes + nbytes // 256 + 1024

@@ -1,4 +1,4 @@
-"""Element types of tensors: their names in torch, which the wire uses too, their names in safetensors files, and their sizes.
+"""Element types of tensors: their names in torch (used on the wire, too) and in safetensors files, and their sizes.
 
 Source of the safetensors names: https://github.com/huggingface/safetensors#format
 """
@@ -20,4 +20,4 @@ ITEM_BYTES = {
 """torch name → bytes of one element."""
 
 WEIGHTS = ("float32", "bfloat16", "float16")
-"""torch names of what a policy's weights may have on the wire."""
+"""torch names of the element types that a policy's weights may have on the wire."""

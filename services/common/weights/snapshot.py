@@ -1,4 +1,4 @@
-"""A policy's weights at one version, as plain bytes with digests: what the learner publishes and a rollout server stages."""
+"""Snapshot of a policy's weights at one version, as plain bytes with digests: the learner publishes it, a rollout server stages it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What a tensor is, without its bytes.
+    """A tensor without its bytes.
 
     Example: TensorSpec("model.norm.weight", "bfloat16", (576,), 1152, digest=b"…16 bytes…")
     """
@@ -39,11 +39,7 @@ class TensorSpec:
     """xxh3-128 of the plain bytes (little-endian, contiguous)."""
 
     def __post_init__(self) -> None:
-        """Checks that the size follows from dtype and shape.
-
-        Raises:
-            WeightSyncError: names the tensor and what is wrong with it.
-        """
+        """Raises WeightSyncError, which names the tensor, unless the size follows from dtype and shape."""
         if not self.name or self.name == "__metadata__":
             raise WeightSyncError(f"tensor name {self.name!r} is not allowed")
         expected = plain_bytes(self.name, self.dtype, self.shape)
@@ -53,13 +49,13 @@ class TensorSpec:
             raise WeightSyncError(f"{self.name}: a digest of {len(self.digest)} bytes instead of {DIGEST_BYTES}")
 
     def same_layout(self, other: TensorSpec) -> bool:
-        """Whether both name the same tensor with the same dtype and shape; only the values may differ."""
+        """Whether both have the same name, dtype and shape; only the values may differ."""
         return (self.name, self.dtype, self.shape) == (other.name, other.dtype, other.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All weights of one policy version, in host memory, owned by nobody else: the arrays are read-only copies."""
+    """All weights of one policy version in host memory; the arrays are read-only copies that nothing else refers to."""
 
     lineage: int
     n: int
@@ -68,14 +64,14 @@ class Snapshot:
     data: tuple[UInt8Array, ...] = field(repr=False)
     """Plain bytes of each tensor, uint8 [nbytes], in the order of `tensors`."""
     digest: bytes
-    """Names the snapshot: see `manifest_digest`."""
+    """Identifies the snapshot: see `manifest_digest`."""
 
     @classmethod
     def build(cls, lineage: int, n: int, tensors: Mapping[str, tuple[str, tuple[int, ...], UInt8Array]]) -> Self:
         """Copies and hashes name → (dtype, shape, bytes); the caller may overwrite its arrays afterwards.
 
         Raises:
-            WeightSyncError: a dtype that does not travel, or bytes that do not fit dtype and shape; names the tensor.
+            WeightSyncError: a dtype that is not in WEIGHTS, or bytes that do not fit dtype and shape; names the tensor.
         """
         if not tensors:
             raise WeightSyncError("a snapshot needs at least one tensor")
@@ -91,7 +87,7 @@ class Snapshot:
 
     @property
     def version(self) -> PolicyVersion:
-        """Of the policy."""
+        """Lineage and number of the policy version."""
         return PolicyVersion(self.lineage, self.n)
 
     @property
@@ -100,11 +96,7 @@ class Snapshot:
         return sum(spec.nbytes for spec in self.tensors)
 
     def verify(self) -> None:
-        """Hashes everything again.
-
-        Raises:
-            WeightSyncError: the bytes are not those that the digests name; names the first such tensor.
-        """
+        """Compares all bytes with their digests. Raises WeightSyncError, which names the first tensor that differs."""
         for spec, data in zip(self.tensors, self.data, strict=True):
             if digest_of(data) != spec.digest:
                 raise WeightSyncError(f"{spec.name}: the bytes do not match their digest")
@@ -113,11 +105,7 @@ class Snapshot:
 
 
 def plain_bytes(name: str, dtype: str, shape: tuple[int, ...]) -> int:
-    """Bytes that a tensor of this dtype and shape takes.
-
-    Raises:
-        WeightSyncError: the dtype does not travel, or a size is negative.
-    """
+    """Bytes of a tensor of this dtype and shape. Raises WeightSyncError when the dtype is not in WEIGHTS or a size is negative."""
     if dtype not in WEIGHTS:
         raise WeightSyncError(f"{name}: dtype {dtype!r} does not travel (known: {', '.join(WEIGHTS)})")
     if any(size < 0 for size in shape):
@@ -136,7 +124,7 @@ def chunk_checksum(data: bytes | memoryview) -> int:
 
 
 def manifest_digest(specs: Iterable[TensorSpec]) -> bytes:
-    """xxh3-128 over all names, dtypes, shapes and digests, in order; every field is length-prefixed, so none runs into the next."""
+    """xxh3-128 over all names, dtypes, shapes and digests, in order; every field is length-prefixed, so that fields cannot run together."""
     state = xxhash.xxh3_128()
     for spec in specs:
         name, dtype = spec.name.encode(), spec.dtype.encode()

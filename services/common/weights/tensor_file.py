@@ -1,6 +1,6 @@
-"""The safetensors file format: 8 bytes of header length, a JSON header, the tensors' bytes.
+"""Tensor file in the safetensors format: 8 bytes of header length, a JSON header, the tensors' bytes.
 
-Written here rather than with the safetensors library because the file is filled while the bytes arrive, without a second copy in memory.
+The safetensors library is not used: here the file is filled while the bytes arrive, without a second copy in memory.
 Format: https://github.com/huggingface/safetensors#format
 """
 
@@ -23,7 +23,7 @@ _ALIGN = 8
 
 
 class TensorShape(Protocol):
-    """What the header says of a tensor: `TensorSpec`, or any tuple of these names."""
+    """Header fields of a tensor: `TensorSpec`, or any tuple of these names."""
 
     @property
     def name(self) -> str:
@@ -44,10 +44,10 @@ class TensorShape(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where everything lies in the file."""
+    """Layout of a file."""
 
     header: bytes
-    """Length field and padded JSON: what the file begins with."""
+    """Length field and padded JSON: the beginning of the file."""
     offsets: dict[str, int]
     """Tensor name → position in the file, in the order of the file."""
     total_bytes: int
@@ -80,11 +80,7 @@ def layout(tensors: Iterable[TensorShape], metadata: dict[str, str]) -> Layout:
 
 
 def map_tensors(path: Path) -> dict[str, UInt8Array]:
-    """The plain bytes of each tensor of a safetensors file, mapped read-only, uint8 [nbytes].
-
-    Raises:
-        WeightSyncError: the file is missing, or is not whole.
-    """
+    """The plain bytes of each tensor, mapped read-only, uint8 [nbytes]. Raises WeightSyncError when the file is missing or incomplete."""
     try:
         data = np.memmap(path, dtype=np.uint8, mode="r")
         length = int(data[:8].view("<u8")[0])

@@ -1,4 +1,4 @@
-"""Policy version: which weights sampled a token, or are to be sampled with."""
+"""Policy version: identifies the weights that sampled a token, or that will sample."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ class PolicyVersion(NamedTuple):
     """A version of a job's policy; later ones compare greater."""
 
     lineage: int
-    """Rises when the learner comes back with less than it had published."""
+    """Rises when the learner restarts with an older version than it had published."""
     n: int
     """Optimizer steps."""
 
     def __str__(self) -> str:
-        """`(1, 17)`."""
         return f"({self.lineage}, {self.n})"
 
     @classmethod

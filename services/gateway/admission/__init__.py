@@ -1,1 +1,1 @@
-"""Admission of a new job: body, model, data and limits, checked in children that may be killed."""
+"""Admission of a new job: checks of its body, model, data and limits, in child processes that may be killed."""

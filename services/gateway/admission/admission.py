@@ -1,11 +1,11 @@
-"""Admission: what is checked before a job is taken in, by children that may be killed.
+"""Admission: the checks before a job is accepted, by child processes that may be killed.
 
     body ──► child: parse, validate ──► spec ──► child: model, data, load ──► limits, verifiers ──► queue
                 │ too long, too large, broken                 │ a file not read in time: unchecked
                 └──► 422 with the field
 
-A file or a model that is not done in time does not refuse the job: its field is handed back as unchecked, and the learner, which
-checks again with limits of its own, will find what is wrong. A procedural source that cannot make its first task in time never will: it is
+A file or a model whose check does not end in time does not refuse the job: its field is returned as unchecked, and the learner, which
+checks again with limits of its own, finds what is wrong. A procedural source that cannot make its first task in time never will: it is
 refused.
 """
 
@@ -21,14 +21,7 @@ from typing import Any, Protocol
 
 from services.common.config.settings import Settings
 from services.common.config.verifiers import check, choose
-from services.common.errors import (
-    ChildDied,
-    ChildLost,
-    ChildTimeout,
-    ConfigError,
-    Problem,
-    SandboxError,
-)
+from services.common.errors import ChildDied, ChildLost, ChildTimeout, ConfigError, Problem, SandboxError
 from services.common.models.directory import ModelInfo
 from services.common.models.trial import ModelFacts
 from services.common.sandbox.limits import MIB, Limits
@@ -51,12 +44,12 @@ PLACES = 4
 PLACE_WAIT_S = 10.0
 READ_LIMITS = Limits(wall_s=5.0, memory_mib=512, reply_bytes=16 * 1024 * 1024, makes_way=True)
 CHECK_MEMORY_MIB = 1024
-"""Beside what a dataset file may take, once as it lies and once unpacked."""
+"""In addition to the memory of a dataset file, once as stored and once unpacked."""
 CHECK_REPLY_BYTES = 1024 * 1024
 
 
 class Admission(Protocol):
-    """What the routes need."""
+    """Interface for the routes."""
 
     async def read(self, body: bytes, media_type: str) -> JobSpec:
         """The spec in a request's body; SpecRefused names every wrong field."""
@@ -71,11 +64,11 @@ class ChildAdmission:
     def __init__(
         self, sandbox: Sandbox, settings: Settings, *, deadline_s: float = DEADLINE_S, checks: str | None = None
     ) -> None:
-        """Whoever made the sandbox stops it.
+        """The caller stops the sandbox.
 
         Args:
-            sandbox: makes the children.
-            settings: where models and data may lie, and the operator's limits.
+            sandbox: starts the child processes.
+            settings: directories of models and data, and the operator's limits.
             deadline_s: all checks of one spec together, seconds.
             checks: the class whose methods are the checks, as `package.module:class` (default: CHECKS).
         """
@@ -90,14 +83,14 @@ class ChildAdmission:
             SpecRefused: names every wrong field.
             AdmissionBusy: too many bodies are being read.
         """
-        async with _place(self._reading):
+        async with _acquired(self._reading):
             try:
-                found = await self._sandbox.call(READ, body, media_type, limits=READ_LIMITS)
+                spec = await self._sandbox.call(READ, body, media_type, limits=READ_LIMITS)
             except (ChildTimeout, ChildDied) as error:
                 raise SpecRefused(f"the body cannot be read: it {error}", field="spec") from error
             except ConfigError as error:
                 raise SpecRefused(*error.problems) from error
-        return JobSpec.model_validate_json(found)
+        return JobSpec.model_validate_json(spec)
 
     async def admit(self, spec: JobSpec) -> tuple[str, ...]:
         """The fields that could not be checked in time; usually none.
@@ -106,42 +99,44 @@ class ChildAdmission:
             SpecRefused: names every wrong field.
             AdmissionBusy: too many specs are being checked.
         """
-        async with _place(self._checking):
-            trial = _Trial(self._sandbox, self._checks, spec, self._settings, time.monotonic() + self._deadline_s)
+        async with _acquired(self._checking):
+            checks = _SpecChecks(self._sandbox, self._checks, spec, self._settings, time.monotonic() + self._deadline_s)
             try:
-                await trial.run()
+                await checks.run()
             finally:
-                await trial.close()
-        if trial.problems:
-            raise SpecRefused(*trial.problems)
-        return tuple(trial.unchecked)
+                await checks.close()
+        if checks.problems:
+            raise SpecRefused(*checks.problems)
+        return tuple(checks.unchecked)
 
 
 @dataclass(slots=True)
-class _Trial:
-    """The checks of one spec, and what they have found."""
+class _SpecChecks:
+    """The checks of one spec, and their results."""
 
     sandbox: Sandbox
     checks: str
     spec: JobSpec
     settings: Settings
-    until: float
+    deadline: float
     problems: list[Problem] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
     child: Child | None = None
 
     async def run(self) -> None:
-        """Makes every check, whatever the others find."""
+        """Runs every check, whatever the results of the others."""
         sources, load = _sources(self.spec), self.spec.checkpoint.load
-        left = 1 + len(sources) + (load is not None)
-        facts = await self._in_child("model.path", "model", self._share(left), left=left)
-        self._limits_of(facts)
-        named: dict[str, str] = {}
+        remaining = 1 + len(sources) + (load is not None)
+        facts: ModelFacts | None = await self._check("model.path", "model", self._share(remaining), remaining=remaining)
+        model = None if facts is None else ModelInfo(**facts["shape"])
+        parameters = None if facts is None else facts["parameters"]
+        self.problems += over_limits(self.spec, self.settings, Machine.here(), model, parameters)
+        fields: dict[str, str] = {}
         for section, source in sources:
-            left -= 1
-            found = await self._data(section, source, left=left)
-            named |= {name: f"data.{section}.data_source" for name in found if name not in named}
-        self._verifiers(named)
+            remaining -= 1
+            for name in await self._data(section, source, remaining=remaining):
+                fields.setdefault(name, f"data.{section}.data_source")
+        self._verifiers(fields)
         if load is not None:
             await self._load()
 
@@ -150,110 +145,99 @@ class _Trial:
         if self.child is not None:
             await self.child.close()
 
-    async def _data(self, section: str, source: DataSourceSpec, *, left: int) -> list[str]:
+    async def _data(self, section: str, source: DataSourceSpec, *, remaining: int) -> list[str]:
         """The `data_source`s of a section's tasks."""
-        seconds = self._share(left)
-        before = len(self.unchecked)
-        facts = await self._in_child(f"data.{section}.source", "data", section, seconds, left=left)
+        seconds, before = self._share(remaining), len(self.unchecked)
+        facts = await self._check(f"data.{section}.source", "data", section, seconds, remaining=remaining)
         if source.procedural_task is not None and len(self.unchecked) > before:
             self.unchecked.pop()
-            self._wrong(f"data.{section}.config", f"the first task was not made within {seconds:.0f} s")
+            self._add(f"data.{section}.config", f"the first task was not made within {seconds:.0f} s")
         if facts is None:
             return []
         if source.procedural_task is None and not facts["all_checked"]:
             self.unchecked.append(f"data.{section}.source")
         return list(facts["data_sources"])
 
-    def _limits_of(self, model: ModelFacts | None) -> None:
-        """The job asks for no more than the operator gives; what a model needs is judged where the model is known."""
-        info = ModelInfo(**model["shape"]) if model is not None else None
-        parameters = model["parameters"] if model is not None else None
-        self.problems += over_limits(self.spec, self.settings, Machine.here(), info, parameters)
-
     async def _load(self) -> None:
-        """What `checkpoint.load` names can be begun with."""
+        """The checkpoint of `checkpoint.load` can be loaded; unchecked where the child could not check it."""
         before = len(self.unchecked), len(self.problems)
-        facts = await self._in_child("checkpoint.load", "load", self._share(1), left=1)
+        facts = await self._check("checkpoint.load", "load", self._share(1), remaining=1)
         if facts is None and before == (len(self.unchecked), len(self.problems)):
             self.unchecked.append("checkpoint.load")
 
-    def _verifiers(self, named: dict[str, str]) -> None:
-        """Every verifier that the job names is there, and there is one for each `data_source`, by the field that named it."""
+    def _verifiers(self, fields: dict[str, str]) -> None:
+        """Every verifier of the spec exists, and each `data_source` has one; `fields`: the field of each `data_source`."""
         overrides = self.spec.reward.verifiers
         try:
             check(overrides)
         except ConfigError as error:
             self.problems += error.problems
             return
-        for name, where in named.items():
+        for name, where in fields.items():
             try:
                 choose(name, overrides)
             except ConfigError as error:
-                self._refused(error, where)
+                self._add_error(where, error)
 
-    async def _in_child(self, where: str, method: str, *arguments: object, left: int) -> Any:  # noqa: ANN401
-        """A check's result, or None with what was wrong noted; `left`: checks that share the time, this one included."""
+    async def _check(self, where: str, method: str, *arguments: object, remaining: int) -> Any:  # noqa: ANN401
+        """A check's result, or None with the problem added; `remaining`: checks that share the time, this one included."""
         for last in (False, True):
             try:
-                child = await self._fresh()
-                return await child.request(method, *arguments, wall_s=self._share(left))
+                child = await self._live_child()
+                return await child.request(method, *arguments, wall_s=self._share(remaining))
             except ChildTimeout:
                 self.unchecked.append(where)
             except ConfigError as error:
-                self._refused(error, where)
+                self._add_error(where, error)
             except ChildLost as error:
                 if not last:
                     continue
-                self._wrong(where, f"cannot be checked: {error}")
+                self._add(where, f"cannot be checked: {error}")
             except ChildDied as error:
-                self._wrong(where, f"cannot be read: it {error}")
+                self._add(where, f"cannot be read: it {error}")
             except SandboxError as error:
                 log.warning("%s cannot be checked: %s", where, error)
-                self._wrong(where, f"cannot be checked: {error}")
+                self._add(where, f"cannot be checked: {error}")
             return None
         return None
 
-    async def _fresh(self) -> Child:
+    async def _live_child(self) -> Child:
         if self.child is None or not self.child.alive:
-            document = self.settings.public()
-            self.child = await self.sandbox.spawn(
-                self.checks, self.spec.model_dump_json(), document, limits=self._child_limits()
-            )
+            files = any(source.procedural_task is None for _, source in _sources(self.spec))
+            memory_mib = CHECK_MEMORY_MIB + (2 * self.settings.max_data_bytes // MIB if files else 0)
+            limits = Limits(wall_s=DEADLINE_S, memory_mib=memory_mib, reply_bytes=CHECK_REPLY_BYTES, makes_way=True)
+            arguments = self.spec.model_dump_json(), self.settings.public()
+            self.child = await self.sandbox.spawn(self.checks, *arguments, limits=limits)
         return self.child
 
-    def _child_limits(self) -> Limits:
-        files = any(source.procedural_task is None for _, source in _sources(self.spec))
-        memory_mib = CHECK_MEMORY_MIB + (2 * self.settings.max_data_bytes // MIB if files else 0)
-        return Limits(wall_s=DEADLINE_S, memory_mib=memory_mib, reply_bytes=CHECK_REPLY_BYTES, makes_way=True)
+    def _share(self, remaining: int) -> float:
+        """Seconds for the next of the remaining checks."""
+        return max(0.01, (self.deadline - time.monotonic()) / remaining)
 
-    def _share(self, left: int) -> float:
-        """Seconds for the next of so many checks."""
-        return max(0.01, (self.until - time.monotonic()) / left)
-
-    def _refused(self, error: ConfigError, where: str) -> None:
-        """Notes an error's problems; those that name no field are of `where`."""
+    def _add_error(self, where: str, error: ConfigError) -> None:
+        """Adds an error's problems; those without a field get `where`."""
         self.problems += [item if item.field else Problem(where, item.message) for item in error.problems]
 
-    def _wrong(self, where: str, message: str) -> None:
+    def _add(self, where: str, message: str) -> None:
         self.problems.append(Problem(where, message))
 
 
 @asynccontextmanager
-async def _place(places: asyncio.Semaphore) -> AsyncIterator[None]:
-    """One of the places.
+async def _acquired(semaphore: asyncio.Semaphore) -> AsyncIterator[None]:
+    """Holds the semaphore.
 
     Raises:
-        AdmissionBusy: none became free in time.
+        AdmissionBusy: it was not free in time.
     """
     try:
         async with asyncio.timeout(PLACE_WAIT_S):
-            await places.acquire()
+            await semaphore.acquire()
     except TimeoutError as error:
         raise AdmissionBusy("too many submissions are being checked: try again in a moment") from error
     try:
         yield
     finally:
-        places.release()
+        semaphore.release()
 
 
 def _sources(spec: JobSpec) -> list[tuple[str, DataSourceSpec]]:

@@ -1,6 +1,6 @@
-"""Checks of a body, and of a new job's model and data: run in a child that may be killed at any moment.
+"""Checks of a body, and of a new job's model and data: they run in a child process that may be killed at any moment.
 
-Whatever a job names is opened here for the first time, by the parts that the learner uses itself.
+The files that a job names are opened here for the first time, with the same functions as in the learner.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from services.common.spec.job import JobSpec
 from services.gateway.admission.spec_body import parse_body
 
 MARGIN_S = 1.0
-"""What remains of the time when a reader of a large file stops looking at more."""
+"""Time that remains when the check of a large file stops reading."""
 
 
 def prepare() -> None:
-    """Imports what the checks need, for the forkserver; not torch, though it may be installed: it has threads, and takes much memory."""
+    """Imports the checks' dependencies in the forkserver; torch is blocked, even if installed: it starts threads and takes much memory."""
     os.environ |= {"TRANSFORMERS_NO_ADVISORY_WARNINGS": "1", "HF_HUB_OFFLINE": "1"}
-    sys.modules["torch"] = None  # type: ignore[assignment]  # as if it were not there
+    sys.modules["torch"] = None  # type: ignore[assignment]  # as if it were not installed
     with contextlib.suppress(ImportError):
         import reasoning_gym  # noqa: F401
     with contextlib.suppress(ImportError):
@@ -53,7 +53,7 @@ class JobChecks:
     """The checks of one spec. Each raises ConfigError with `field: message` lines."""
 
     def __init__(self, spec: str, settings: dict[str, Any]) -> None:
-        """Opens nothing yet.
+        """Parses the spec; opens no file.
 
         Args:
             spec: as JSON.
@@ -65,7 +65,7 @@ class JobChecks:
         self._dataset = ""
 
     def model(self, seconds: float) -> ModelFacts:
-        """The model is there, whole, safe, fits the parallel sizes, and has finite values as far as half of so many seconds reach."""
+        """The model exists, is complete and safe, fits the parallel sizes, and the values read in half of the time are finite."""
         with _readable("model.path"):
             path = resolve_model(self._spec.model.path, self._settings)
             facts = try_model(str(path), time.monotonic() + seconds / 2)
@@ -74,7 +74,7 @@ class JobChecks:
         return facts
 
     def data(self, section: str, seconds: float) -> SourceFacts:
-        """The source of `data.<section>` opens, and its tasks are well formed as far as so many seconds reach."""
+        """The source of `data.<section>` opens, and the tasks read within this time are well formed."""
         source: DataSourceSpec = getattr(self._spec.data, section)
         roots = [str(root) for root in data_roots(self._settings)]
         bounds, until = asdict(DataBounds.of(self._settings)), time.monotonic() + seconds - MARGIN_S
@@ -85,7 +85,7 @@ class JobChecks:
         return facts
 
     def load(self, seconds: float) -> OriginFacts | None:
-        """What `checkpoint.load` names is there and belongs to such a job. None where `model` has not found the model good before."""
+        """The checkpoint of `checkpoint.load` exists and belongs to such a job. None unless `model` has accepted the model before."""
         if self._model_dir is None:
             return None
         until = time.monotonic() + seconds - MARGIN_S
@@ -95,7 +95,7 @@ class JobChecks:
 
 @contextlib.contextmanager
 def _readable(field: str) -> Iterator[None]:
-    """A file that cannot be read is the field's fault."""
+    """Reports a file that cannot be read as a problem of the field."""
     try:
         yield
     except OSError as error:

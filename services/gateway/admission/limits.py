@@ -1,14 +1,14 @@
-"""Limits of an installation: how much of the machines one job may ask for, and which of it a spec asks too much of.
+"""Limits of an installation: the resources that one job may request, and the check of a spec against them.
 
-The operator sets them as `MILLRACE_MAX_…`. What is not set follows, on the CPU platform, from the gateway's machine times
-MILLRACE_LEARNER_NODES, since learner and engine usually run there too; with accelerators that machine says nothing of the others, and the
-defaults are wide.
+The operator sets them as `MILLRACE_MAX_…`. On the CPU platform the defaults follow from the gateway's machine times
+MILLRACE_LEARNER_NODES, since learner and engine usually run there too; with accelerators that machine does not describe the others, and
+the defaults are wide.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import psutil
@@ -24,17 +24,17 @@ _LOOSE = 1 << 62
 _DEVICES = 64
 """No machine has more accelerators."""
 _TOKEN_BYTES = 64
-"""Of a token and its log-prob on their way through Redis and the learner, at the least."""
+"""Least memory of a token and its log-prob in Redis and the learner."""
 _TRAINED_BYTES = {DType.FLOAT32: (8, 8), DType.BFLOAT16: (6, 12)}
-"""Of a parameter in a rank: (itself and its gradient, Adam's moments and the master copy); the latter can be sharded."""
+"""Bytes of a parameter in a rank: (itself and its gradient, Adam's moments and the master copy); the latter can be sharded."""
 _RANK_SIZES = ("data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size")
 _STAGED = 2
-"""Copies of the weights on their way from learner to engine."""
+"""Copies of the weights in transfer from learner to engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What defaults are derived from.
+    """Size of a machine, from which defaults are derived.
 
     Example: Machine(cores=2, memory_bytes=25_000_000_000)
     """
@@ -44,13 +44,13 @@ class Machine:
 
     @classmethod
     def here(cls) -> Self:
-        """This one: all of it, whatever part of it this process may use."""
+        """This machine: all of it, even when this process may use only a part."""
         return cls(psutil.cpu_count() or 1, psutil.virtual_memory().total)
 
 
 @dataclass(frozen=True, slots=True)
 class InstallationLimits:
-    """The largest that one job may ask for."""
+    """Largest values that one job may request."""
 
     ranks: int
     """TP × PP × DP."""
@@ -76,7 +76,7 @@ class InstallationLimits:
 
     @classmethod
     def of(cls, settings: Settings, machine: Machine) -> Self:
-        """What the operator has set, else the machine's."""
+        """The operator's settings, else the machine's defaults."""
         cpu, nodes = settings.platform is Platform.CPU, settings.learner_nodes
         memory_gib = machine.memory_bytes / GIB
         defaults = cls(
@@ -93,20 +93,20 @@ class InstallationLimits:
             verifier_memory_mib=max(4096, machine.memory_bytes // (4 << 20)) if cpu else 65_536,
         )
         own = {name: getattr(settings, f"max_{name}") for name in cls.__slots__}
-        return cls(**{name: getattr(defaults, name) if value is None else value for name, value in own.items()})
+        return replace(defaults, **{name: value for name, value in own.items() if value is not None})
 
 
 def over_limits(
     spec: JobSpec, settings: Settings, machine: Machine, model: ModelInfo | None = None, parameters: int | None = None
 ) -> list[Problem]:
-    """Each field by which the job asks for more than this installation gives, and what is wrong: the limit's name and both numbers.
+    """Each field by which the job requests more than this installation allows; the message has the limit's name and both numbers.
 
     Args:
         spec: the job's.
         settings: the operator's.
         machine: the gateway's.
         model: the job's, where it is known.
-        parameters: the model's, where they are known; memory is not judged without.
+        parameters: number of the model's parameters, where it is known; memory is not checked without.
     """
     limits = InstallationLimits.of(settings, machine)
     return [
@@ -122,7 +122,7 @@ def _compute(spec: JobSpec, limits: InstallationLimits, platform: Platform) -> I
     sizes = {name: getattr(learner, name) for name in _RANK_SIZES}
     yield from _over(f"learner.{max(sizes, key=sizes.__getitem__)}", learner.world_size, "ranks", "ranks", limits)
     if platform is Platform.CPU:
-        if learner.threads_per_rank > 1:  # else the ranks say it
+        if learner.threads_per_rank > 1:  # else the problem is one of the ranks, and reported above
             threads = learner.world_size * learner.threads_per_rank
             yield from _over("learner.threads_per_rank", threads, "threads of all ranks", "threads", limits)
         yield from _over("rollout.kv_cache_gib", engine.kv_cache_gib, "GiB", "kv_cache_gib", limits)
@@ -133,12 +133,11 @@ def _compute(spec: JobSpec, limits: InstallationLimits, platform: Platform) -> I
 
 def _work(spec: JobSpec, limits: InstallationLimits) -> Iterator[Problem]:
     rollouts = spec.slots * spec.rollout.group_size
-    field = "algorithm.filter_groups_train_batch_size"
-    asked = "rollouts in flight (slots × group_size)"
-    yield from _over(field, rollouts, asked, "rollouts_in_flight", limits)
+    field, what = "algorithm.filter_groups_train_batch_size", "rollouts in flight (slots × group_size)"
+    yield from _over(field, rollouts, what, "rollouts_in_flight", limits)
     tokens = rollouts * spec.rollout.rollout_max_tokens
-    asked = "tokens in flight (slots × group_size × rollout_max_tokens)"
-    yield from _over("rollout.rollout_max_tokens", tokens, asked, "tokens_in_flight", limits)
+    what = "tokens in flight (slots × group_size × rollout_max_tokens)"
+    yield from _over("rollout.rollout_max_tokens", tokens, what, "tokens_in_flight", limits)
     yield from _over("learner.steps", spec.learner.steps, "steps", "steps", limits)
     if spec.eval.enabled:
         rollouts = spec.eval.tasks * spec.eval.samples
@@ -146,15 +145,14 @@ def _work(spec: JobSpec, limits: InstallationLimits) -> Iterator[Problem]:
 
 
 def _lengths(spec: JobSpec, limits: InstallationLimits, model: ModelInfo | None) -> Iterator[Problem]:
-    """The engine prepares for the longest sequence that it is told of."""
-    asked, field = spec.model.max_model_len, "model.max_model_len"
-    if asked is not None:
-        yield from _over(field, asked, "tokens", "sequence_tokens", limits)
+    """The engine allocates for `model.max_model_len`, or else for all positions of the model."""
+    length, field = spec.model.max_model_len, "model.max_model_len"
+    if length is not None:
+        yield from _over(field, length, "tokens", "sequence_tokens", limits)
     elif model is not None:
         what = "tokens (the model's positions, since it is not set)"
         yield from _over(field, model.max_position_embeddings, what, "sequence_tokens", limits)
-    response = spec.rollout.rollout_max_tokens
-    yield from _over("rollout.rollout_max_tokens", response, "tokens", "sequence_tokens", limits)
+    yield from _over("rollout.rollout_max_tokens", spec.rollout.rollout_max_tokens, "tokens", "sequence_tokens", limits)
 
 
 def _memory(spec: JobSpec, limits: InstallationLimits, parameters: int | None) -> Iterator[Problem]:
@@ -172,8 +170,8 @@ def _memory(spec: JobSpec, limits: InstallationLimits, parameters: int | None) -
     yield from _over("model.path", round(needed, 1), what, "memory_gib", limits)
 
 
-def _over(field: str, asked: float, what: str, name: str, limits: InstallationLimits) -> Iterator[Problem]:
-    most = getattr(limits, name)
-    if asked > most:
-        message = f"{asked:.15g} {what} are more than MILLRACE_MAX_{name.upper()}={most:.15g} of this installation"
+def _over(field: str, value: float, what: str, name: str, limits: InstallationLimits) -> Iterator[Problem]:
+    limit = getattr(limits, name)
+    if value > limit:
+        message = f"{value:.15g} {what} are more than MILLRACE_MAX_{name.upper()}={limit:.15g} of this installation"
         yield Problem(field, message)

@@ -1,4 +1,4 @@
-"""A request's body as a job spec: JSON or YAML, the same model, with what a hostile body could blow up refused first."""
+"""Body of a request as a job spec: JSON or YAML, with one model; constructs that a hostile body could expand are refused first."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MEDIA_TYPES = (JSON_TYPE, *YAML_TYPES)
 _SETTINGS: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue], config=ConfigDict(allow_inf_nan=False))
 
 
-class UnsupportedMediaType(ConfigError):  # noqa: N818  HTTP's own name
-    """A body of a type that is not read here; answered with 415."""
+class UnsupportedMediaType(ConfigError):  # noqa: N818  HTTP's name
+    """A body of another media type; answered with 415."""
 
 
 def media_type_of(request: Request) -> str:
@@ -36,7 +36,7 @@ def media_type_of(request: Request) -> str:
 
 
 def parse_body(body: bytes, media_type: str) -> JobSpec:
-    """The spec in a body of one of MEDIA_TYPES; takes well below a second for each MiB, whatever it holds.
+    """The spec in a body of one of MEDIA_TYPES; takes well below a second for each MiB of any content.
 
     Raises:
         ConfigError: names every wrong field.
@@ -48,13 +48,15 @@ def parse_body(body: bytes, media_type: str) -> JobSpec:
     if not isinstance(document, dict):
         raise ConfigError(f"must be an object with `model` and `data`, not {type(document).__name__}", field="spec")
     try:
-        return _storable(JobSpec.model_validate(document))
+        spec = JobSpec.model_validate(document)
     except ValidationError as error:
         raise ConfigError(*problems_of(error)) from error
+    _check_storable(spec)
+    return spec
 
 
-def _storable(spec: JobSpec) -> JobSpec:
-    """The spec, once it is sure that the free-form settings are JSON values and all of it can be stored."""
+def _check_storable(spec: JobSpec) -> None:
+    """The free-form settings must be JSON values, and the whole spec must be storable."""
     problems = []
     for name, source in (("train", spec.data.train), ("eval", spec.data.eval)):
         try:
@@ -64,9 +66,7 @@ def _storable(spec: JobSpec) -> JobSpec:
     if problems:
         raise ConfigError(*problems)
     try:
-        json.dumps(
-            spec.model_dump(), ensure_ascii=False, allow_nan=False
-        ).encode()  # halves of surrogate pairs fail here
+        document = json.dumps(spec.model_dump(), ensure_ascii=False, allow_nan=False)
+        document.encode()  # halves of surrogate pairs fail here
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"cannot be stored as JSON: {error}", field="spec") from error
-    return spec

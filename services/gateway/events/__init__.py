@@ -1,1 +1,1 @@
-"""Events of jobs: one look at each followed job, and a stream for each reader."""
+"""Events of jobs: one poll of all followed jobs, and a stream for each reader."""

@@ -1,4 +1,4 @@
-"""Stream of a job's events as one reader gets it: server-sent events.
+"""Stream of a job's events to one reader: server-sent events.
 
 id, event: kind, data: {"at": …, …} ──► after the job's end: event: end
 """
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 ARCHIVED = "this job ended long ago, and its events were removed: its record, history and ledger are there"
 EVENT_ID_PATTERN = r"^[0-9]{1,19}-[0-9]{1,19}$"
-"""Redis counts to 2⁶⁴, which has 20 digits: ids of 19 always fit."""
+"""Numbers of Redis end below 2⁶⁴, which has 20 digits: 19 digits always fit."""
 EVENT_SCHEMA: dict[str, Any] = {
     "type": "object",
     "description": "One event; `data` is a JSON object with `at` (Unix seconds) and what the kind tells.",
@@ -30,11 +30,11 @@ EVENT_SCHEMA: dict[str, Any] = {
     "required": ["event", "data"],
 }
 SEND_TIMEOUT_S = 30.0
-"""A reader that takes nothing for so long has gone."""
+"""A reader that receives nothing for so long is disconnected."""
 
 
 class EventStream(EventSourceResponse):
-    """The answer, which leaves its seat however it ends."""
+    """The answer; it frees its seat however it ends."""
 
     def __init__(self, events: AsyncIterator[bytes], seat: Seat, *, heartbeat_s: float) -> None:
         """`heartbeat_s`: seconds between two comments."""
@@ -42,35 +42,35 @@ class EventStream(EventSourceResponse):
         self._seat = seat
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends it."""
+        """Sends the stream."""
         try:
             await super().__call__(scope, receive, send)
         finally:
             self._seat.leave()
 
 
-async def follow(hub: EventHub, record: JobRecord, place: EventId, seat: Seat) -> AsyncIterator[bytes]:
-    """Events after an id, until the job has ended and all were sent.
+async def follow(hub: EventHub, record: JobRecord, last_id: EventId, seat: Seat) -> AsyncIterator[bytes]:
+    """Events after an id, until the job has ended and all events were sent.
 
-    A Redis that is lost ends the stream, and so does the loss of its seat: the client resumes by id.
+    A failure of Redis ends the stream, and so does the loss of its seat: the client resumes by id.
     """
     with hub.feed(record.id) as feed:
         seat.on_loss = feed.notify
         try:
             while not (seat.lost or feed.failed):
                 changed, over = feed.changed, feed.over or record.state.ended
-                page = feed.after(place)
+                page = feed.after(last_id)
                 if page is None:
-                    page = await hub.page(record.id, place)
+                    page = await hub.page(record.id, last_id)
                 for event_id, event in page:
-                    place = event_id
+                    last_id = event_id
                     yield event
                 if page:
                     continue
                 if over:
-                    if place == BEGINNING and record.state.ended:  # every other job has events
-                        told = {"at": record.finished_at, "message": ARCHIVED}
-                        yield ServerSentEvent(event="archived", data=json.dumps(told)).encode()
+                    if last_id == BEGINNING and record.state.ended:  # every other job has events
+                        content = {"at": record.finished_at, "message": ARCHIVED}
+                        yield ServerSentEvent(event="archived", data=json.dumps(content)).encode()
                     state = feed.state if feed.over else record.state
                     yield ServerSentEvent(event="end", data=json.dumps({"state": state})).encode()
                     return

@@ -1,1 +1,1 @@
-"""Middleware: host, token, places, seats and bodies, in the order that `app` gives."""
+"""Middleware: host, timeout, token, request limit and bodies, in the order of `app`; and the limit of event streams."""

@@ -1,4 +1,4 @@
-"""Who may ask: a bearer token for everything but a few named paths, checked before any route is looked up."""
+"""Authentication: a bearer token for everything but a few named paths, checked before any route is matched."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ log = logging.getLogger(__name__)
 TOKEN_FILE = "gateway.token"  # noqa: S105  a file's name
 TOKEN_BYTES = 32
 MIN_SHARED_TOKEN_CHARS = 32
-"""Shortest token that may guard an address which others can reach."""
+"""Shortest token for an address that other machines can reach."""
 
 ALWAYS_OPEN = frozenset({"/healthz", "/readyz"})
 OPEN_ON_LOOPBACK = frozenset({"/metrics", "/docs", "/openapi.json"})
 
 
 def load_token(settings: Settings) -> str:
-    """The gateway's token: the one that is set, else the one in `<home>/gateway.token`, which is made (mode 0600) when missing.
+    """The gateway's token: the one that is set, else the one in `<home>/gateway.token`, which is created (mode 0600) when missing.
 
     Raises:
-        ConfigError: no token is set and the address is not loopback, or the token cannot serve as one; never shows the token.
+        ConfigError: no token is set and the address is not loopback, or the token is not valid; never shows the token.
     """
     settings.require_token_beyond_loopback(settings.token, "MILLRACE_TOKEN")
     if settings.token is None:
         path = settings.home / TOKEN_FILE
-        return _checked(_read_or_make(path), str(path))
-    token = _checked(settings.token.get_secret_value(), "MILLRACE_TOKEN")
+        return _validated(_read_or_create(path), str(path))
+    token = _validated(settings.token.get_secret_value(), "MILLRACE_TOKEN")
     if len(token) < MIN_SHARED_TOKEN_CHARS and not is_loopback(settings.bind_host):
         raise ConfigError(
             f"MILLRACE_TOKEN has {len(token)} characters; beyond loopback it needs {MIN_SHARED_TOKEN_CHARS} "
@@ -55,20 +55,17 @@ class BearerAuth:
     """Answers 401, always the same, unless the request carries the token or its path is open."""
 
     def __init__(self, app: ASGIApp, *, token: str, open_paths: frozenset[str]) -> None:
-        """Keeps the token's digest only."""
         self._app = app
-        self._digest = _digest(token)
+        self._digest = _digest(token)  # the token itself is not kept
         self._open = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handles one request."""
         if scope["type"] == "http" and scope["path"] not in self._open and not self._allowed(Headers(scope=scope)):
-            refusal = error_answer(
-                401, "a valid bearer token is needed", headers={"WWW-Authenticate": 'Bearer realm="millrace"'}
-            )
-            await refusal(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
+            headers = {"WWW-Authenticate": 'Bearer realm="millrace"'}
+            await error_answer(401, "a valid bearer token is needed", headers=headers)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
     def _allowed(self, headers: Headers) -> bool:
         values = headers.getlist("authorization")
@@ -82,7 +79,7 @@ def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
 
 
-def _checked(token: str, source: str) -> str:
+def _validated(token: str, source: str) -> str:
     if not token:
         raise ConfigError(f"{source} is empty: set a token, or remove it to have one made")
     if not token.isascii() or not token.isprintable() or " " in token:
@@ -90,11 +87,11 @@ def _checked(token: str, source: str) -> str:
     return token
 
 
-def _read_or_make(path: Path) -> str:
+def _read_or_create(path: Path) -> str:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            _make(path)
+            _create(path)
         if path.stat().st_mode & 0o077:
             log.warning("%s was readable by others: mode set to 0600", path)
             path.chmod(0o600)
@@ -103,8 +100,8 @@ def _read_or_make(path: Path) -> str:
         raise ConfigError(f"{path}: the gateway's token cannot be kept there: {error.strerror}") from error
 
 
-def _make(path: Path) -> None:
-    """Writes a fresh token beside the path and links it in: of several at once, one wins, and no one ever reads half a token."""
+def _create(path: Path) -> None:
+    """Writes a new token to a draft and links it to the path: of several processes one wins, and none reads half a token."""
     draft = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

@@ -1,8 +1,8 @@
-"""Check of the Host header: the gateway answers to the names it is published under.
+"""Check of the Host header: the gateway answers only to the names under which it is published.
 
-A page at a name that its owner lets point to 127.0.0.1 is, to the browser that shows it, of one origin with whatever
-listens there (DNS rebinding). The header still says the page's own name. An address cannot be pointed elsewhere, so
-beyond loopback every address is taken.
+When the owner of a name points it to 127.0.0.1, a browser treats a page of that name as of the same origin as the
+service that listens there (DNS rebinding). The header still has the page's own name. An address cannot be redirected
+in this way, so beyond loopback every address is accepted.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from services.common.config.settings import Settings, is_loopback
 from services.gateway.errors import error_answer
 
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:/?#@\s]+)(?::[0-9]{1,5})?")
-"""A name or an address, and perhaps a port: tunnels and published ports have another than ours."""
+"""A name or an address, and perhaps a port: tunnels and published ports have other ports than the gateway."""
 
 
 class HostCheck:
-    """Answers 421 unless the header names this gateway, and 400 unless there is exactly one that can be read."""
+    """Answers 421 unless the header names this gateway, and 400 unless there is exactly one valid header."""
 
     def __init__(self, app: ASGIApp, *, names: Collection[str], any_address: bool, exempt: Collection[str]) -> None:
-        """`names`: in lower case; `any_address`: not only loopback's; `exempt`: paths that answer under any name."""
+        """`names`: in lower case; `any_address`: not only loopback addresses; `exempt`: paths that answer under any name."""
         self._app = app
         self._names, self._exempt = frozenset(names), frozenset(exempt)
         self._any_address = any_address
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handles one request."""
         if scope["type"] != "http" or scope["path"] in self._exempt:
             await self._app(scope, receive, send)
             return
@@ -57,7 +57,7 @@ class HostCheck:
 
 
 def published_names(settings: Settings) -> frozenset[str]:
-    """The names, in lower case, under which a gateway with these settings is reached; addresses among them."""
+    """The names and addresses, in lower case, under which clients reach a gateway with these settings."""
     names = {"localhost", settings.bind_host, settings.advertise_host or "", *settings.gateway_hosts}
     if not is_loopback(settings.bind_host):
         names.add(socket.gethostname())

@@ -1,4 +1,4 @@
-"""How large a request may be and how long it may take: two small ASGI layers."""
+"""Limits of one request: the size of its body, and the time to its answer; two small ASGI layers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from services.gateway.errors import error_answer
 
 MAX_BODY_BYTES = 1024 * 1024
 DISCARD_BYTES = 16 * 1024 * 1024
-"""Bytes of a refused body that are read on and dropped, so that a client which is still sending sees the answer."""
+"""Bytes of a refused body that are still read and dropped, so that a client which is still sending receives the answer."""
 DISCARD_S = 2.0
 BODY_TIMEOUT_S = 15.0
 REQUEST_TIMEOUT_S = 45.0
 
 
 class BodyLimit:
-    """Takes the body in, counting as it comes, before the route runs: 413 beyond the limit, 408 when it comes too slowly."""
+    """Reads and counts the body before the route runs: 413 beyond the limit, 408 when it arrives too slowly."""
 
     def __init__(self, app: ASGIApp, *, max_bytes: int = MAX_BODY_BYTES, timeout_s: float = BODY_TIMEOUT_S) -> None:
         """Holds at most `max_bytes` and one chunk per request in memory."""
@@ -28,26 +28,26 @@ class BodyLimit:
         self._timeout_s = timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handles one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         try:
             async with asyncio.timeout(self._timeout_s):
-                messages = await self._take(scope, receive)
+                messages = await self._read(scope, receive)
         except TimeoutError:
-            answer = error_answer(408, f"the body did not arrive within {self._timeout_s:g} s")
-            await answer(scope, receive, send)
+            message = f"the body did not arrive within {self._timeout_s:g} s"
+            await error_answer(408, message)(scope, receive, send)
             return
         if messages is None:
             await _discard(receive)
-            answer = error_answer(413, f"the body is larger than {self._max_bytes} bytes")
-            await answer(scope, receive, send)
+            message = f"the body is larger than {self._max_bytes} bytes"
+            await error_answer(413, message)(scope, receive, send)
             return
         await self._app(scope, _replay(messages, receive), send)
 
-    async def _take(self, scope: Scope, receive: Receive) -> list[Message] | None:
-        """The request's messages; None as soon as they are too much."""
+    async def _read(self, scope: Scope, receive: Receive) -> list[Message] | None:
+        """The request's messages; None as soon as they are too large."""
         announced = dict(scope["headers"]).get(b"content-length", b"0")
         if announced.isdigit() and int(announced) > self._max_bytes:
             return None
@@ -63,18 +63,18 @@ class BodyLimit:
 
 
 class RequestTimeout:
-    """Answers 504 when a request has had no answer in time; an answer that has begun (a stream of events) may take as long as it likes."""
+    """Answers 504 when an answer has not begun in time; one that has begun (a stream of events) may take any time."""
 
     def __init__(
         self, app: ASGIApp, *, timeout_s: float = REQUEST_TIMEOUT_S, longer_s: Mapping[str, float] | None = None
     ) -> None:
-        """Times every HTTP request; `longer_s`: paths with a time of their own."""
+        """`longer_s`: paths with a limit of their own."""
         self._app = app
         self._timeout_s = timeout_s
         self._longer_s = dict(longer_s or {})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handles one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -98,7 +98,7 @@ def _more(message: Message) -> bool:
 
 
 async def _discard(receive: Receive) -> None:
-    """Reads on for a moment and drops it."""
+    """Reads the rest for a moment and drops it."""
     size = 0
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DISCARD_S):
@@ -110,7 +110,7 @@ async def _discard(receive: Receive) -> None:
 
 
 def _replay(messages: list[Message], receive: Receive) -> Receive:
-    """Gives the messages again, then whatever comes after them."""
+    """Returns these messages again, then those that follow them."""
     pending = iter(messages)
 
     async def replayed() -> Message:

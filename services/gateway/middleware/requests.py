@@ -1,7 +1,7 @@
-"""Limit of requests in flight, by kind: whoever fills one kind's places leaves the others theirs.
+"""Limit of requests in flight, by kind: a kind that uses its whole limit does not block the others.
 
-Who comes when all places are taken waits a moment, first come, first served, and is refused with 429 then. No body is
-read meanwhile. Event streams have a limit of their own (`streams.py`).
+At the limit a request waits a moment, first come, first served, and is then refused with 429. No body is read
+meanwhile. Event streams have a limit of their own (`streams.py`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from services.gateway.errors import too_many
 
 WAIT_S = 3.0
-"""Longest wait for a place."""
+"""Longest wait at the limit."""
 _STREAM = re.compile(r"/jobs/[^/]+/events")
 
 
 class Kind(StrEnum):
-    """Requests that share their places."""
+    """Kinds of requests; each has its own limit."""
 
     READ = "reads"
     WRITE = "changes"
@@ -30,12 +30,12 @@ class Kind(StrEnum):
     OPEN = "requests without a token"
 
 
-_SHARE = {Kind.READ: 1, Kind.CHAT: 1, Kind.WRITE: 4, Kind.SUBMIT: 4, Kind.OPEN: 4}
-"""What the limit is divided by: changes and submissions hold bodies, and what needs no token must not be dear."""
+_DIVISORS = {Kind.READ: 1, Kind.CHAT: 1, Kind.WRITE: 4, Kind.SUBMIT: 4, Kind.OPEN: 4}
+"""Divisors of the limit: changes and submissions hold bodies in memory, and requests without a token must stay cheap."""
 
 
 class RequestLimit:
-    """Lets so many requests of each kind in."""
+    """Bounds the requests in flight of each kind."""
 
     def __init__(
         self,
@@ -47,32 +47,32 @@ class RequestLimit:
         exempt: Collection[str],
         wait_s: float = WAIT_S,
     ) -> None:
-        """`limit`: reads at once, and chats; `chats`, `open_paths`, `exempt`: paths of chats, without a token, without a limit."""
+        """`limit`: reads at once, and chats at once; `chats`, `open_paths`, `exempt`: paths of chats, without a token, without a limit."""
         self._app = app
         self._chats, self._open, self._exempt = frozenset(chats), frozenset(open_paths), frozenset(exempt)
         self._wait_s = wait_s
-        self._places = {kind: asyncio.Semaphore(max(1, limit // share)) for kind, share in _SHARE.items()}
+        self._semaphores = {kind: asyncio.Semaphore(max(1, limit // divisor)) for kind, divisor in _DIVISORS.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handles one request."""
         kind = self._kind(scope)
         if kind is None:
             await self._app(scope, receive, send)
             return
-        places = self._places[kind]
+        semaphore = self._semaphores[kind]
         try:
-            async with asyncio.timeout(self._wait_s if places.locked() else None):
-                await places.acquire()
+            async with asyncio.timeout(self._wait_s if semaphore.locked() else None):
+                await semaphore.acquire()
         except TimeoutError:
             await too_many(f"too many {kind} at once: try again")(scope, receive, send)
             return
         try:
             await self._app(scope, receive, send)
         finally:
-            places.release()
+            semaphore.release()
 
     def _kind(self, scope: Scope) -> Kind | None:
-        """None: it needs no place here."""
+        """None: not limited here."""
         if scope["type"] != "http" or scope["path"] in self._exempt:
             return None
         method, path = scope["method"], scope["path"]

@@ -1,1 +1,1 @@
-"""Chats in OpenAI's forms, passed on to a rollout server over gRPC."""
+"""Chats with OpenAI's API, passed to a rollout server over gRPC."""

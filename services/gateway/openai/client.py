@@ -1,7 +1,7 @@
-"""The gateway's side of a chat: which rollout server to ask, and its answer as it comes.
+"""Client of the rollout servers: picks a server for a chat, and streams its answer.
 
 a running job ──► a server attached to it, with a policy loaded, the least busy first
-an ended job  ──► a server that has its export, else one that is idle, else one whose export nobody talks to
+an ended job  ──► a server that has its export, else an idle one, else one that serves another export
 """
 
 from __future__ import annotations
@@ -37,15 +37,18 @@ from services.gateway.openai.errors import OpenAIError
 
 log = logging.getLogger(__name__)
 
-FREE_WAIT_S = 5.0
-"""How long to look for a server: heartbeats are two seconds apart."""
-LOOK_S = 0.5
+SERVER_WAIT_S = 5.0
+"""Longest wait for a server: heartbeats are two seconds apart."""
+POLL_INTERVAL_S = 0.5
 CALL_LIMIT_S = LOAD_LIMIT_S + GENERATE_LIMIT_S + 30.0
 RETRY_AFTER_S = 5
 MAX_MODELS = 500
+MAX_CHANNELS = 64
+GRACE_S = 600.0
+"""Longest time that answers on a closing channel may take to end."""
 
 Replies = AsyncGenerator[pb.GenerateReply, None]
-_ELSEWHERE = {Problem.NOT_HERE, Problem.BUSY}
+_RETRYABLE = {Problem.NOT_HERE, Problem.BUSY}
 _STATUS = {
     Problem.NOT_FOUND: (404, "model_not_found"),
     Problem.NOT_HERE: (503, "model_not_ready"),
@@ -59,22 +62,21 @@ _STATUS = {
 
 
 class InferenceClient:
-    """Asks rollout servers."""
+    """Client of all rollout servers."""
 
-    def __init__(self, redis: Redis, store: JobStore, token: str | None, *, free_wait_s: float = FREE_WAIT_S) -> None:
-        """`token`: the internal one, where there is one."""
+    def __init__(self, redis: Redis, store: JobStore, token: str | None) -> None:
+        """`token`: the internal one, if set."""
         self._redis, self._store = redis, store
         self._metadata = token_metadata(token)
-        self._free_wait_s = free_wait_s
         self._channels = Channels()
         self._workers: tuple[float, list[WorkerStatus]] = (0.0, [])
 
     async def close(self) -> None:
-        """Ends its connections."""
+        """Closes its connections."""
         await self._channels.close()
 
     async def models(self) -> list[JobRow]:
-        """Jobs that people can talk to, newest first."""
+        """Jobs that have a policy, newest first."""
         return [row for row in await self._store.list(limit=MAX_MODELS) if _has_policy(row)]
 
     async def model(self, name: str) -> JobRecord:
@@ -85,97 +87,81 @@ class InferenceClient:
         """
         record = await self._store.find(name) if JOB_ID.fullmatch(name) else None
         if record is None:
-            raise OpenAIError(
-                404,
-                f"the model {name!r} does not exist: GET /v1/models lists those that do",
-                "model_not_found",
-                param="model",
-            )
+            message = f"the model {name!r} does not exist: GET /v1/models lists those that do"
+            raise OpenAIError(404, message, "model_not_found", param="model")
         if record.state is JobState.QUEUED:
             raise _not_ready(f"job {name} is queued: it has no policy yet")
         if not _has_policy(record):
-            raise OpenAIError(
-                404, f"job {name} is {record.state} and left no exported checkpoint", "model_not_found", param="model"
-            )
+            message = f"job {name} is {record.state} and left no exported checkpoint"
+            raise OpenAIError(404, message, "model_not_found", param="model")
         return record
 
     async def generate(self, request: pb.GenerateRequest) -> Replies:
-        """The replies of the server that answers. Closing the generator aborts the answer.
+        """The replies of the first server that accepts the request. Closing the generator aborts the answer.
 
         Raises:
-            OpenAIError: nobody answers, or the answer broke off.
+            OpenAIError: no server accepts it, or the answer breaks off.
         """
-        until = time.monotonic() + self._free_wait_s
+        until = time.monotonic() + SERVER_WAIT_S
         while True:
             record = await self.model(request.model)
             refusal: OpenAIError | None = None
             for server in candidates(record, await self._servers()):
                 try:
-                    async with aclosing(self._ask(server, request)) as replies:
+                    async with aclosing(self._call(server, request)) as replies:
                         async for reply in replies:
                             yield reply
-                except _Elsewhere as elsewhere:
-                    refusal = elsewhere.refusal
+                except OpenAIError as error:
+                    if not error.retryable:
+                        raise
+                    refusal = error
                 else:
                     return
             if time.monotonic() > until or (refusal is not None and refusal.status == 429):
-                raise refusal or _not_ready(_nobody(record))
-            await asyncio.sleep(LOOK_S)
+                raise refusal or _not_ready(_no_server(record))
+            await asyncio.sleep(POLL_INTERVAL_S)
 
     async def _servers(self) -> list[WorkerStatus]:
-        """The workers as they were a moment ago."""
-        if time.monotonic() - self._workers[0] > LOOK_S:
+        """The workers, at most `POLL_INTERVAL_S` old."""
+        if time.monotonic() - self._workers[0] > POLL_INTERVAL_S:
             self._workers = (time.monotonic(), await alive(self._redis))
         return self._workers[1]
 
-    async def _ask(self, server: WorkerStatus, request: pb.GenerateRequest) -> Replies:
-        """One server's replies; `_Elsewhere` while another may be asked instead."""
-        begun = False
+    async def _call(self, server: WorkerStatus, request: pb.GenerateRequest) -> Replies:
+        """One server's replies; its error is `retryable` when another server may accept the request."""
+        started = False
         stub = pb_grpc.InferenceStub(self._channels.to(server.inference_address or ""))  # type: ignore[no-untyped-call]  # generated code
         call = stub.Generate(request, timeout=CALL_LIMIT_S, metadata=self._metadata)
         try:
             async for reply in call:
-                begun = begun or reply.HasField("started")
+                started = started or reply.HasField("started")
                 yield reply
         except grpc.aio.AioRpcError as error:
-            refusal, elsewhere = _read(error, server)
-            if elsewhere and not begun:
-                raise _Elsewhere(refusal) from error
+            refusal, retryable = _refusal(error, server)
+            refusal.retryable = retryable and not started
             raise refusal from error
         finally:
             call.cancel()
 
 
-class _Elsewhere(Exception):  # noqa: N818  not an error: ask the next one
-    """A server does not answer this request; another may."""
-
-    def __init__(self, refusal: OpenAIError) -> None:
-        """`refusal`: what to say when there is no other."""
-        super().__init__(str(refusal))
-        self.refusal = refusal
-
-
 def candidates(record: JobRecord, workers: Sequence[WorkerStatus]) -> list[WorkerStatus]:
-    """The servers to ask, in this order."""
+    """The servers that may answer for the job, the best first."""
     servers = [
         worker
         for worker in workers
         if worker.kind is WorkerKind.ROLLOUT and worker.inference_address and worker.state != "draining"
     ]
-    if not record.state.ended:
-        ranks = {
-            worker.name: 0 for worker in servers if worker.job_id == record.id and worker.policy_version is not None
-        }
-    else:
-        ranks = {worker.name: rank for worker in servers if (rank := _rank(worker, record.id)) is not None}
+    ranks = {worker.name: rank for worker in servers if (rank := _rank(worker, record)) is not None}
     chosen = [worker for worker in servers if worker.name in ranks]
     random.shuffle(chosen)
     return sorted(chosen, key=lambda worker: (ranks[worker.name], worker.detail.get("chats_in_flight", 0)))
 
 
-def _rank(worker: WorkerStatus, job_id: str) -> int | None:
-    """How well a server suits an ended job, 0 best; None when training has it."""
-    if worker.job_id == job_id:
+def _rank(worker: WorkerStatus, record: JobRecord) -> int | None:
+    """Preference of a server for the job, 0 is best; None when it has no policy of a running job, or samples for another job."""
+    if not record.state.ended:
+        return 0 if worker.job_id == record.id and worker.policy_version is not None else None
+    if worker.job_id == record.id:
         return 0
     if worker.job_id is None:
         return 1
@@ -188,23 +174,23 @@ def _has_policy(record: JobRow) -> bool:
     return record.state is not JobState.QUEUED
 
 
-def _nobody(record: JobRecord) -> str:
+def _no_server(record: JobRecord) -> str:
     if record.state.ended:
         return f"job {record.id} has ended, and no rollout server is free to load its checkpoint"
     return f"no rollout server has the policy of job {record.id} loaded yet"
 
 
-def _read(error: grpc.aio.AioRpcError, server: WorkerStatus) -> tuple[OpenAIError, bool]:
-    """What to tell the client, and whether another server may be asked instead."""
+def _refusal(error: grpc.aio.AioRpcError, server: WorkerStatus) -> tuple[OpenAIError, bool]:
+    """The error for the client, and whether another server may accept the request."""
     metadata = error.trailing_metadata()
-    told = {str(key): str(value) for key, value in metadata} if metadata is not None else {}
+    headers = {str(key): str(value) for key, value in metadata} if metadata is not None else {}
     message = error.details() or "the rollout server broke off"
-    if (name := told.get(PROBLEM_HEADER)) in set(Problem):
+    if (name := headers.get(PROBLEM_HEADER)) in set(Problem):
         problem = Problem(name)
         status, code = _STATUS[problem]
-        param = "model" if problem is Problem.NOT_FOUND else told.get(PARAM_HEADER)
+        param = "model" if problem is Problem.NOT_FOUND else headers.get(PARAM_HEADER)
         retry = RETRY_AFTER_S if status in {429, 503} else None
-        return OpenAIError(status, message, code, param=param, retry_after_s=retry), problem in _ELSEWHERE
+        return OpenAIError(status, message, code, param=param, retry_after_s=retry), problem in _RETRYABLE
     log.error("rollout server %s: %s: %s", server.name, error.code().name, message)
     if error.code() is grpc.StatusCode.UNAVAILABLE:
         return _not_ready(f"rollout server {server.name} does not answer"), True
@@ -220,16 +206,10 @@ def _not_ready(message: str) -> OpenAIError:
     return OpenAIError(503, message, "model_not_ready", retry_after_s=RETRY_AFTER_S)
 
 
-MAX_CHANNELS = 64
-GRACE_S = 600.0
-"""Answers on a channel that is put away end by themselves within this."""
-
-
 class Channels:
-    """One channel per address, the least used put away when there are many: servers come and go, each on a port of its own."""
+    """One channel per address. Servers come and go, each on its own port: beyond the bound, the least recently used one is closed."""
 
     def __init__(self, max_channels: int = MAX_CHANNELS) -> None:
-        """None yet."""
         self._max_channels = max_channels
         self._open: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
@@ -247,7 +227,7 @@ class Channels:
         return self._open[address]
 
     async def close(self) -> None:
-        """Ends all connections at once."""
+        """Closes all connections at once."""
         channels, self._open = list(self._open.values()), OrderedDict()
         for task in self._closing:
             task.cancel()

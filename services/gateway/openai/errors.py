@@ -1,26 +1,22 @@
-"""Errors below /v1 as OpenAI's clients expect them: `{"error": {"message", "type", "param", "code"}}`, whichever layer refuses."""
+"""Errors below /v1 in OpenAI's format: `{"error": {"message", "type", "param", "code"}}`, whichever layer refuses."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Coroutine, Mapping
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from pydantic import Field
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.common.errors import MillraceError
-from services.gateway.errors import EVERYWHERE
+from services.gateway.errors import EVERYWHERE, Handlers, clipped, validation_answer
 from services.gateway.schemas import Answer
 
 PREFIX = "/v1/"
-MAX_TEXT = 1000
-"""Characters of what a client sent that a message repeats."""
 _CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
 
 
@@ -42,10 +38,12 @@ class OpenAIErrorAnswer(Answer):
 class OpenAIError(MillraceError):
     """A request below /v1 that is refused, or an answer that broke off."""
 
+    retryable = False
+    """Whether another rollout server may accept the request."""
+
     def __init__(
         self, status: int, message: str, code: str, *, param: str | None = None, retry_after_s: int | None = None
     ) -> None:
-        """`status`: HTTP's."""
         super().__init__(message)
         self.status, self.code, self.param, self.retry_after_s = status, code, param, retry_after_s
 
@@ -56,15 +54,10 @@ class OpenAIError(MillraceError):
 
 
 def error_body(status: int, message: str, code: str | None, param: str | None = None) -> dict[str, Any]:
-    """An error in OpenAI's form."""
+    """An error in OpenAI's format."""
     kind = "rate_limit_error" if status == 429 else "invalid_request_error" if status < 500 else "server_error"
-    detail = OpenAIErrorDetail(message=_fit(message), type=kind, param=_fit(param) if param else None, code=code)
+    detail = OpenAIErrorDetail(message=clipped(message), type=kind, param=clipped(param) if param else None, code=code)
     return OpenAIErrorAnswer(error=detail).model_dump()
-
-
-def install_openai_handler(app: FastAPI) -> None:
-    """Registers the handler of what the routes raise."""
-    app.add_exception_handler(OpenAIError, _answer)
 
 
 def openai_documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -75,31 +68,14 @@ def openai_documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
-class OpenAIRoute(APIRoute):
-    """A route whose wrong parameters are answered with 400 and the first of them."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The usual handler, with another refusal."""
-        handle = super().get_route_handler()
-
-        async def handle_or_refuse(request: Request) -> Response:
-            try:
-                return await handle(request)
-            except RequestValidationError as error:
-                raise _refusal(error) from error
-
-        return handle_or_refuse
-
-
 class OpenAIForm:
-    """Puts refusals of the other layers (no token, too large a body, no such path) into OpenAI's form, below /v1 only."""
+    """Translates refusals of the other layers (no token, too large a body, no such path) to OpenAI's format, below /v1 only."""
 
     def __init__(self, app: ASGIApp) -> None:
-        """Watches `app`."""
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handles one request."""
         if scope["type"] != "http" or not scope["path"].startswith(PREFIX):
             await self._app(scope, receive, send)
             return
@@ -124,14 +100,23 @@ class OpenAIForm:
         await self._app(scope, receive, translate)
 
 
-async def _answer(_: Request, error: Exception) -> JSONResponse:
-    problem = cast("OpenAIError", error)
-    headers: Mapping[str, str] = {} if problem.retry_after_s is None else {"Retry-After": str(problem.retry_after_s)}
-    return JSONResponse(problem.body, status_code=problem.status, headers=dict(headers))
+async def _answer(_: Request, error: OpenAIError) -> JSONResponse:
+    headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
+    return JSONResponse(error.body, status_code=error.status, headers=headers)
+
+
+async def _validation(request: Request, error: RequestValidationError) -> JSONResponse:
+    """Below /v1, 400 with the first wrong parameter; elsewhere the gateway's own answer."""
+    if request.scope["path"].startswith(PREFIX):
+        return await _answer(request, _refusal(error))
+    return await validation_answer(request, error)
+
+
+OPENAI_HANDLERS: Handlers = {OpenAIError: _answer, RequestValidationError: _validation}
 
 
 def _translated(status: int, body: bytes) -> bytes:
-    """The body, unless it is of OpenAI's form already."""
+    """The body in OpenAI's format; unchanged when it has that format already, or is no error of the gateway."""
     try:
         error = json.loads(body)["error"]
         if "type" in error:
@@ -155,7 +140,7 @@ def _refusal(error: RequestValidationError) -> OpenAIError:
 
 
 def _path(parts: tuple[int | str, ...]) -> str | None:
-    """`messages[0].content`; the names that the validator gives to alternatives of a type are left out."""
+    """`messages[0].content`; without the names that pydantic gives to the alternatives of a union."""
     path = ""
     for part in parts:
         if isinstance(part, int):
@@ -163,8 +148,3 @@ def _path(parts: tuple[int | str, ...]) -> str | None:
         elif part not in {"str", "TextPart"} and not part.startswith(("list[", "constrained-", "function-")):
             path += f".{part}" if path else part
     return path or None
-
-
-def _fit(text: str) -> str:
-    shown = text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…"
-    return shown.encode(errors="replace").decode()

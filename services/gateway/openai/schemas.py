@@ -1,4 +1,4 @@
-"""Requests and answers of the OpenAI-compatible paths: what is understood, what is passed over, what is refused by name."""
+"""Schemas of the OpenAI-compatible paths: parameters that are supported, ignored, or refused by name; and the answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_STOPS = 4
 
 
 def _only(*values: object) -> AfterValidator:
-    """For a parameter that is not supported: only values that ask for nothing pass."""
+    """Validator of a parameter that is not supported: it accepts only values without effect."""
 
     def check(value: object) -> object:
         if value is not None and not any(value == known and type(value) is type(known) for known in values):
@@ -25,16 +25,16 @@ def _only(*values: object) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _not_supported() -> Any:  # noqa: ANN401  pydantic's own
+def _not_supported() -> Any:  # noqa: ANN401  as pydantic's Field
     return Field(default=None, description="Not supported: leave it out.")
 
 
-def _passed_over() -> Any:  # noqa: ANN401  pydantic's own
+def _ignored() -> Any:  # noqa: ANN401  as pydantic's Field
     return Field(default=None, description="Accepted and passed over.")
 
 
-def _whole(value: str) -> str:
-    """JSON can carry halves of surrogate pairs; no tokenizer and no wire can."""
+def _valid_unicode(value: str) -> str:
+    """JSON can carry halves of surrogate pairs; tokenizers and protobuf cannot."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -42,39 +42,39 @@ def _whole(value: str) -> str:
     return value
 
 
-Text = Annotated[str, AfterValidator(_whole)]
+Text = Annotated[str, AfterValidator(_valid_unicode)]
 StopString = Annotated[Text, StringConstraints(min_length=1, max_length=256)]
 TokenCount = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 
 
-class _Asked(BaseModel):
-    """Base of what clients send: a misspelt parameter is an error."""
+class _Request(BaseModel):
+    """Base of requests: a misspelt parameter is an error."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
 
-class StreamOptions(_Asked):
+class StreamOptions(_Request):
     """How to stream."""
 
     include_usage: bool = Field(default=False, description="Send token counts in a last chunk.")
-    include_obfuscation: Any = _passed_over()
+    include_obfuscation: Any = _ignored()
 
 
-class TextPart(_Asked):
+class TextPart(_Request):
     """A part of a message."""
 
     type: Literal["text"] = Field(description="`text`: there are no others.")
     text: Text = Field(description="The text.")
 
 
-class ChatMessage(_Asked):
+class ChatMessage(_Request):
     """One message."""
 
     role: Literal["system", "developer", "user", "assistant"] = Field(
         description="Who speaks; `developer` is read as `system`. The model's chat template may refuse roles."
     )
     content: Text | list[TextPart] = Field(description="The text, or its parts.")
-    name: Any = _passed_over()
+    name: Any = _ignored()
 
     @property
     def text(self) -> str:
@@ -82,8 +82,8 @@ class ChatMessage(_Asked):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-class _Completion(_Asked):
-    """What both kinds of request have."""
+class _CompletionBase(_Request):
+    """Parameters of both kinds of request."""
 
     model: Text = Field(description="A job's id.", examples=[EXAMPLE_JOB_ID])
     max_tokens: TokenCount | None = Field(
@@ -101,7 +101,7 @@ class _Completion(_Asked):
     frequency_penalty: Annotated[Any, _only(0, 0.0)] = _not_supported()
     presence_penalty: Annotated[Any, _only(0, 0.0)] = _not_supported()
     logit_bias: Annotated[Any, _only({})] = _not_supported()
-    user: Any = _passed_over()
+    user: Any = _ignored()
 
     @property
     def stops(self) -> list[str]:
@@ -114,7 +114,7 @@ class _Completion(_Asked):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-class ChatRequest(_Completion):
+class ChatRequest(_CompletionBase):
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] = Field(
@@ -132,15 +132,15 @@ class ChatRequest(_Completion):
     audio: Annotated[Any, _only()] = _not_supported()
     prediction: Annotated[Any, _only()] = _not_supported()
     web_search_options: Annotated[Any, _only()] = _not_supported()
-    parallel_tool_calls: Any = _passed_over()
-    reasoning_effort: Any = _passed_over()
-    verbosity: Any = _passed_over()
-    metadata: Any = _passed_over()
-    store: Any = _passed_over()
-    service_tier: Any = _passed_over()
-    safety_identifier: Any = _passed_over()
-    prompt_cache_key: Any = _passed_over()
-    prompt_cache_retention: Any = _passed_over()
+    parallel_tool_calls: Any = _ignored()
+    reasoning_effort: Any = _ignored()
+    verbosity: Any = _ignored()
+    metadata: Any = _ignored()
+    store: Any = _ignored()
+    service_tier: Any = _ignored()
+    safety_identifier: Any = _ignored()
+    prompt_cache_key: Any = _ignored()
+    prompt_cache_retention: Any = _ignored()
 
     @property
     def limit(self) -> int | None:
@@ -148,7 +148,7 @@ class ChatRequest(_Completion):
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
 
-class CompletionRequest(_Completion):
+class CompletionRequest(_CompletionBase):
     """`POST /v1/completions`."""
 
     prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=1)] = Field(
@@ -211,8 +211,8 @@ class TextChoice(Answer):
     finish_reason: str = Field(description="Why it ended: `stop` or `length`.", examples=["stop"])
 
 
-class _Completed(Answer):
-    """What both kinds of answer have."""
+class _AnswerBase(Answer):
+    """Fields of both kinds of answer."""
 
     id: str = Field(description="Names the answer.")
     created: int = Field(description="Unix seconds.")
@@ -222,14 +222,14 @@ class _Completed(Answer):
     usage: Usage
 
 
-class ChatCompletion(_Completed):
+class ChatCompletion(_AnswerBase):
     """A whole answer."""
 
     object: Literal["chat.completion"] = Field(default="chat.completion", description="What this is.")
     choices: list[ChatChoice]
 
 
-class TextCompletion(_Completed):
+class TextCompletion(_AnswerBase):
     """A whole continuation."""
 
     object: Literal["text_completion"] = Field(default="text_completion", description="What this is.")

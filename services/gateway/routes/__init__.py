@@ -1,1 +1,1 @@
-"""Routes of the HTTP API, one module for each kind of thing."""
+"""Routes of the HTTP API, one module for each resource."""

@@ -1,6 +1,6 @@
-"""The console: a page of a few static files, which hold no data. It reads the public API, with the token that people type in.
+"""Console: a page of a few static files without data. Its script reads the public API with the token that the user types in.
 
-The files are read once, at the start; a request names one of them exactly or finds nothing, so no path can lead out of their folder.
+The files are read once, at the start; a request names one of them exactly or gets 404, so no path can lead out of their folder.
 """
 
 from __future__ import annotations
@@ -16,9 +16,6 @@ from starlette.responses import RedirectResponse
 
 FOLDER: Final = Path(__file__).parents[1] / "console"
 HOME: Final = "/console/"
-INDEX: Final = "index.html"
-DOCS: Final = "/docs"
-DOCS_PAGE: Final = "docs.html"
 
 MEDIA_TYPES: Final = {
     ".html": "text/html; charset=utf-8",
@@ -32,7 +29,7 @@ POLICY: Final = (
     "default-src 'self'; base-uri 'none'; object-src 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )
-"""Everything from here, nothing inline, no frame; and no text can become markup or code, whatever a script does with it."""
+"""Resources of this origin only, nothing inline, no frame; Trusted Types keep a script from making markup or code of text."""
 HEADERS: Final = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -40,7 +37,7 @@ HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # asked for anew each time, answered with 304 while unchanged
+    "Cache-Control": "no-cache",  # revalidated on each use: 304 while unchanged
 }
 
 
@@ -51,11 +48,11 @@ class Asset:
     content: bytes
     media_type: str
     etag: str
-    """A digest of the content, in quotes."""
+    """Digest of the content, in quotes."""
 
 
 def _load(folder: Path) -> dict[str, Asset]:
-    """The folder's files by name; what has no known media type is not part of the page."""
+    """The folder's files by name; a file without a known media type is not part of the page."""
     assets = {}
     for path in sorted(folder.iterdir()):
         if path.suffix in MEDIA_TYPES:
@@ -67,7 +64,7 @@ def _load(folder: Path) -> dict[str, Asset]:
 
 ASSETS: Final = _load(FOLDER)
 PATHS: Final = frozenset({"/", HOME.rstrip("/"), HOME, *(f"{HOME}{name}" for name in ASSETS)})
-"""The page's paths, each in full: they need no token."""
+"""The page's full paths, which need no token."""
 
 router = APIRouter(include_in_schema=False)
 
@@ -75,19 +72,19 @@ router = APIRouter(include_in_schema=False)
 @router.api_route("/", methods=["GET", "HEAD"])
 @router.api_route(HOME.rstrip("/"), methods=["GET", "HEAD"])
 async def entrance() -> Response:
-    """Leads to the page."""
+    """Redirects to the page."""
     return RedirectResponse(HOME, status_code=307, headers=HEADERS)
 
 
-@router.api_route(DOCS, methods=["GET", "HEAD"])
+@router.api_route("/docs", methods=["GET", "HEAD"])
 async def docs(request: Request) -> Response:
     """The API's description, from the same files."""
-    return await asset(request, DOCS_PAGE)
+    return await asset(request, "docs.html")
 
 
 @router.api_route(HOME, methods=["GET", "HEAD"])
 @router.api_route(f"{HOME}{{name}}", methods=["GET", "HEAD"])
-async def asset(request: Request, name: str = INDEX) -> Response:
+async def asset(request: Request, name: str = "index.html") -> Response:
     """One file of the page."""
     found = ASSETS.get(name)
     if found is None:

@@ -1,4 +1,4 @@
-"""Entries of a job's streams that could not be used: reading them, and putting one back."""
+"""Dead letters: entries of a job's streams that could not be used; they are read here, and requeued."""
 
 from __future__ import annotations
 
@@ -21,27 +21,20 @@ from services.gateway.schemas import DeadLetterContent, DeadLetterInfo, DeadLett
 router = APIRouter(prefix="/jobs/{job_id}/dead-letters", tags=["dead letters"])
 
 SHOWN_BYTES = 64 * 1024
-"""Of a payload, in an answer; beyond it nothing is decoded either."""
+"""Of a payload, in an answer; a larger payload is not decoded."""
 SHOWN_DEPTH = 20
 LETTER_ID = re.compile(EVENT_ID_PATTERN)
 
 StageDep = Annotated[Stage, Path(description="The stream that the entry was on.", examples=[Stage.ROLLOUTS])]
+EXAMPLE_ID = "1760000000000-0"
 EntryDep = Annotated[
     str,
-    Path(
-        description="The dead letter's id.",
-        examples=["1760000000000-0"],
-        json_schema_extra={"pattern": EVENT_ID_PATTERN},  # told, not enforced here: any other id is a 404
-    ),
+    Path(description="The dead letter's id.", examples=[EXAMPLE_ID], json_schema_extra={"pattern": EVENT_ID_PATTERN}),
 ]
+"""The pattern is documented, not enforced: every other id is answered with 404."""
 
 
-@router.get(
-    "",
-    operation_id="list_dead_letters",
-    summary="A job's dead letters",
-    responses=documented(404, 422),
-)
+@router.get("", operation_id="list_dead_letters", summary="A job's dead letters", responses=documented(404, 422))
 async def list_dead_letters(
     context: ContextDep,
     record: RecordDep,
@@ -52,7 +45,7 @@ async def list_dead_letters(
         Query(
             pattern=EVENT_ID_PATTERN,
             description="Only letters older than this one: the last of the page before.",
-            examples=["1760000000000-0"],
+            examples=[EXAMPLE_ID],
         ),
     ] = None,
 ) -> DeadLetters:
@@ -67,10 +60,7 @@ async def list_dead_letters(
 
 
 @router.get(
-    "/{stage}/{entry}",
-    operation_id="get_dead_letter",
-    summary="Read a dead letter",
-    responses=documented(404, 422),
+    "/{stage}/{entry}", operation_id="get_dead_letter", summary="Read a dead letter", responses=documented(404, 422)
 )
 async def get_dead_letter(
     context: ContextDep, record: RecordDep, stage: StageDep, entry: EntryDep
@@ -111,7 +101,7 @@ async def _find(context: Context, job_id: str, stage: Stage, entry: str) -> Dead
 
 
 def _content(payload: bytes) -> OpenObject | None:
-    """The MessagePack map in a payload as JSON values, byte strings by their length; None when it is none."""
+    """The MessagePack map of a payload as JSON values, byte strings by their length; None when it is no map."""
     try:
         document = msgpack.unpackb(payload, raw=False, strict_map_key=True)
         return _jsonable(document, SHOWN_DEPTH) if isinstance(document, dict) else None
@@ -119,7 +109,7 @@ def _content(payload: bytes) -> OpenObject | None:
         return None
 
 
-def _jsonable(value: Any, depth: int) -> Any:  # noqa: ANN401  what MessagePack may hold
+def _jsonable(value: Any, depth: int) -> Any:  # noqa: ANN401  any value of MessagePack
     if isinstance(value, dict):
         return {str(k): _jsonable(v, depth - 1) for k, v in value.items()} if depth else "…"
     if isinstance(value, list):

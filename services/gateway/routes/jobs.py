@@ -1,4 +1,4 @@
-"""Submitting, listing, reading, pausing, resuming and cancelling jobs."""
+"""Jobs: submitted, listed, read, paused, resumed and cancelled."""
 
 from __future__ import annotations
 
@@ -15,13 +15,24 @@ from services.common.jobs.record import LIVE, JobRecord
 from services.common.redis import keys
 from services.common.spec.job import JobSpec
 from services.gateway.admission.spec_body import MEDIA_TYPES, UnsupportedMediaType, media_type_of
-from services.gateway.dependencies import Context, ContextDep, RecordDep
+from services.gateway.dependencies import ContextDep, RecordDep
 from services.gateway.errors import SpecRefused, documented
 from services.gateway.schemas import EXAMPLE_JOB_ID, EXAMPLE_SPEC, Job, JobList, JobSummary
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
 HEADER = "Idempotency-Key"
+IdempotencyKeyDep = Annotated[
+    str | None,
+    Header(
+        alias=HEADER,
+        min_length=1,
+        max_length=200,
+        pattern=r"^[!-~]+$",
+        description="Any token of your own. Repeating a request with the same key and spec gives the same job.",
+        examples=["5f0c2d8e-submit-demo"],
+    ),
+]
 
 _BODY = {
     "required": True,
@@ -60,20 +71,7 @@ _CREATED: dict[str, Any] = {
     openapi_extra={"requestBody": _BODY},
 )
 async def submit(
-    context: ContextDep,
-    request: Request,
-    response: Response,
-    idempotency_key: Annotated[
-        str | None,
-        Header(
-            alias=HEADER,
-            min_length=1,
-            max_length=200,
-            pattern=r"^[!-~]+$",
-            description="Any token of your own. Repeating a request with the same key and spec gives the same job.",
-            examples=["5f0c2d8e-submit-demo"],
-        ),
-    ] = None,
+    context: ContextDep, request: Request, response: Response, idempotency_key: IdempotencyKeyDep = None
 ) -> Job:
     """Checks the spec, its model, its data and its verifiers, and queues the job. Jobs run one at a time per learner."""
     try:
@@ -85,7 +83,7 @@ async def submit(
         context.metrics.refused.inc()
         raise
 
-    await context.restorer.look()  # a key that Redis lost must be known again before it is asked for
+    await context.restorer.look()  # restores an idempotency key that Redis has lost
     try:
         async with context.retention.using(spec):
             record, new = await context.store.create_once(spec, idempotency_key)
@@ -94,18 +92,15 @@ async def submit(
     except KeyReused as error:
         raise SpecRefused(str(error), field=HEADER) from error
     if new:
-        await _created(context, record, unchecked)
+        context.metrics.submitted.inc()
+        if unchecked:
+            message = f"not checked in time, left to the learner: {', '.join(unchecked)}"
+            data = {"message": message, "unchecked": list(unchecked)}
+            await context.store.history.event(record.id, "admission", data)
     else:
         response.headers["Idempotency-Replayed"] = "true"
     response.headers["Location"] = f"/jobs/{record.id}"
     return Job.model_validate(record)
-
-
-async def _created(context: Context, record: JobRecord, unchecked: tuple[str, ...]) -> None:
-    context.metrics.submitted.inc()
-    if unchecked:
-        message = f"not checked in time, left to the learner: {', '.join(unchecked)}"
-        await context.store.history.event(record.id, "admission", {"message": message, "unchecked": list(unchecked)})
 
 
 @router.get("", operation_id="list_jobs", summary="List jobs", responses=documented(422))
@@ -176,12 +171,12 @@ CAUSE = "Redis takes no writes: its disk is full or cannot be written; everythin
 
 
 def refused(persistence: Mapping[str, Any]) -> bool:
-    """Whether the last write to the append-only file failed, as INFO has it: then Redis refuses every command that writes."""
+    """Whether the last write to the append-only file failed, by INFO: then Redis refuses every command that writes."""
     return str(persistence.get("aof_last_write_status", "ok")) != "ok"
 
 
 async def with_cause(redis: Redis, record: JobRecord) -> JobRecord:
-    """The record, with this cause where it says none and the job is a learner's."""
+    """The record; with CAUSE where it has no cause, a learner has the job, and Redis takes no writes."""
     if record.cause or record.state not in LIVE or not refused(await redis.info("persistence")):
         return record
     return replace(record, cause=CAUSE)

@@ -1,4 +1,4 @@
-"""`GET /jobs/{id}/ledger`: what became of every group that the job issued."""
+"""Ledger of a job (`GET /jobs/{id}/ledger`): the fate of every group that the job issued."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from services.gateway.errors import documented
 from services.gateway.schemas import Answer
 
 log = logging.getLogger(__name__)
-router = APIRouter()
+router = APIRouter(prefix="/jobs/{job_id}", tags=["jobs"], responses=documented(404, 422))
 
 MAX_REASONS = 100
-"""Reasons that one answer tells apart, the most frequent first."""
+"""Reasons in one answer, the most frequent first."""
 
 
 class LedgerSource(StrEnum):
@@ -71,13 +71,7 @@ class LedgerAnswer(Answer):
     groups: list[GroupFateAnswer] = Field(description="A page of them, in the order in which they ended.")
 
 
-@router.get(
-    "/jobs/{job_id}/ledger",
-    operation_id="job_ledger",
-    summary="What became of a job's groups",
-    tags=["jobs"],
-    responses=documented(404, 422),
-)
+@router.get("/ledger", operation_id="job_ledger", summary="What became of a job's groups")
 async def job_ledger(
     context: ContextDep,
     record: RecordDep,
@@ -102,7 +96,7 @@ def _read(path: Path, fate: Fate | None, offset: int, limit: int) -> FateList | 
 
 
 def _of_journal(found: FateList, fate: Fate | None, record: JobRecord) -> LedgerAnswer:
-    """The journal's accounts. Where the record, which is live, knows of more fates since the same step, sums and reasons are its own."""
+    """The journal's accounts; when the live record has more fates since the same step, sums and reasons are the record's."""
     newer = sum(record.groups.get(kind, 0) for kind in Fate) > found.fates.total()
     live = newer and found.step == record.step and all(record.groups.get(kind, 0) >= found.fates[kind] for kind in Fate)
     journal = {"issued": found.issued, "active": found.active, **{kind.value: found.fates[kind] for kind in Fate}}
@@ -114,10 +108,7 @@ def _of_journal(found: FateList, fate: Fate | None, record: JobRecord) -> Ledger
         failure=record.failure,
         failed_reasons=record.failed_reasons if live else dict(found.failed_reasons.most_common(MAX_REASONS)),
         total=found.fates.total() if fate is None else found.fates[fate],
-        groups=[
-            GroupFateAnswer(group_id=g.group_id, fate=g.fate, step=g.step, lineage=g.lineage, reason=g.reason)
-            for g in found.page
-        ],
+        groups=[GroupFateAnswer.model_validate(group) for group in found.page],
     )
 
 

@@ -1,6 +1,6 @@
-"""Talking to policies in OpenAI's language: chat completions, completions, models.
+"""OpenAI-compatible API of the policies: chat completions, completions, models.
 
-request ─► schemas (400) ─► InferenceClient: which server (404, 429, 503) ─► replies ─► one JSON answer, or server-sent chunks
+request ─► schemas (400) ─► InferenceClient picks a server (404, 429, 503) ─► replies ─► one JSON answer, or server-sent chunks
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from services.common.jobs.record import JobRow
 from services.common.pb import inference_pb2 as pb
 from services.gateway.dependencies import ContextDep
 from services.gateway.openai.client import CALL_LIMIT_S, Replies
-from services.gateway.openai.errors import OpenAIError, OpenAIRoute, openai_documented
+from services.gateway.openai.errors import OpenAIError, openai_documented
 from services.gateway.openai.schemas import (
     ChatChoice,
     ChatCompletion,
@@ -36,19 +36,18 @@ from services.gateway.openai.schemas import (
     TextCompletion,
     Usage,
 )
-from services.gateway.schemas import EXAMPLE_JOB_ID
+from services.gateway.schemas import EXAMPLE_JOB_ID, OpenObject
 
-router = APIRouter(prefix="/v1", tags=["openai"], route_class=OpenAIRoute)
+router = APIRouter(prefix="/v1", tags=["openai"])
 
 LIMITS_S = {"/v1/chat/completions": CALL_LIMIT_S + 30.0, "/v1/completions": CALL_LIMIT_S + 30.0}
-"""These may take longer than other requests: a checkpoint may have to be loaded first."""
+"""Longer than for other requests: the server may have to load a checkpoint first."""
 VERSION_HEADER = "X-Millrace-Policy-Version"
-LEFT = 499
-"""Nobody reads this status: the client has gone."""
+CLIENT_CLOSED = 499
+"""Status for the log and the metrics: the client has disconnected."""
 
 T = TypeVar("T")
-JsonObject = dict[str, Any]
-_ANSWERED: dict[int | str, dict[str, Any]] = {
+_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The answer; with `stream`, chunks as server-sent events, the last of them `data: [DONE]`.",
         "content": {"text/event-stream": {"schema": {"type": "string"}}},
@@ -64,8 +63,8 @@ _ANSWERED: dict[int | str, dict[str, Any]] = {
 
 
 @dataclass(slots=True)
-class _Talk:
-    """One answer being made."""
+class _Answer:
+    """One answer under construction."""
 
     model: str
     chat: bool
@@ -73,11 +72,10 @@ class _Talk:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
-        """Names the answer."""
         self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{secrets.token_hex(12)}"
 
     def whole(self, text: str, end: pb.Finished) -> ChatCompletion | TextCompletion:
-        """The answer in one piece."""
+        """The complete answer."""
         versions = PolicyVersions(min=end.min_policy_version, max=end.max_policy_version)
         common: dict[str, Any] = {
             "id": self.id, "created": self.created, "model": self.model, "policy_version": versions, "usage": usage(end),
@@ -90,16 +88,16 @@ class _Talk:
         return TextCompletion(choices=[TextChoice(text=text, finish_reason=end.finish_reason)], **common)
 
     def chunk(
-        self, text: str | None, version: int, *, finish_reason: str | None = None, more: JsonObject | None = None
+        self, text: str | None, version: int, *, finish_reason: str | None = None, more: OpenObject | None = None
     ) -> ServerSentEvent:
-        """A piece of the answer; `text` None says nothing."""
+        """A piece of the answer; `text` is None in a chunk without content."""
         if self.chat:
             piece: dict[str, Any] = {"delta": {} if text is None else {"role": "assistant", "content": text}}
         else:
             piece = {"text": text or ""}
         return self.event([{"index": 0, **piece, "logprobs": None, "finish_reason": finish_reason}], version, more)
 
-    def event(self, choices: list[dict[str, Any]], version: int, more: JsonObject | None = None) -> ServerSentEvent:
+    def event(self, choices: list[dict[str, Any]], version: int, more: OpenObject | None = None) -> ServerSentEvent:
         """A chunk of any kind."""
         kind = "chat.completion.chunk" if self.chat else "text_completion"
         common = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
@@ -107,7 +105,7 @@ class _Talk:
         return ServerSentEvent(data=json.dumps(body, ensure_ascii=False))
 
     def fingerprint(self, version: int) -> str:
-        """What sampled it."""
+        """The job and the policy version that sampled it."""
         return f"{self.model}@{version}"
 
 
@@ -116,15 +114,15 @@ class _Talk:
     operation_id="create_chat_completion",
     summary="Chat with a job's policy",
     response_model=ChatCompletion,
-    responses=_ANSWERED,
+    responses=_RESPONSES,
 )
-async def chat_completions(context: ContextDep, http: Request, asked: ChatRequest) -> Response:
+async def chat_completions(context: ContextDep, http: Request, body: ChatRequest) -> Response:
     """Answers with the newest policy of a running job, or with an ended job's exported checkpoint while a rollout server is free."""
-    request = _request(asked)
+    request = _request(body)
     roles = {"developer": "system"}
-    for message in asked.messages:
+    for message in body.messages:
         request.chat.messages.add(role=roles.get(message.role, message.role), content=message.text)
-    return await _respond(http, _Talk(asked.model, chat=True), context.inference.generate(request), asked)
+    return await _respond(http, _Answer(body.model, chat=True), context.inference.generate(request), body)
 
 
 @router.post(
@@ -132,13 +130,13 @@ async def chat_completions(context: ContextDep, http: Request, asked: ChatReques
     operation_id="create_completion",
     summary="Let a job's policy continue a text",
     response_model=TextCompletion,
-    responses=_ANSWERED,
+    responses=_RESPONSES,
 )
-async def completions(context: ContextDep, http: Request, asked: CompletionRequest) -> Response:
+async def completions(context: ContextDep, http: Request, body: CompletionRequest) -> Response:
     """Continues the prompt as it stands, without the chat template."""
-    request = _request(asked)
-    request.text = asked.text
-    return await _respond(http, _Talk(asked.model, chat=False), context.inference.generate(request), asked)
+    request = _request(body)
+    request.text = body.text
+    return await _respond(http, _Answer(body.model, chat=False), context.inference.generate(request), body)
 
 
 @router.get("/models", operation_id="list_models", summary="Policies to talk to", responses=openai_documented())
@@ -166,30 +164,29 @@ def usage(end: pb.Finished) -> Usage:
     )
 
 
-def _request(asked: ChatRequest | CompletionRequest) -> pb.GenerateRequest:
+def _request(body: ChatRequest | CompletionRequest) -> pb.GenerateRequest:
     return pb.GenerateRequest(
-        model=asked.model,
-        max_tokens=asked.limit,
-        temperature=1.0 if asked.temperature is None else asked.temperature,
-        top_p=1.0 if asked.top_p is None else asked.top_p,
-        stop=asked.stops,
+        model=body.model,
+        max_tokens=body.limit,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        stop=body.stops,
     )
 
 
-async def _respond(http: Request, talk: _Talk, replies: Replies, asked: ChatRequest | CompletionRequest) -> Response:
-    if not asked.stream:
-        return await _until_left(http, lambda: _whole(talk, replies)) or Response(status_code=LEFT)
-    first = await _until_left(http, lambda: anext(replies))
+async def _respond(http: Request, answer: _Answer, replies: Replies, body: ChatRequest | CompletionRequest) -> Response:
+    if not body.stream:
+        return await _until_disconnect(http, lambda: _whole(answer, replies)) or Response(status_code=CLIENT_CLOSED)
+    first = await _until_disconnect(http, lambda: anext(replies))
     if first is None:
-        return Response(status_code=LEFT)
+        return Response(status_code=CLIENT_CLOSED)
     started = {VERSION_HEADER: str(first.started.policy_version)} if first.HasField("started") else {}
     return EventSourceResponse(
-        _chunks(talk, replies, with_usage=asked.wants_usage), headers=started, ping=15, send_timeout=30
+        _chunks(answer, replies, with_usage=body.wants_usage), headers=started, ping=15, send_timeout=30
     )
 
 
-async def _whole(talk: _Talk, replies: Replies) -> Response:
-    """The answer in one piece."""
+async def _whole(answer: _Answer, replies: Replies) -> Response:
     text = ""
     async with aclosing(replies):
         async for reply in replies:
@@ -197,20 +194,20 @@ async def _whole(talk: _Talk, replies: Replies) -> Response:
             if reply.HasField("finished"):
                 low, high = reply.finished.min_policy_version, reply.finished.max_policy_version
                 headers = {VERSION_HEADER: str(high) if low == high else f"{low}-{high}"}
-                return JSONResponse(talk.whole(text, reply.finished).model_dump(), headers=headers)
+                return JSONResponse(answer.whole(text, reply.finished).model_dump(), headers=headers)
     raise OpenAIError(500, "the rollout server ended without an answer", "internal")
 
 
-async def _chunks(talk: _Talk, replies: Replies, *, with_usage: bool) -> AsyncIterator[ServerSentEvent]:
-    """The answer as it comes, then `[DONE]`; an error in the middle is the last event."""
-    nothing: JsonObject = {"usage": None} if with_usage else {}
+async def _chunks(answer: _Answer, replies: Replies, *, with_usage: bool) -> AsyncIterator[ServerSentEvent]:
+    """The answer as it is sampled, then `[DONE]`; an error in the middle is the last event."""
+    nothing: OpenObject = {"usage": None} if with_usage else {}
     try:
         async with aclosing(replies):
             async for reply in replies:
                 if reply.delta.text:
-                    yield talk.chunk(reply.delta.text, reply.delta.policy_version, more=nothing)
+                    yield answer.chunk(reply.delta.text, reply.delta.policy_version, more=nothing)
                 if reply.HasField("finished"):
-                    for event in _ending(talk, reply.finished, with_usage=with_usage):
+                    for event in _ending(answer, reply.finished, with_usage=with_usage):
                         yield event
     except OpenAIError as error:
         yield ServerSentEvent(data=json.dumps(error.body))
@@ -218,14 +215,14 @@ async def _chunks(talk: _Talk, replies: Replies, *, with_usage: bool) -> AsyncIt
     yield ServerSentEvent(data="[DONE]")
 
 
-def _ending(talk: _Talk, end: pb.Finished, *, with_usage: bool) -> list[ServerSentEvent]:
-    """What ends a stream: the reason and the span of versions, then token counts where they are wanted."""
+def _ending(answer: _Answer, end: pb.Finished, *, with_usage: bool) -> list[ServerSentEvent]:
+    """The last events: the finish reason and the span of versions, then token counts where requested."""
     versions = {"min": end.min_policy_version, "max": end.max_policy_version}
-    nothing: JsonObject = {"usage": None} if with_usage else {}
+    nothing: OpenObject = {"usage": None} if with_usage else {}
     last = end.max_policy_version
-    events = [talk.chunk(None, last, finish_reason=end.finish_reason, more={"policy_version": versions, **nothing})]
+    events = [answer.chunk(None, last, finish_reason=end.finish_reason, more={"policy_version": versions, **nothing})]
     if with_usage:
-        events.append(talk.event([], last, {"usage": usage(end).model_dump(), "policy_version": versions}))
+        events.append(answer.event([], last, {"usage": usage(end).model_dump(), "policy_version": versions}))
     return events
 
 
@@ -233,10 +230,10 @@ def _model(record: JobRow) -> Model:
     return Model(id=record.id, created=int(record.created_at), state=record.state, policy_version=record.policy_version)
 
 
-async def _until_left(http: Request, work: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
-    """The work's result; None when the client went first, and then the work is cancelled."""
+async def _until_disconnect(http: Request, work: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
+    """The work's result; None when the client disconnects first, which cancels the work."""
     working = asyncio.create_task(work(), name="chat")
-    leaving = asyncio.create_task(_left(http), name="client")
+    leaving = asyncio.create_task(_disconnected(http), name="client")
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         return working.result() if working.done() else None
@@ -246,6 +243,6 @@ async def _until_left(http: Request, work: Callable[[], Coroutine[Any, Any, T]])
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
-async def _left(http: Request) -> None:
+async def _disconnected(http: Request) -> None:
     while (await http.receive())["type"] != "http.disconnect":
         pass

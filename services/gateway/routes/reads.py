@@ -1,4 +1,4 @@
-"""What people read of a running job, and who works on it."""
+"""Reads of a job: its history, its samples and its events."""
 
 from __future__ import annotations
 
@@ -14,29 +14,20 @@ from sse_starlette import EventSourceResponse
 from services.common.jobs.folder import JobFolder
 from services.common.jobs.retention import is_archived
 from services.common.redis import keys
-from services.common.service.heartbeat import alive
-from services.common.service.lost_processes import lost_processes
 from services.gateway.dependencies import ContextDep, RecordDep
 from services.gateway.errors import documented, too_many
 from services.gateway.events.hub import BEGINNING, parse_id
 from services.gateway.events.stream import EVENT_ID_PATTERN, EVENT_SCHEMA, EventStream, follow, is_over
-from services.gateway.roster import roster
-from services.gateway.schemas import History, OpenObject, Samples, Worker, WorkerList
+from services.gateway.schemas import History, OpenObject, Samples
 
 log = logging.getLogger(__name__)
-router = APIRouter()
+router = APIRouter(prefix="/jobs/{job_id}", tags=["jobs"], responses=documented(404, 422))
 
 MAX_EVALS = 1000
 CHUNK = 1000
 
 
-@router.get(
-    "/jobs/{job_id}/metrics",
-    operation_id="job_metrics",
-    summary="A job's history",
-    tags=["jobs"],
-    responses=documented(404, 422),
-)
+@router.get("/metrics", operation_id="job_metrics", summary="A job's history")
 async def job_metrics(
     context: ContextDep,
     record: RecordDep,
@@ -57,7 +48,7 @@ async def job_metrics(
     if first is None:
         return History(total=total, steps=_objects(await context.redis.lrange(name, -limit, -1)), evals=evals)
     steps: list[OpenObject] = []
-    position = first - 1  # step n stands at position n - 1, or further on where steps were repeated after a rollback
+    position = first - 1  # step n is at index n - 1, or further on when steps were repeated after a rollback
     while len(steps) < limit and position < total:
         chunk = _objects(await context.redis.lrange(name, position, position + CHUNK - 1))
         steps += [item for item in chunk if _step(item) >= first]
@@ -65,13 +56,7 @@ async def job_metrics(
     return History(total=total, steps=steps[:limit], evals=evals)
 
 
-@router.get(
-    "/jobs/{job_id}/rollouts",
-    operation_id="job_rollouts",
-    summary="A job's newest samples",
-    tags=["jobs"],
-    responses=documented(404, 422),
-)
+@router.get("/rollouts", operation_id="job_rollouts", summary="A job's newest samples")
 async def job_rollouts(
     context: ContextDep,
     record: RecordDep,
@@ -79,16 +64,14 @@ async def job_rollouts(
 ) -> Samples:
     """The newest judged groups with their text, rewards and policy versions."""
     archived = await is_archived(context.redis, record)
-    return Samples(
-        archived=archived, samples=_objects(await context.redis.lrange(keys.samples(record.id), 0, limit - 1))
-    )
+    samples = _objects(await context.redis.lrange(keys.samples(record.id), 0, limit - 1))
+    return Samples(archived=archived, samples=samples)
 
 
 @router.get(
-    "/jobs/{job_id}/events",
+    "/events",
     operation_id="job_events",
     summary="A job's events, as they happen",
-    tags=["jobs"],
     response_class=EventSourceResponse,
     responses={
         200: {
@@ -97,7 +80,6 @@ async def job_rollouts(
             "content": {"text/event-stream": {"schema": EVENT_SCHEMA}},
         },
         204: {"description": "The job has ended and everything was sent before: do not reconnect."},
-        **documented(404, 422),
     },
 )
 async def job_events(
@@ -125,15 +107,8 @@ async def job_events(
     return EventStream(events, seat, heartbeat_s=context.event_times.heartbeat_s)
 
 
-@router.get("/workers", operation_id="list_workers", summary="Workers", tags=["workers"], responses=documented())
-async def list_workers(context: ContextDep) -> WorkerList:
-    """Every rollout, reward and learner process whose heartbeat is fresh, and those that the stack cannot keep alive, with the cause."""
-    lost = await asyncio.to_thread(lost_processes, context.settings.home)
-    return WorkerList(workers=[Worker.model_validate(status) for status in roster(await alive(context.redis), lost)])
-
-
 def _from_folder(folder: Path, first: int | None, limit: int) -> History:
-    """The history of a job whose part of Redis is gone."""
+    """History of a job whose data in Redis is gone."""
     history = JobFolder(folder).history()
     steps = _objects([json.dumps(step) for step in history.steps])
     page = steps[-limit:] if first is None else [item for item in steps if _step(item) >= first][:limit]
@@ -142,7 +117,7 @@ def _from_folder(folder: Path, first: int | None, limit: int) -> History:
 
 
 def _objects(raw: list[Any]) -> list[OpenObject]:
-    """The JSON objects in a list's elements; numbers that JSON does not know (NaN) become null."""
+    """The JSON objects in a list's elements; numbers that JSON lacks (NaN) become null."""
     found = []
     for element in raw:
         try:
@@ -157,6 +132,6 @@ def _objects(raw: list[Any]) -> list[OpenObject]:
 
 
 def _step(item: OpenObject) -> float:
-    """The step that a record is of; one without a step is never held back."""
+    """The record's step; infinity without one, so that no filter hides it."""
     step = item.get("step")
     return step if isinstance(step, int | float) else float("inf")

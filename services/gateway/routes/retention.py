@@ -1,18 +1,18 @@
-"""Deleting ended jobs: one, or all that nobody wants to keep."""
+"""Deletion of ended jobs: of one, or of all beyond limits."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Query, Response
 from pydantic import Field
 from starlette.exceptions import HTTPException
 
 from services.common.jobs.retention import DAY_S, Policy
-from services.gateway.dependencies import ContextDep
+from services.gateway.dependencies import ContextDep, JobIdDep
 from services.gateway.errors import SpecRefused, documented
 from services.gateway.metrics import JOB_ID
-from services.gateway.schemas import EXAMPLE_JOB_ID, JOB_ID_PATTERN, Answer
+from services.gateway.schemas import EXAMPLE_JOB_ID, Answer
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -42,13 +42,7 @@ class Pruned(Answer):
     response_description="The job and its folder are gone.",
     responses=documented(404, 408, 409, 413, 422),
 )
-async def delete_job(
-    context: ContextDep,
-    job_id: Annotated[
-        str,
-        Path(description="The job's id.", examples=[EXAMPLE_JOB_ID], json_schema_extra={"pattern": JOB_ID_PATTERN}),
-    ],
-) -> None:
+async def delete_job(context: ContextDep, job_id: JobIdDep) -> None:
     """Removes an ended job with its folder: record, history, journal, checkpoints, exports. Deleting twice is deleting once.
 
     409 while the job has not ended, and while a job that has not ended began, or will begin, with what is in its folder
@@ -58,20 +52,14 @@ async def delete_job(
         raise HTTPException(404, "there is no such job")
 
 
-@router.post(
-    "/prune",
-    operation_id="prune_jobs",
-    summary="Delete old jobs",
-    responses=documented(408, 413, 422),
-)
+@router.post("/prune", operation_id="prune_jobs", summary="Delete old jobs", responses=documented(408, 413, 422))
 async def prune_jobs(
     context: ContextDep,
     keep: Annotated[
         int | None, Query(ge=0, le=10_000_000, description="Ended jobs to keep, the newest.", examples=[20])
     ] = None,
     older_than_days: Annotated[
-        float | None,
-        Query(ge=0, le=100_000, description="Ended jobs go that ended longer ago.", examples=[30]),
+        float | None, Query(ge=0, le=100_000, description="Ended jobs go that ended longer ago.", examples=[30])
     ] = None,
     max_bytes: Annotated[
         int | None,
@@ -84,5 +72,5 @@ async def prune_jobs(
     if policy.keeps_all:
         raise SpecRefused("say what to keep: keep, older_than_days or max_bytes", field="keep")
     gone = await context.retention.prune(policy, dry_run=dry_run)
-    jobs = [PrunedJob(id=job.id, ended_at=job.ended_at, size_bytes=job.size_bytes) for job in gone]
+    jobs = [PrunedJob.model_validate(job) for job in gone]
     return Pruned(dry_run=dry_run, size_bytes=sum(job.size_bytes for job in jobs), jobs=jobs)

@@ -1,4 +1,4 @@
-"""Health, readiness and metrics of the gateway itself."""
+"""Health, readiness and metrics of the gateway."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from redis.exceptions import RedisError
 
 from services.common.redis.pool import PoolBusyError, WaitingPool
-from services.gateway.dependencies import Context, ContextDep
+from services.gateway.dependencies import ContextDep
 from services.gateway.errors import busy, documented, unavailable
 from services.gateway.schemas import ErrorAnswer, Health
 
@@ -40,7 +40,8 @@ async def readyz(context: ContextDep) -> Health | Response:
     except PoolBusyError:
         return busy()
     except TimeoutError:
-        return busy() if _exhausted(context) else unavailable(NO_ANSWER)
+        pool = context.redis.connection_pool
+        return busy() if isinstance(pool, WaitingPool) and pool.exhausted else unavailable(NO_ANSWER)
     except RedisError:
         return unavailable(NO_ANSWER)
     return Health(status="ok")
@@ -59,11 +60,6 @@ async def readyz(context: ContextDep) -> Health | Response:
 async def metrics(context: ContextDep) -> Response:
     """Prometheus metrics of the gateway. Beyond loopback this needs the token."""
     await context.metrics.refresh(context.redis)
-    # In a thread: it looks at every process below this one.
+    # In a thread: it reads the statistics of every child process.
     document = await asyncio.to_thread(generate_latest, context.metrics.registry)
     return Response(document, headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-
-def _exhausted(context: Context) -> bool:
-    pool = context.redis.connection_pool
-    return isinstance(pool, WaitingPool) and pool.exhausted

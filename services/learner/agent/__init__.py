@@ -1,1 +1,1 @@
-"""Agent: one learner's supervisor of ranks, light and always answering."""
+"""Agent of a learner node: supervises the ranks; it is light and always responds."""

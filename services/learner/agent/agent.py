@@ -1,7 +1,7 @@
-"""The agent of a learner node: takes a job, starts its ranks, and is idle between jobs.
+"""Agent of a learner node: takes a job, starts its ranks, and is idle between jobs.
 
 queue ─► claim ─► check ─► torchelastic ─► ranks ─► succeeded | failed | cancelled      (node 0)
-         the job that node 0 has ─► torchelastic ─► ranks                               (the other nodes, if there are any)
+         the job of node 0 ─► torchelastic ─► ranks                                     (other nodes, if there are any)
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ from services.common.service import heartbeat
 from services.common.service.heartbeat import WorkerKind, WorkerStatus
 from services.common.service.lifecycle import Drain, every
 from services.common.service.logs import log_context
-from services.learner.agent.starts import MOST as MOST_STARTS
-from services.learner.agent.starts import count_start, forget_starts
-from services.learner.agent.waits import NamedWait, say
+from services.learner.agent.starts import MOST as MAX_STARTS
+from services.learner.agent.starts import NamedWait, count_start, forget_starts, report_cause
 from services.learner.groups.data import JobData
 from services.learner.ranks.deaths import RankDeath, RankDeaths
 from services.learner.ranks.heartbeat import FOLDER, RanksWatch
@@ -46,109 +45,97 @@ from services.learner.storage.offline import close_books
 
 log = logging.getLogger(__name__)
 
-LOOK_AGAIN_S = 1.0
+POLL_INTERVAL_S = 1.0
 CANCEL_AFTER_S = 15.0
-"""Ranks that still start so long after a cancel are stopped: their head, which would end the job, may never come to it."""
+"""Ranks that still start so long after a cancel are stopped: their head, which would end the job, may never run."""
 CANCELLED = "cancelled on request"
 KILLED = "the learner was killed each time, or its machine failed"
 MOST_LOADING = 2
-"""Times that a job's ranks may fail before it ever ran; to load it again would not help."""
+"""Failures of a job's ranks before it ever ran after which another attempt to load it would not help."""
 RESTARTS = 3
-"""Times a job's ranks are restarted without doing a step in between before the job fails."""
+"""Restarts of a job's ranks without a step in between before the job fails."""
 
 
 @dataclass(slots=True)
-class Deaths:
-    """The deaths of one job's ranks under this agent."""
+class _Deaths:
+    """Deaths of one job's ranks under this agent."""
 
     newest: str = ""
-    """Why they failed the last time."""
+    """Cause of the newest."""
     loading: int = 0
-    """Times that they failed before the job ran, by themselves."""
+    """Those before the job ran that no kill from outside caused."""
 
     @property
     def hopeless(self) -> bool:
-        """Whether they cannot load what the job brings."""
+        """The ranks cannot load the job's model."""
         return self.loading >= MOST_LOADING
-
-    def add(self, death: RankDeath, *, loading: bool) -> None:
-        """Counts one."""
-        self.newest = death.cause
-        self.loading += loading and not death.killed
 
 
 class Agent:
-    """One learner: one job at a time."""
+    """One learner node: one job at a time."""
 
     def __init__(self, settings: Settings, redis: Redis, drain: Drain, metrics_dir: Path, metrics_port: int) -> None:
-        """Takes no job before `work_loop`."""
         self._learner = settings.worker_name("learner")
         self._nodes = Nodes.of(settings)
         self.name = self._nodes.own_name(self._learner)
-        self._settings = settings
-        self._redis = redis
+        self._settings, self._redis, self._drain = settings, redis, drain
+        self._metrics_dir, self._metrics_port = metrics_dir, metrics_port
         jobs_dir = settings.home / "jobs"
         self._store = JobStore(redis, jobs_dir)
         self._restorer = Restorer(redis, jobs_dir, self.name, self._owns)
-        self._drain = drain
-        self._metrics_dir = metrics_dir
-        self._metrics_port = metrics_port
         self._job: str | None = None
-        self._deaths = Deaths()
+        self._deaths = _Deaths()
 
     async def work_loop(self) -> None:
         """Runs jobs, one after the other.
 
         consumes:     queue
-        waits for:    a job, a second at a time
+        waits for:    a job, POLL_INTERVAL_S at a time
         unblocked by: POST /jobs
         produces:     trained policies
         """
         while not self._drain.requested:
-            record = await self._next_job()
+            await self._restorer.look()
+            leads = self._nodes.leads
+            record = await (self._store.claim(self._learner) if leads else self._store.held_by(self._learner))
             if record is None:
-                await self._drain.wait(LOOK_AGAIN_S)
+                await self._drain.wait(POLL_INTERVAL_S)
                 continue
             self._job = record.id
             with log_context(job_id=record.id):
-                await (self._run(record) if self._nodes.leads else self._follow(record))
+                await (self._run(record) if leads else self._follow(record))
             self._job = None
 
     def _owns(self, record: JobRecord) -> bool:
         return record.learner == self._learner and record.state in LIVE
 
-    async def _next_job(self) -> JobRecord | None:
-        await self._restorer.look()
-        return await (self._store.claim(self._learner) if self._nodes.leads else self._store.held_by(self._learner))
-
     async def beat_loop(self) -> None:
-        """Tells who is there, until the drain, or until a newer agent of this name has begun."""
+        """Writes this agent's heartbeat until the drain, or until a newer agent of this name begins."""
         fence = await heartbeat.begin(self._redis, self.name)
 
         async def beat() -> None:
-            state = "idle" if self._job is None else await self._state_of(self._job)
+            state = "idle"
+            if self._job is not None:
+                record = await self._store.find(self._job)
+                state = "paused" if record is not None and record.state is JobState.PAUSED else "training"
             status = WorkerStatus(self.name, WorkerKind.LEARNER, state, self._job, metrics_port=self._metrics_port)
             await heartbeat.beat(self._redis, status, fence)
 
         await every(heartbeat.HEARTBEAT_S, self._drain, beat)
         await heartbeat.leave(self._redis, self.name, fence)
 
-    async def _state_of(self, job_id: str) -> str:
-        record = await self._store.find(job_id)
-        return "paused" if record is not None and record.state is JobState.PAUSED else "training"
-
     async def _run(self, record: JobRecord) -> None:
         folder = self._settings.job_dir(record.id)
         await self._store.records.save(record.id)
         for name in (ERROR_FILE, FENCED_FILE):
             (folder / name).unlink(missing_ok=True)
-        self._deaths = Deaths()
+        self._deaths = _Deaths()
         try:
-            begins = await self._check(record)
+            ready = await self._check(record)
         except (ConfigError, SandboxError) as error:
             await self._end(record, JobState.FAILED, str(error))
             return
-        code = await self._run_ranks(record) if begins else 0
+        code = await self._run_ranks(record) if ready else 0
         newest = await self._newest(record)
         if (folder / FENCED_FILE).exists():
             log.error("another process runs the job: %s", (folder / FENCED_FILE).read_text())
@@ -157,24 +144,24 @@ class Agent:
         elif newest.cancel_requested:
             await self._end(record, JobState.CANCELLED, CANCELLED)
         else:
-            said = folder / ERROR_FILE
-            words = said.read_text() if said.exists() else f"the ranks ended with exit code {code}"
-            await self._end(record, JobState.FAILED, self._deaths.newest or words)
+            error_file = folder / ERROR_FILE
+            cause = error_file.read_text() if error_file.exists() else f"the ranks ended with exit code {code}"
+            await self._end(record, JobState.FAILED, self._deaths.newest or cause)
 
     async def _follow(self, record: JobRecord) -> None:
-        """Runs this node's ranks of node 0's job; whether it failed is for node 0 to say. Until it has ended, they are started again."""
+        """Runs this node's ranks of node 0's job until it has ended. Node 0 alone decides whether the job failed."""
         code = await self._run_ranks(record)
         log.info("this node's ranks ended with exit code %d", code)
-        await self._drain.wait(LOOK_AGAIN_S)
+        await self._drain.wait(POLL_INTERVAL_S)
 
     async def _check(self, record: JobRecord) -> bool:
-        """Finds a person's mistakes before any rank is started, in a child that may be killed.
+        """Finds errors in the user's model and data before any rank is started, in a child process that can be killed.
 
-        Returns False when the learner drains, or the job was cancelled before it ever ran or while this hangs.
+        Returns False when the learner drains, or the job was cancelled before it ever ran or while the check hangs.
 
         Raises:
             ConfigError: names the field.
-            SandboxError: there is no child to be had.
+            SandboxError: no child can be started.
         """
         self._nodes.ranks_here(record.spec.learner.world_size)
         began, wait = time.monotonic(), NamedWait(self._store, record, "its model and data are being read")
@@ -183,8 +170,8 @@ class Agent:
             checking = asyncio.create_task(data.check())
             try:
                 while not checking.done():
-                    await asyncio.wait({checking}, timeout=LOOK_AGAIN_S)
-                    await wait.say()
+                    await asyncio.wait({checking}, timeout=POLL_INTERVAL_S)
+                    await wait.report()
                     newest = await self._newest(record)
                     hangs = time.monotonic() - began > CANCEL_AFTER_S
                     never_ran = newest.state is JobState.STARTING
@@ -198,7 +185,7 @@ class Agent:
                 await data.close()
 
     async def _run_ranks(self, record: JobRecord) -> int:
-        """Runs torchelastic until it succeeds, or has restarted the ranks in vain. Each step that they do gives it all its restarts again.
+        """Runs torchelastic until it succeeds or its restarts are used up; each step done gives all restarts back.
 
         Returns its exit code.
         """
@@ -207,31 +194,27 @@ class Agent:
             before = await self._newest(record)
             if before.state is JobState.PAUSED:
                 forget_starts(folder)
-            if count_start(folder, before.step) > MOST_STARTS:
+            if count_start(folder, before.step) > MAX_STARTS:
                 forget_starts(folder)
-                self._deaths.newest = (
-                    f"the ranks were started {MOST_STARTS} times, and did no step; {self._deaths.newest or KILLED}"
-                )
+                newest = self._deaths.newest or KILLED
+                self._deaths.newest = f"the ranks were started {MAX_STARTS} times, and did no step; {newest}"
                 return 1
             code = await self._launch(record)
             after = await self._newest(record)
             launches = 0 if after.step > before.step else launches + 1
-            # It ends by a signal when it was killed itself, which says nothing of the ranks.
+            # A negative code: torchelastic itself was killed by a signal, which is no failure of the ranks.
             in_vain = self._deaths.hopeless or launches > (RESTARTS if code < 0 else 0)
             if self._drain.requested or after.state.ended:
                 forget_starts(folder)
                 return code
-            if code == 0 or in_vain or self._gave_way(after):
+            # The ranks were stopped for a cancel before their head ran.
+            stopped = after.state is JobState.STARTING and after.cancel_requested
+            if code == 0 or in_vain or stopped:
                 return code
             log.warning("torchelastic ended with exit code %d: it is started again", code)
 
-    @staticmethod
-    def _gave_way(record: JobRecord) -> bool:
-        """Whether the ranks were stopped for a cancel that their head did not come to."""
-        return record.state is JobState.STARTING and record.cancel_requested
-
     async def _newest(self, record: JobRecord) -> JobRecord:
-        """The job's record as it is now, put back first if Redis had lost it. One that was deleted meanwhile had ended."""
+        """The job's current record, restored first if Redis has lost it. A job deleted meanwhile counts as cancelled."""
         await self._restorer.look()
         newest = await self._store.find(record.id)
         if newest is None and is_deleted(self._settings.job_dir(record.id)):
@@ -239,46 +222,41 @@ class Agent:
         return newest or record
 
     async def _launch(self, record: JobRecord) -> int:
-        with tempfile.TemporaryDirectory(prefix="millrace-ranks-", ignore_cleanup_errors=True) as temporary:
-            return await self._watched(record, Path(temporary))
-
-    async def _watched(self, record: JobRecord, temporary: Path) -> int:
-        """Runs torchelastic once, and kills what hangs of it; returns its exit code. What it and the ranks leave lies in `temporary`."""
+        """Runs torchelastic once and kills what hangs; returns its exit code. All its files are in a temporary folder."""
         shutil.rmtree(self._metrics_dir, ignore_errors=True)
         self._metrics_dir.mkdir(parents=True)
-        beats = temporary / "beats"
-        beats.mkdir()
-        watch = RanksWatch(beats)
-        deaths = self._deaths_in(beats, record)
-        command = rank_command(self._nodes, record.id, record.spec.learner.world_size, RESTARTS)
+        world_size = record.spec.learner.world_size
+        first_rank = self._nodes.index * self._nodes.ranks_here(world_size)
+        command = rank_command(self._nodes, record.id, world_size, RESTARTS)
         environment = rank_environment(self._settings, record.id, record.spec, self._metrics_dir)
-        process = await asyncio.create_subprocess_exec(
-            *command, env={**environment, FOLDER: str(beats), "TMPDIR": str(temporary)}, start_new_session=True
-        )
-        waiter = asyncio.create_task(process.wait())
-        wait = NamedWait(self._store, record, "its ranks load the model")
-        while not waiter.done():
-            await asyncio.wait({waiter}, timeout=LOOK_AGAIN_S)
-            for trouble in watch.look(process.pid):
-                log.error("%s: killed", trouble)
-            await self._note(record, deaths.look())
-            if self._nodes.leads:
-                await wait.say()
-            useless = self._deaths.hopeless or wait.cancelled_s > CANCEL_AFTER_S
-            if not waiter.done() and (self._drain.requested or useless or await self._left_behind(record)):
-                log.info("draining the ranks")
-                await self._stop(process, waiter)
-        await self._note(record, deaths.look())
-        return waiter.result()
+        with tempfile.TemporaryDirectory(prefix="millrace-ranks-", ignore_cleanup_errors=True) as temporary:
+            beats = Path(temporary) / "beats"
+            beats.mkdir()
+            watch = RanksWatch(beats)
+            deaths = RankDeaths(beats, self._settings.job_dir(record.id) / ERROR_FILE, first_rank)
+            process = await asyncio.create_subprocess_exec(
+                *command, env={**environment, FOLDER: str(beats), "TMPDIR": temporary}, start_new_session=True
+            )
+            waiter = asyncio.create_task(process.wait())
+            wait = NamedWait(self._store, record, "its ranks load the model")
+            while not waiter.done():
+                await asyncio.wait({waiter}, timeout=POLL_INTERVAL_S)
+                for trouble in watch.look(process.pid):
+                    log.error("%s: killed", trouble)
+                await self._report_deaths(record, deaths.look())
+                if self._nodes.leads:
+                    await wait.report()
+                useless = self._deaths.hopeless or wait.cancelled_s > CANCEL_AFTER_S
+                if not waiter.done() and (self._drain.requested or useless or await self._ended_by_node_0(record)):
+                    log.info("draining the ranks")
+                    await self._stop(process, waiter)
+            await self._report_deaths(record, deaths.look())
+            return waiter.result()
 
-    def _deaths_in(self, beats: Path, record: JobRecord) -> RankDeaths:
-        first = self._nodes.index * self._nodes.ranks_here(record.spec.learner.world_size)
-        return RankDeaths(beats, self._settings.job_dir(record.id) / ERROR_FILE, first)
+    async def _report_deaths(self, record: JobRecord, deaths: list[RankDeath]) -> None:
+        """Reports deaths at once: in the job's events, among its deaths, and as its cause while it starts.
 
-    async def _note(self, record: JobRecord, deaths: list[RankDeath]) -> None:
-        """Tells of deaths at once: in the job's events, among its deaths, and as its cause while it starts.
-
-        Once the job has ended, or has no hope, what its ranks still do until they are stopped says nothing new.
+        Deaths after the job has ended, or can no longer load, carry no news: its ranks are about to be stopped.
         """
         for death in deaths:
             if self._deaths.hopeless:
@@ -287,15 +265,16 @@ class Agent:
             if newest.state.ended:
                 return
             loading = newest.state is JobState.STARTING
-            self._deaths.add(death, loading=loading)
+            self._deaths.newest = death.cause
+            self._deaths.loading += loading and not death.killed
             log.error("the ranks failed: %s", death.cause)
             await self._store.history.event(record.id, "rank_died", {"message": death.cause})
             await job_deaths.report(self._redis, record.id, Death(self.name, death.cause, time.time(), loading))
             if loading and not self._deaths.hopeless:
-                await say(self._store, newest, f"{death.cause}; the ranks are started again")
+                await report_cause(self._store, newest, f"{death.cause}; the ranks are started again")
 
-    async def _left_behind(self, record: JobRecord) -> bool:
-        """Whether this node's ranks would wait for a job that node 0 has ended: its own ranks end by themselves."""
+    async def _ended_by_node_0(self, record: JobRecord) -> bool:
+        """Whether node 0 has ended the job, for which another node's ranks would wait; node 0's own ranks end by themselves."""
         if self._nodes.leads:
             return False
         found = await self._store.find(record.id)
@@ -310,19 +289,19 @@ class Agent:
             await waiter
 
     async def _end(self, record: JobRecord, state: JobState, cause: str) -> None:
-        """Ends a job without a head, as failed or cancelled."""
+        """Ends a job that has no head, as failed or cancelled."""
         log.error("job %s %s: %s", record.id, state, cause)
-        await self._close_books(record, f"the job {state}: {cause}")
+        await self._close_ledger(record, f"the job {state}: {cause}")
         await self._store.retire(record.id)
-        try:  # last: until the job has ended, an agent that comes after this one ends it again
+        try:  # last: if this agent dies before it, the next one ends the job again
             await self._store.transition(record.id, state, allowed=LIVE, cause=cause)
         except JobConflict as error:
             log.warning("%s", error)
 
-    async def _close_books(self, record: JobRecord, reason: str) -> None:
-        """Gives what is left of a job without a head its fate; nothing here may keep it from ending.
+    async def _close_ledger(self, record: JobRecord, reason: str) -> None:
+        """Gives the remaining groups of a job without a head their fate.
 
-        Neither a damaged journal, nor a full disk, nor a head that is left over and still writes.
+        The job ends even if this fails: with a damaged journal, a full disk, or an old head that still writes.
         """
         folder, issued = self._settings.job_dir(record.id), record.groups.get("issued", 0)
         try:

@@ -1,1 +1,1 @@
-"""The mathematics of the learner: pure functions, numpy for rewards and torch for tokens."""
+"""Mathematics of the learner: pure functions, numpy for rewards and torch for tokens."""

@@ -1,4 +1,4 @@
-"""From the rewards of groups to an advantage per rollout. All in float64; every standard deviation has ddof = 1."""
+"""Advantages: one per rollout, from the rewards of its group. All in float64; every standard deviation has ddof = 1."""
 
 from __future__ import annotations
 
@@ -13,13 +13,10 @@ from services.common.spec.algorithm import CURRENT_REVISION, FIRST_REVISION, Adv
 Float64Array = npt.NDArray[np.float64]
 RewardGroups = Sequence[npt.ArrayLike]
 """One [G] of rewards per group; the groups of a batch may differ in G, since a group can close with fewer rollouts."""
-
 LengthGroups = Sequence[npt.ArrayLike]
 """One [G] of response lengths, tokens, per group."""
-
 WHITEN_EPSILON = 1e-8
-"""Added to a variance, as others' masked whitening has it."""
-
+"""Added to a variance, as in other implementations of masked whitening."""
 EPSILON = 1e-6
 """Keeps the division defined where all rewards of a group are equal: their advantages are then 0."""
 
@@ -42,8 +39,8 @@ def rloo(rewards: RewardGroups) -> list[Float64Array]:
 def reinforce_plus_plus_baseline(rewards: RewardGroups, lengths: LengthGroups) -> list[Float64Array]:
     """R_i − mean R of the group, then whitened over all response tokens of the batch: (x − mean x) / sqrt(var x + 1e-8).
 
-    Each rollout stands there as often as it has tokens, as in the authors' OpenRLHF and in verl (arXiv 2501.03262), whose variance has
-    ddof = 1, too. A batch of fewer than two tokens is only centred.
+    Each rollout counts once per token, as in the authors' OpenRLHF and in verl (arXiv 2501.03262), whose variance also has ddof = 1.
+    A batch of fewer than two tokens is only centred.
     """
     centred = dr_grpo(rewards)
     weights = _same_shapes(lengths, centred)
@@ -57,7 +54,7 @@ def reinforce_plus_plus_baseline(rewards: RewardGroups, lengths: LengthGroups) -
 
 
 def reinforce_plus_plus_by_rollouts(rewards: RewardGroups) -> list[Float64Array]:
-    """Revision 1 of the same name: divided by (std + 1e-6) over all rollouts of the batch, long and short alike.
+    """Revision 1 of `reinforce_plus_plus_baseline`: divided by (std + 1e-6) over all rollouts of the batch, long and short alike.
 
     The batch's mean needs no subtraction: every group's mean is 0 already.
     """
@@ -71,17 +68,13 @@ def reinforce_plus_plus_by_rollouts(rewards: RewardGroups) -> list[Float64Array]
 def batch_advantages(
     rewards: RewardGroups, estimator: AdvantageEstimator, lengths: LengthGroups, *, revision: int = CURRENT_REVISION
 ) -> list[Float64Array]:
-    """The advantage of each rollout of a whole batch, in the shapes of `rewards`.
+    """The advantage of each rollout, in the shapes of `rewards`; `lengths`: response tokens of each rollout, in the same shapes.
 
-    Args:
-        rewards: after shaping; the whole batch of a step, since an estimator may normalise over it.
-        estimator: which one.
-        lengths: response tokens of each rollout, in the same shapes.
-        revision: of its formula (`algorithm.revision`).
+    The rewards are after shaping, and of the whole batch of a step, since an estimator may normalise over it. `revision` is that of
+    the estimator's formula (`algorithm.revision`).
 
     Raises:
-        ValueError: a group has fewer than 2 rewards, or one that is not finite, or not a length for each; names the group by its place
-            in the batch.
+        ValueError: a group has fewer than 2 rewards, one that is not finite, or another number of lengths; names its place in the batch.
     """
     match estimator:
         case AdvantageEstimator.GRPO:
@@ -100,9 +93,8 @@ def _checked(rewards: RewardGroups) -> list[Float64Array]:
     groups = [np.asarray(group, np.float64) for group in rewards]
     for place, group in enumerate(groups):
         if group.ndim != 1 or len(group) < 2:
-            raise ValueError(
-                f"group {place} of the batch has rewards of shape {group.shape}; an advantage needs at least 2 rollouts"
-            )
+            shape = f"rewards of shape {group.shape}"
+            raise ValueError(f"group {place} of the batch has {shape}; an advantage needs at least 2 rollouts")
         if not np.isfinite(group).all():
             raise ValueError(f"group {place} of the batch has a reward that is not finite: {group.tolist()}")
     return groups
@@ -117,23 +109,22 @@ def _same_shapes(lengths: LengthGroups, groups: list[Float64Array]) -> list[Floa
 
 
 def overlong_penalty(length: int, *, rollout_max_tokens: int, overlong_buffer: int, penalty_factor: float) -> float:
-    """What is added to the reward of a response: 0 at first, then falling linearly over the buffer, −`penalty_factor` from its end on.
+    """Length term of a response's reward: 0 up to the buffer, then decreasing linearly over it, −`penalty_factor` from its end on.
 
-    It is part of the reward, never of the accuracy that dynamic sampling looks at.
+    It is part of the reward, never of the accuracy that dynamic sampling compares.
 
     Args:
         length: response tokens, |y|.
-        rollout_max_tokens: L, where the buffer ends.
-        overlong_buffer: B, its width in tokens, 1 to L; nothing is lost up to L − B.
-        penalty_factor: largest punishment, at least 0 (`overlong_buffer_penalty_factor`).
+        rollout_max_tokens: L, the end of the buffer.
+        overlong_buffer: B, its width in tokens, 1 to L; the term is 0 up to L − B.
+        penalty_factor: largest penalty, at least 0 (`overlong_buffer_penalty_factor`).
 
     Raises:
         ValueError: the buffer does not fit, or the factor is negative.
     """
     if not 1 <= overlong_buffer <= rollout_max_tokens:
-        raise ValueError(
-            f"overlong_buffer must be 1 to rollout_max_tokens ({rollout_max_tokens}), not {overlong_buffer}"
-        )
+        allowed = f"1 to rollout_max_tokens ({rollout_max_tokens})"
+        raise ValueError(f"overlong_buffer must be {allowed}, not {overlong_buffer}")
     if not penalty_factor >= 0.0:
         raise ValueError(f"overlong_buffer_penalty_factor must not be negative, and is {penalty_factor}")
     excess = length - (rollout_max_tokens - overlong_buffer)
@@ -143,7 +134,7 @@ def overlong_penalty(length: int, *, rollout_max_tokens: int, overlong_buffer: i
 
 
 def filter_values(metric: FilterMetric, *, accuracies: list[float], rewards: list[float]) -> list[float]:
-    """What `filter_groups_metric` compares. Rewards are the verifier's own: with length shaping every group would look informative."""
+    """The values of `filter_groups_metric`. Rewards are the verifier's own: with length shaping every group would seem informative."""
     return accuracies if metric is FilterMetric.ACCURACY else rewards
 
 

@@ -19,15 +19,15 @@ Metrics = dict[str, torch.Tensor]
 
 
 def make_loss(algorithm: AlgorithmSpec) -> LossFunction:
-    """The loss function that section `algorithm` of a job spec describes.
+    """The loss function of section `algorithm` of a job spec.
 
-    Its token losses [R] have a gradient in `trainer_logprobs` only, and are 0 where masked, whatever the inputs hold there. Its metrics [R]
-    are detached, 0 where masked, and mean to the figure of their name over the unmasked tokens of the global batch:
+    Its token losses [R] have a gradient in `trainer_logprobs` only, and are 0 where masked, whatever the inputs are there. Its metrics [R]
+    are detached and 0 where masked; their means over the unmasked tokens of the global batch are:
 
     - `clip_fraction_high`, `clip_fraction_low`: the clip acts, where A > 0 and where A < 0 (CISPO: only high, for either sign);
     - `clip_fraction_dual`: the dual clip acts (only if set);
     - `importance_weight`: of the correction (only if there is one);
-    - `mask_fraction_positive`, `mask_fraction_negative`: the correction leaves the token out, by the sign of A (likewise);
+    - `mask_fraction_positive`, `mask_fraction_negative`: the correction masks the token, by the sign of A (likewise);
     - `proximal_kl`: estimate of KL(π_prox ‖ π_trainer), before the coefficient (only if there is one).
     """
 
@@ -61,7 +61,7 @@ def policy_loss(
     trainer: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor, sequence_ids: torch.Tensor,
     algorithm: AlgorithmSpec,
 ) -> tuple[torch.Tensor, Metrics]:  # fmt: skip
-    """The policy's loss of each token [R], unweighted, and where a clip acts. Masked tokens must hold 0 already."""
+    """The policy's loss of each token [R], unweighted, and where a clip acts. Masked values must be 0 already."""
     log_ratio = trainer - old
     match algorithm.loss:
         case LossName.DAPO:
@@ -78,8 +78,8 @@ def policy_loss(
 def own_gradient(mean: torch.Tensor, trainer: torch.Tensor) -> torch.Tensor:
     """GSPO-token: log s_{i,t} = sg[log s_i] + log π_t − sg[log π_t], the sequence's value with the gradient of the token alone.
 
-    Summed over a sequence both have the same gradient (arXiv 2507.18071, section 4.3); with a weight for each token only this one takes
-    a token's gradient away together with its weight.
+    Summed over a sequence both have the same gradient (arXiv 2507.18071, section 4.3). With a weight for each token, only this one
+    removes a token's gradient together with its weight.
     """
     return mean.detach() + (trainer - trainer.detach())
 
@@ -90,7 +90,7 @@ def clipped_surrogate(
     """−min(r A, clip(r, 1 − low, 1 + high) A), and with a dual clip c, where A < 0, no more than −c A.
 
     Sources: arXiv 1707.06347 (PPO), 2503.14476 (clip-higher), 1912.09729 (dual clip), 2507.18071 (GSPO: r of the sequence).
-    Written as the clips that act, for these are reported too: below 1 − low with A > 0, and above 1 + high with A < 0, the minimum is r A.
+    Computed from the clips that act, since these are reported: below 1 − low with A > 0, and above 1 + high with A < 0, the minimum is r A.
     """
     low, high = 1.0 - algorithm.clip_ratio_low, 1.0 + algorithm.clip_ratio_high
     above = (advantages > 0) & (ratio > high)
@@ -107,7 +107,7 @@ def clipped_surrogate(
 def capped_policy_gradient(
     ratio: torch.Tensor, trainer: torch.Tensor, advantages: torch.Tensor, algorithm: AlgorithmSpec
 ) -> tuple[torch.Tensor, Metrics]:
-    """CISPO: −sg(min(r, 1 + high)) · A · log π_trainer: every token keeps a gradient, none weighs more than the cap (arXiv 2506.13585)."""
+    """CISPO: −sg(min(r, 1 + high)) · A · log π_trainer: every token keeps a gradient, with at most the cap as weight (arXiv 2506.13585)."""
     cap = 1.0 + algorithm.clip_ratio_high
     above = ratio > cap
     metrics: Metrics = {"clip_fraction_high": above, "clip_fraction_low": torch.zeros_like(above)}
@@ -117,7 +117,7 @@ def capped_policy_gradient(
 def kl_estimate(estimator: KlEstimator, log_ratio: torch.Tensor) -> torch.Tensor:
     """Estimates of KL(q ‖ p) from log p − log q of tokens sampled from q, each [R]; differentiable.
 
-    k3 is computed with expm1: as written, float32 rounds it to noise below a difference of 1e-3.
+    k3 is computed with expm1: below a difference of 1e-3, the textbook form in float32 is rounding noise.
     """
     match estimator:
         case KlEstimator.K1:
@@ -130,11 +130,11 @@ def kl_estimate(estimator: KlEstimator, log_ratio: torch.Tensor) -> torch.Tensor
 
 LOG_RATIO_BOUND = 20.0
 """Log-ratios are clamped to ± this before exp: ratios stay within 2e-9 to 5e8, and their squares are finite in float32.
-A token beyond the bound gets no gradient through its ratio: of those, a clip would have kept only A < 0 with a ratio above 5e8."""
+A token beyond the bound gets no gradient through its ratio; a clip would have kept it only for A < 0 with a ratio above 5e8."""
 
 
 def unmasked(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The values with 0 at masked tokens, whatever stood there (NaN too); no gradient flows to those."""
+    """The values with 0 at masked tokens, whatever they were (NaN too); no gradient flows to those."""
     return torch.where(mask, values, values.new_zeros(()))
 
 
@@ -155,13 +155,13 @@ def sequence_mean(values: torch.Tensor, mask: torch.Tensor, sequence_ids: torch.
 
 
 def token_weights(inputs: LossInputs, algorithm: AlgorithmSpec) -> torch.Tensor:
-    """For each token [R] its weight in Σ weight · loss / global_tokens, summed over all micro-batches and ranks; 0 where masked.
+    """For each token [R] its weight in Σ weight · loss / global_tokens over all micro-batches and ranks; 0 where masked.
 
     - mean over tokens: 1. The tokens may be split anywhere.
     - mean of sequence means: global_tokens / (global_sequences · unmasked tokens of the sequence).
     - Dr. GRPO: global_tokens / (global_sequences · constant_length).
 
-    The last two need no more than the batch's two totals and whole sequences: a micro-batch never cuts a sequence.
+    The last two need only the batch's two totals and whole sequences: a micro-batch never splits a sequence.
     """
     mask = inputs.loss_mask.to(inputs.trainer_logprobs.dtype)
     if algorithm.token_level_loss:
@@ -175,7 +175,7 @@ def token_weights(inputs: LossInputs, algorithm: AlgorithmSpec) -> torch.Tensor:
 def importance_weights(
     old_logprobs: torch.Tensor, inference_logprobs: torch.Tensor, algorithm: AlgorithmSpec
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each token the weight made of π_prox / π_inference, [R], without gradient; and which tokens it leaves out, bool [R]."""
+    """For each token the weight from π_prox / π_inference, [R], without gradient; and the tokens that it masks, bool [R]."""
     ratio = bounded(old_logprobs - inference_logprobs).exp().detach()
     cap = math.inf if algorithm.importance_weight_cap is None else algorithm.importance_weight_cap
     none = torch.zeros_like(ratio, dtype=torch.bool)

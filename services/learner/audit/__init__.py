@@ -1,1 +1,1 @@
-"""Audit of a job's folder: what the journal says against history, checkpoints, seals and accounts."""
+"""Audit of a job's folder: the journal against history, checkpoints, seals and the accounts of groups."""

@@ -1,7 +1,7 @@
-"""Reads a job's folder for the audit: spec, journal, checkpoints, and what the job said of itself.
+"""Audit of a job's folder: its spec, journal, checkpoints, and the job's own record and history.
 
-Of a job that runs, everything is read in the order in which it must hold together: a step is journalled before it stands in the history,
-and a checkpoint stands in the history before it is there.
+A running job changes while it is read. The order of reading keeps the parts consistent: a step is journalled before it is in the
+history, and a checkpoint is in the history before its directory exists.
 
     state ─► newest record ─► history ─► checkpoints ─► history's manifests ─► the whole journal ─► the lineages, once more
 """
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from services.common.checkpoints.manifest import Checkpoint
+from services.common.checkpoints.manifest import CHECKPOINTS_DIR, Checkpoint, finished
 from services.common.differences import MISSING, differences
 from services.common.errors import ConfigError, MillraceError
 from services.common.jobs.fates import Fate
@@ -25,14 +25,14 @@ from services.learner.audit.audit import Audit
 from services.learner.audit.history import HistoryAudit
 from services.learner.audit.report import AuditReport, Breach
 from services.learner.audit.seals import SealAudit
-from services.learner.storage.checkpoints import finished_checkpoints, sound_checkpoints
+from services.learner.storage.checkpoints import sound_checkpoints
 from services.learner.storage.folder import JOURNAL_DIR, LINEAGE_FILE
 from services.learner.storage.journal import BatchRecord, Journal
 from services.learner.storage.journal_key import JournalKey
 from services.learner.storage.lineage import Rise, read_rises
 
-READS = 3
-"""Times that a folder is read whose lineage rises meanwhile: what was read before and after does not belong together."""
+MAX_READS = 3
+"""Reads of a folder whose lineage rises meanwhile: the parts read before and after it do not match."""
 SETTLE_S = 1.0
 
 ONLY_REPLAY = "that the batches lead to the recorded weights, and these to the checkpoints' own files: `millrace replay` proves it"
@@ -49,31 +49,31 @@ def audit_job(
     job_id: str | None = None,
     key: JournalKey | None = None,
 ) -> AuditReport:
-    """Audits the job whose folder this is; reads only.
+    """Audits the job in a folder, `<home>/jobs/<job>`; reads only.
 
     Args:
-        folder: `<home>/jobs/<job>`.
-        told: the step records that the gateway tells, where it can be reached; the folder's own are read anyway.
-        told_state: the state that the gateway tells; the folder's own counts where it has one.
+        folder: the job's.
+        told: the gateway's step records, where it can be reached; the folder's own are read anyway.
+        told_state: the gateway's state of the job; the folder's own has precedence.
         job_id: the job, where the folder has another name.
-        key: proves the seals of a journal that was written with one.
+        key: of a journal that was written with one; proves its seals.
 
     Raises:
         ConfigError: there is no such job here, or its spec cannot be read.
     """
-    for _ in range(READS - 1):
-        before = _known_rises(folder)
+    for reads_left in reversed(range(MAX_READS)):
+        before = _rises(folder)
         report = _audit(folder, told, told_state, job_id or folder.name, key)
-        if _known_rises(folder) == before:
-            return report
+        if not reads_left or _rises(folder) == before:
+            break
         time.sleep(SETTLE_S)
-    return _audit(folder, told, told_state, job_id or folder.name, key)
+    return report
 
 
 def _audit(
     folder: Path, told: Steps | None, told_state: str | None, job_id: str, key: JournalKey | None
 ) -> AuditReport:
-    spec = parse_recorded_spec(_read(folder / SPEC_FILE))
+    spec = _spec(folder)
     document, fault = _job_record(folder)
     state = document["state"] if document is not None else None if told_state is None else JobState(told_state)
     complete = document is not None and document["state"] is JobState.SUCCEEDED
@@ -86,7 +86,10 @@ def _audit(
     if fault:
         audit.breach(Breach.DAMAGED, JOB_FILE, fault)
     _check_checkpoints(folder, spec, checkpoints, damaged, audit)
-    audit.rises(_rises(folder, audit))
+    try:
+        audit.rises = read_rises(folder)
+    except MillraceError as error:
+        audit.breach(Breach.DAMAGED, LINEAGE_FILE, str(error))
     seals = SealAudit(audit, key)
     try:
         for where, record in _records(journal, key):
@@ -95,10 +98,10 @@ def _audit(
             history.check_mark(where, record, audit)
     except MillraceError as error:
         audit.cut_short("journal", f"{error}; what came after it was not audited")
-    for path in sorted(journal.glob("damaged-*")):
-        audit.report.remarks.append(
-            f"journal/{path.name}: records that were given up, with the lineage that they were of"
-        )
+    audit.report.remarks += [
+        f"journal/{path.name}: records that were given up, with the lineage that they were of"
+        for path in sorted(journal.glob("damaged-*"))
+    ]
     history.check_steps(audit)
     for step, found in checkpoints.items():
         history.check_manifest(step, f"checkpoints/{found.path.name}", found.digest, audit)
@@ -115,7 +118,7 @@ def _audit(
 
 
 def _newest_step(journal: Path) -> int:
-    """The step of the newest record; 0 where there is none, or where it cannot be read, which the reading of all of it tells."""
+    """The step of the newest record; 0 where there is none, or where it cannot be read: the full read later reports that."""
     try:
         newest = Journal(journal).newest() if journal.is_dir() else None
     except MillraceError:
@@ -126,33 +129,33 @@ def _newest_step(journal: Path) -> int:
 def _check_checkpoints(
     folder: Path, spec: JobSpec, sound: Mapping[int, Checkpoint], damaged: Mapping[Path, str], audit: Audit
 ) -> None:
-    """Those that the job keeps must verify, and be made of its spec; older ones are being removed, or could not be."""
-    kept = set(finished_checkpoints(folder)[-spec.checkpoint.keep_last :])
+    """The checkpoints that the job keeps must verify, and be made of its spec; older ones are being removed, or could not be."""
+    kept = set(finished(folder / CHECKPOINTS_DIR)[-spec.checkpoint.keep_last :])
     for path, message in damaged.items():
         if path in kept:
             audit.breach(Breach.CHECKPOINT, f"checkpoints/{path.name}", message)
         elif path.is_dir():
             audit.report.remarks.append(message)
-    here = spec.model_dump(mode="json")
+    document = spec.model_dump(mode="json")
     for checkpoint in sound.values():
-        there = checkpoint.state.get("identity", {}).get("spec", {})
+        made_of = checkpoint.state.get("identity", {}).get("spec", {})
         where = f"checkpoints/{checkpoint.path.name}"
-        for setting, recorded, found in differences(there, here):
+        for setting, recorded, found in differences(made_of, document):
             if recorded is not MISSING:
-                said = "nothing" if found is MISSING else found
-                audit.breach(Breach.SPEC, where, f"was made with {setting} = {recorded}, and {SPEC_FILE} says {said}")
+                now = "nothing" if found is MISSING else found
+                audit.breach(Breach.SPEC, where, f"was made with {setting} = {recorded}, and {SPEC_FILE} says {now}")
 
 
-def _read(path: Path) -> str:
+def _spec(folder: Path) -> JobSpec:
+    path = folder / SPEC_FILE
     try:
-        return path.read_text()
+        return parse_recorded_spec(path.read_text())
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}: name the home whose `jobs` holds the job with --home") from error
 
 
 def _records(journal: Path, key: JournalKey | None) -> Iterator[tuple[str, BatchRecord]]:
-    """Each record with its file and step."""
-    if not journal.is_dir():  # opening a journal would make it
+    if not journal.is_dir():  # `Journal` would create it
         return
     names = sorted(path.name for path in journal.glob("segment-*.wal"))
     firsts = [int(name.removeprefix("segment-").removesuffix(".wal")) for name in names]
@@ -162,21 +165,13 @@ def _records(journal: Path, key: JournalKey | None) -> Iterator[tuple[str, Batch
 
 
 def _start(spec: JobSpec, checkpoints: Mapping[int, Checkpoint]) -> int | None:
-    """The step that the job began at; None for one that went on from another's, where no checkpoint says from which step."""
+    """The step that the job began at; None for one that loaded a checkpoint, where no checkpoint of its own names the step."""
     for checkpoint in checkpoints.values():
         return int(checkpoint.state["start_step"])
     return None if spec.checkpoint.load else 0
 
 
-def _rises(folder: Path, audit: Audit) -> list[Rise]:
-    try:
-        return read_rises(folder)
-    except MillraceError as error:
-        audit.breach(Breach.DAMAGED, LINEAGE_FILE, str(error))
-        return []
-
-
-def _known_rises(folder: Path) -> list[Rise] | None:
+def _rises(folder: Path) -> list[Rise] | None:
     try:
         return read_rises(folder)
     except MillraceError:
@@ -184,7 +179,7 @@ def _known_rises(folder: Path) -> list[Rise] | None:
 
 
 def _job_record(folder: Path) -> tuple[dict[str, Any] | None, str | None]:
-    """The job's record as the folder has it, or None; and what is wrong with it. A copy of a folder may come without it."""
+    """The folder's record of the job, or None; and its fault, if it has one. A copy of a folder may lack the record."""
     try:
         fault = JobFolder(folder).fault()
         found = None if fault else JobFolder(folder).load()
@@ -196,11 +191,11 @@ def _job_record(folder: Path) -> tuple[dict[str, Any] | None, str | None]:
 
 
 def _check_end(document: Mapping[str, Any], report: AuditReport, audit: Audit) -> None:
-    """A job that has succeeded said what its journal says, the fates included, unless records were given up."""
-    found: dict[str, object] = {"step": report.steps}
+    """The record of a job that has succeeded must agree with its journal, the fates included, unless records were given up."""
+    expected: dict[str, object] = {"step": report.steps}
     if not report.given_up:
-        found |= {"issued": report.issued, **{fate.value: report.fates[fate] for fate in Fate}}
-    said = {**document.get("groups", {}), **{name: document[name] for name in ("step",) if name in document}}
-    for name, value in found.items():
-        if said.get(name, value) != value:
-            audit.breach(Breach.HISTORY, JOB_FILE, f"{name} is {said[name]}, and {value} by the journal")
+        expected |= {"issued": report.issued, **{fate.value: report.fates[fate] for fate in Fate}}
+    recorded = document.get("groups", {}) | {name: document[name] for name in ("step",) if name in document}
+    for name, value in expected.items():
+        if recorded.get(name, value) != value:
+            audit.breach(Breach.HISTORY, JOB_FILE, f"{name} is {recorded[name]}, and {value} by the journal")

@@ -1,4 +1,4 @@
-"""What an audit finds."""
+"""Report of an audit."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from services.common.jobs.fates import Fate
 
 
 class Breach(StrEnum):
-    """The kinds of violation."""
+    """Kinds of violation."""
 
     DAMAGED = "damaged"
-    """Something that must be there cannot be read: the audit knows nothing of what came after it."""
+    """A required part cannot be read: the audit knows nothing of what follows it."""
     TWO_FATES = "two_fates"
     TRAINED_TWICE = "trained_twice"
     NO_FATE = "no_fate"
     """The job has ended, and a group that was issued has no fate."""
     NEVER_ISSUED = "never_issued"
-    """A fate of a group that was not issued by then, or fewer groups issued than before."""
+    """A fate of a group that was not issued yet, or fewer groups issued than before."""
     UNTRUE_FATE = "untrue_fate"
-    """A record says that it trains a group that it does not hold, or holds one without saying so."""
+    """A record gives the fate `trained` to a group that it does not contain, or contains one without that fate."""
     STEPS = "steps"
-    """Steps do not follow one another."""
+    """Steps are not consecutive."""
     LINEAGE = "lineage"
-    """A lineage or policy version that falls, or a group of a lineage that was not there yet."""
+    """A lineage or policy version that decreases, or a group of a lineage that had not begun."""
     TOO_OLD = "too_old"
     """policy_age at consumption beyond the bound."""
     VERSION = "version"
-    """Tokens sampled by a version that was not published yet, or older than the task asked for."""
+    """Tokens sampled by a version that was not published yet, or is older than the task allows."""
     FOREIGN = "foreign"
     """A group of another job, or of an evaluation, or one that could not be sampled."""
     CHECKPOINT = "checkpoint"
@@ -38,14 +38,14 @@ class Breach(StrEnum):
     HISTORY = "history"
     """The job's step history disagrees with the journal, or was cut or rewritten."""
     SEAL = "seal"
-    """A journal record whose MAC is not of the key that was given, or that has none where it must."""
+    """A journal record whose MAC is not of the given key, or that lacks a required MAC."""
     SPEC = "spec"
-    """The spec in the folder is not what a checkpoint was made of."""
+    """The folder's spec differs from a checkpoint's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One thing that must not be."""
+    """One violation."""
 
     breach: Breach
     where: str
@@ -59,13 +59,13 @@ class AuditReport:
 
     job_id: str
     ended: bool | None = None
-    """None: nobody says."""
+    """None where it is not known."""
     issued: int = 0
-    """Ordinals issued, as far as the journal tells."""
+    """Ordinals issued, according to the journal."""
     fates: Counter[Fate] = field(default_factory=Counter)
     failed_reasons: Counter[str] = field(default_factory=Counter)
     given_up: int = 0
-    """Groups with a fate that only a checkpoint knows: their records were damaged, and are put aside."""
+    """Groups with a fate that only a checkpoint knows: their records were damaged, and removed."""
     records: int = 0
     steps: int = 0
     """The last step that the journal holds."""
@@ -77,12 +77,12 @@ class AuditReport:
     history_steps: int = 0
     """Step records that were compared with the journal."""
     proved: int = 0
-    """Records whose MAC is of the key that was given."""
+    """Records whose MAC is of the given key."""
     unproved: list[str] = field(default_factory=list)
-    """What this audit cannot know, and what would prove it."""
+    """Facts that this audit cannot prove, with what would prove them."""
     violations: list[Violation] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
-    """What could not be looked at, and what is odd but no violation."""
+    """Parts that could not be read, and oddities that are no violations."""
 
     @property
     def active(self) -> int:

@@ -1,4 +1,4 @@
-"""The audit of a journal's seals: which records a key proves, and which nobody can."""
+"""Seal audit: the records of a journal that a key proves, and those that nothing proves."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ _BREACHES = {
 
 
 class SealAudit:
-    """Told every record in order, then `finish`."""
+    """Takes every record in order, then `finish`."""
 
     def __init__(self, audit: Audit, key: JournalKey | None) -> None:
-        """Violations go to the audit."""
         self._audit = audit
         self._key = key
         self._open = 0
-        """Records without a MAC, before the first that has one."""
+        """Records without a MAC."""
         self._unread = 0
         self._sealed = False
 
     def record(self, where: str, record: BatchRecord) -> None:
-        """The next record."""
+        """Checks the next record."""
         proof = record.proof
         if proof is Proof.CHECKSUM and self._sealed:
             self._audit.breach(Breach.SEAL, where, "it has no MAC, and a record before it has one")
@@ -38,12 +37,11 @@ class SealAudit:
         self._sealed |= proof is not Proof.CHECKSUM
 
     def finish(self) -> None:
-        """Says what was not proved."""
+        """Reports the records that were not proved."""
         report = self._audit.report
         if self._key is not None and report.records and not self._sealed:
-            self._audit.breach(
-                Breach.SEAL, "journal", "no record has a MAC: the key that was given proves nothing here"
-            )
+            message = "no record has a MAC: the key that was given proves nothing here"
+            self._audit.breach(Breach.SEAL, "journal", message)
         elif self._unread:
             report.unproved.append(f"{self._unread} records are sealed with a key: --key-file proves them")
         if self._open:

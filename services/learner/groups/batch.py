@@ -1,4 +1,4 @@
-"""Batch of one step: from judged groups to the sequences that ranks train, with advantages, overlong punishment and loss masks."""
+"""Batch of one step: from judged groups to the sequences that ranks train, with advantages, overlong penalty and loss masks."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ from services.common.streams.types import Rollout, ScoredGroup
 from services.learner.algorithms.advantages import batch_advantages, overlong_penalty
 from services.learner.groups.buffer import Judged
 from services.learner.groups.sequence import Sequence
+from services.learner.groups.validate import judged_rollouts
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one optimizer step trains."""
+    """Input of one optimizer step."""
 
     groups: list[Judged]
     sequences: list[Sequence]
 
     @classmethod
     def of(cls, groups: list[Judged], spec: JobSpec) -> Batch:
-        """The batch of these groups."""
+        """Batch of these groups."""
         return cls(groups, assemble(groups, spec))
 
     @classmethod
     def of_payloads(cls, payloads: Iterable[bytes], spec: JobSpec) -> Batch:
-        """The batch of groups as the journal has them."""
+        """Batch of groups in the journal's encoding."""
         return cls.of([Judged(decode(ScoredGroup, payload), payload, None) for payload in payloads], spec)
 
 
 def assemble(groups: list[Judged], spec: JobSpec) -> list[Sequence]:
-    """One sequence for each rollout that was judged and holds a token, in the groups' order."""
-    scored = [_judged(judged) for judged in groups]
-    rewards = [np.array([reward + _shaping(rollout, spec) for rollout, reward in group]) for group in scored]
+    """One sequence for each rollout that has a reward and a token, in the groups' order."""
+    scored = [judged_rollouts(judged.scored) for judged in groups]
+    rewards = [np.array([reward + _length_penalty(rollout, spec) for rollout, reward in group]) for group in scored]
     lengths = [[len(rollout.tokens) for rollout, _ in group] for group in scored]
     algorithm = spec.algorithm
     advantages = batch_advantages(rewards, algorithm.advantage_estimator, lengths, revision=algorithm.revision)
@@ -48,12 +49,7 @@ def assemble(groups: list[Judged], spec: JobSpec) -> list[Sequence]:
     ]
 
 
-def _judged(judged: Judged) -> list[tuple[Rollout, float]]:
-    pairs = zip(judged.scored.group.rollouts, judged.scored.verdicts, strict=True)
-    return [(rollout, verdict.reward) for rollout, verdict in pairs if verdict.reward is not None]
-
-
-def _shaping(rollout: Rollout, spec: JobSpec) -> float:
+def _length_penalty(rollout: Rollout, spec: JobSpec) -> float:
     algorithm = spec.algorithm
     if not algorithm.overlong_buffer_enable:
         return 0.0

@@ -1,4 +1,4 @@
-"""Held-out evaluation: avg@k and pass@k through the same rollout servers, labelled with the policy versions that answered."""
+"""Evaluation on held-out tasks: avg@k and pass@k by the same rollout servers, with the policy versions that answered."""
 
 from __future__ import annotations
 
@@ -18,49 +18,47 @@ class EvalRound:
     """One evaluation under way: every held-out task once."""
 
     step: int
-    """Learner step at which it was asked for, and the oldest policy version that may answer."""
+    """Learner step at which it began, and the oldest policy version that may answer."""
     first_id: int
-    """Group ids of this round are first_id … first_id + tasks − 1."""
+    """Group ids are first_id … first_id + tasks − 1."""
     tasks: int
     samples: int
     deadline: float
-    """Monotonic seconds at which it ends with what it has."""
+    """Monotonic seconds at which it ends, complete or not."""
     started: float = field(default_factory=time.monotonic)
-    not_asked: dict[int, str] = field(default_factory=dict)
-    """Why tasks could not be asked, by group id: nobody will answer them."""
+    not_sent: dict[int, str] = field(default_factory=dict)
+    """Reasons why tasks could not be sent, by group id: no server will answer them."""
 
     @property
     def group_ids(self) -> range:
-        """Of this round's groups."""
+        """Group ids of this round."""
         return range(self.first_id, self.first_id + self.tasks)
 
     def done(self, answers: Mapping[int, Judged]) -> bool:
-        """Whether every task was answered, or its time is over."""
-        return (
-            all(group_id in answers or group_id in self.not_asked for group_id in self.group_ids)
-            or time.monotonic() > self.deadline
-        )
+        """Whether every task was answered, or the deadline has passed."""
+        complete = all(group_id in answers or group_id in self.not_sent for group_id in self.group_ids)
+        return complete or time.monotonic() > self.deadline
 
     def failure(self, answers: Mapping[int, Judged]) -> str:
         """Why none of its tasks could be judged; empty when one was."""
         answered = [answers[group_id] for group_id in self.group_ids if group_id in answers]
         if any(answer.accuracies for answer in answered):
             return ""
-        words = f"none of {self.tasks} held-out tasks could be judged"
+        cause = f"none of {self.tasks} held-out tasks could be judged"
         if not answered:
-            silence = f"no answer within {self.deadline - self.started:.0f} s"
-            return f"{words}: {next(iter(self.not_asked.values()), silence)}"
+            timeout = f"no answer within {self.deadline - self.started:.0f} s"
+            return f"{cause}: {next(iter(self.not_sent.values()), timeout)}"
         newest = answered[-1].scored
         details = [verdict.detail for verdict in newest.verdicts if verdict.detail]
-        return f"{words}; the newest: {newest.group.failure or next(iter(details), 'without a verdict')}"
+        return f"{cause}; the newest: {newest.group.failure or next(iter(details), 'without a verdict')}"
 
     def result(self, answers: Mapping[int, Judged]) -> dict[str, object]:
         """The evaluation as `GET /jobs/{id}/metrics` shows it.
 
-        `avg_at_k` is the mean over tasks of the mean accuracy of each, so that a task with few verdicts weighs as much as any; a task
-        counts in `pass_at_k` when one of its rollouts is right. Tasks that failed or did not come back in time are counted in
-        `unanswered`, and in neither figure. Of all rollouts asked for, those of unanswered tasks too, `rollouts_judged` have a verdict
-        and `rollouts_not_judged` have none; `checks_over_limit` of those judged count as wrong for what their check would have taken.
+        `avg_at_k` is the mean over tasks of each task's mean accuracy, so that a task with few verdicts weighs as much as any other; a
+        task counts in `pass_at_k` when one of its rollouts is right. Tasks that failed or did not come back in time are counted in
+        `unanswered`, and in neither figure. Of all rollouts requested, also those of unanswered tasks, `rollouts_judged` have a verdict
+        and `rollouts_not_judged` have none; `checks_over_limit` of the judged ones count as wrong because their check exceeded a limit.
         """
         answered = [answers[group_id] for group_id in self.group_ids if group_id in answers]
         judged = [answer for answer in answered if answer.accuracies]

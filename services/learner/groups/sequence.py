@@ -1,4 +1,4 @@
-"""Sequence: a prompt and one response, as the ranks are given it."""
+"""Sequence: a prompt and one response, as the ranks receive it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """A prompt and one response, with all that the loss needs; R is the response's length.
+    """A prompt and one response, with all inputs of the loss; R is the response's length.
 
     Example: Sequence(tokens=[5, 9, 3, 7, 2], prompt_len=3, inference_logprobs=[-0.1, -1.2], advantage=[0.7, 0.7],
     loss_mask=[True, True], group_id=17)
@@ -29,25 +29,19 @@ class Sequence:
     advantage: Float32Array
     """Per response token, [R]."""
     loss_mask: BoolArray
-    """Which response tokens count, [R]."""
+    """True for the response tokens that count, [R]."""
     group_id: int
 
     def __post_init__(self) -> None:
-        """Checks that the lengths agree and the numbers are finite.
-
-        Raises:
-            ValueError: names the group and the field.
-        """
+        """Raises ValueError, which names group and field, if lengths disagree or a number is not finite."""
         response = len(self.tokens) - self.prompt_len
         if self.prompt_len < 1 or response < 1:
             raise ValueError(f"group {self.group_id}: {len(self.tokens)} tokens with prompt_len {self.prompt_len}")
         for name in ("inference_logprobs", "advantage", "loss_mask"):
-            if len(getattr(self, name)) != response:
-                raise ValueError(
-                    f"group {self.group_id}: {name} has {len(getattr(self, name))} items for {response} tokens"
-                )
-        for name in ("inference_logprobs", "advantage"):
-            if not np.isfinite(getattr(self, name)).all():
+            values = getattr(self, name)
+            if len(values) != response:
+                raise ValueError(f"group {self.group_id}: {name} has {len(values)} items for {response} tokens")
+            if not np.isfinite(values).all():
                 raise ValueError(f"group {self.group_id}: {name} is not finite")
 
     @property
@@ -57,5 +51,5 @@ class Sequence:
 
     @property
     def row_len(self) -> int:
-        """Positions that the model runs: the last token is only ever predicted."""
+        """Positions that the model computes: the last token is only predicted, never an input."""
         return len(self.tokens) - 1

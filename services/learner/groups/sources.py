@@ -1,6 +1,6 @@
-"""Sources: a job's data as the child process has them that reads it; whatever they do, it can be killed (`services.learner.groups.data`).
+"""Sources of a job's tasks, in the child process that reads them and can be killed at any time (see `services.learner.groups.data`).
 
-spec ──► Sources ──► which task a draw is ──► records, as MessagePack
+spec ──► Sources ──► index of a draw's task ──► records, as MessagePack
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import msgpack
@@ -23,24 +24,21 @@ from services.common.streams.types import Message
 
 log = logging.getLogger(__name__)
 
-MOST_BYTES = 8 * 1024 * 1024
-"""Of one answer's records, and one."""
+MAX_REPLY_BYTES = 8 * 1024 * 1024
+"""A reply ends with the record that exceeds it."""
+MAX_COMPARED = 200_000
+"""Training tasks that held-out tasks are compared with; for a larger source, the log reports the limit."""
 REASON_CHARS = 300
 
 Made = tuple[int, bytes | None, str]
-"""A task's index in its source, its record as MessagePack, and why there is none; on the wire a list."""
+"""A task's index in its source, its record as MessagePack, and the reason if there is none; on the wire a list."""
 
 
 class Sources:
-    """The training source and the held-out one, each opened when it is first asked for."""
+    """The training source and the held-out source, each opened at its first use."""
 
     def __init__(self, spec: str, settings: dict[str, Any]) -> None:
-        """Opens nothing yet.
-
-        Args:
-            spec: the job's, as JSON.
-            settings: `Settings.public`.
-        """
+        """`spec`: of the job, as JSON; `settings`: from `Settings.public`."""
         self.spec = JobSpec.model_validate_json(spec)
         self.settings = Settings(**settings)
 
@@ -57,68 +55,63 @@ class Sources:
         return open_source(self.spec.data.eval, self.settings, field="data.eval")
 
     def check_model(self) -> None:
-        """The model's files are there, whole and safe, and its sizes can be split as the job asks.
-
-        Raises:
-            ModelError: names the field or the file.
-        """
+        """Raises ModelError if the model's files are not complete and safe, or its sizes cannot be split as the job requests."""
         from services.common.models.directory import check_parallel_sizes, inspect_model, resolve_model
 
         check_parallel_sizes(inspect_model(resolve_model(self.spec.model.path, self.settings)), self.spec)
 
     def open_train(self) -> dict[str, Any]:
-        """How many tasks the training source has, and its fingerprint."""
+        """Size and fingerprint of the training source."""
         return {"tasks": len(self.train), "fingerprint": self.train.fingerprint}
 
     def open_eval(self) -> int:
-        """How many tasks the held-out source has."""
+        """Size of the held-out source."""
         return len(self.eval)
 
     def held_out(self) -> list[int]:
-        """The rows of the held-out source that are evaluated."""
+        """Rows of the held-out source that are evaluated."""
         return held_out_rows(self.eval, self.train, self.spec.eval.tasks)
 
     def index(self, ordinal: int) -> int:
-        """Which task of the training source the `ordinal`-th draw is."""
+        """Index in the training source of the `ordinal`-th draw's task."""
         data = self.spec.data
         return task_index(data.seed, ordinal, len(self.train), data.shuffle)
 
     def training(self, ordinals: list[int], seconds: float) -> list[Made]:
-        """The tasks of these draws, as many as are made in so many seconds and fit into one answer; the first of them at least."""
+        """Tasks of these draws: as many as are made within `seconds` and fit into one reply, and at least the first."""
         return _make("data.train", self.train, map(self.index, ordinals), seconds)
 
     def evaluation(self, rows: list[int], seconds: float) -> list[Made]:
-        """The same of rows of the held-out source."""
+        """The same for rows of the held-out source."""
         return _make("data.eval", self.eval, rows, seconds)
 
 
 def _make(field: str, source: TaskSource, indices: Iterable[int], seconds: float) -> list[Made]:
-    until, made, size = time.monotonic() + seconds, [], 0
+    deadline, made, size = time.monotonic() + seconds, [], 0
     for index in indices:
         payload, reason = _record(field, index, lambda at=index: source[at])  # type: ignore[misc]
         made.append((index, payload, reason))
         size += len(payload or b"")
-        if time.monotonic() > until or size > MOST_BYTES:
+        if time.monotonic() > deadline or size > MAX_REPLY_BYTES:
             break
     return made
 
 
 def _record(field: str, index: int, make: Callable[[], TaskRecord]) -> tuple[bytes | None, str]:
-    """One task, or why it cannot be made."""
     try:
         return pack(make()), ""
     except ConfigError as error:
         return None, str(error)
-    except Exception as error:  # noqa: BLE001  foreign code, and a lack of memory: whatever it raises, this task alone is lost
-        said = " ".join(str(error).split())[:REASON_CHARS]
-        return None, f"{field}: task {index}: {type(error).__name__}: {said}"
+    except Exception as error:  # noqa: BLE001  foreign code, or a lack of memory: only this task is lost
+        message = " ".join(str(error).split())[:REASON_CHARS]
+        return None, f"{field}: task {index}: {type(error).__name__}: {message}"
 
 
 def pack(record: TaskRecord) -> bytes:
     """The record as MessagePack.
 
     Raises:
-        ValueError, TypeError, OverflowError: `extra_info` holds something that MessagePack does not carry.
+        ValueError, TypeError, OverflowError: `extra_info` holds a value that MessagePack cannot encode.
     """
     prompt = [[message.role, message.content] for message in record.prompt]
     fields = [prompt, record.data_source, record.ground_truth, record.extra_info]
@@ -126,19 +119,14 @@ def pack(record: TaskRecord) -> bytes:
 
 
 def unpack(payload: bytes) -> TaskRecord:
-    """The record that `pack` was given."""
-    prompt, data_source, ground_truth, extra_info = msgpack.unpackb(
-        payload, raw=False, strict_map_key=False, unicode_errors="surrogatepass"
-    )
+    """Inverse of `pack`."""
+    fields = msgpack.unpackb(payload, raw=False, strict_map_key=False, unicode_errors="surrogatepass")
+    prompt, data_source, ground_truth, extra_info = fields
     return TaskRecord(tuple(Message(*message) for message in prompt), data_source, ground_truth, extra_info)
 
 
-MAX_COMPARED = 200_000
-"""Training tasks that are compared at the most; of a larger source only so many, and the log says so."""
-
-
 def held_out_rows(source: TaskSource, train: TaskSource, tasks: int) -> list[int]:
-    """The first `tasks` rows of the held-out source whose prompts are not among the training tasks'.
+    """The first `tasks` rows of the held-out source whose prompts are no prompts of training tasks.
 
     Raises:
         DataError: every held-out task is a training task.
@@ -147,12 +135,7 @@ def held_out_rows(source: TaskSource, train: TaskSource, tasks: int) -> list[int
     if compared < len(train):
         log.warning("held-out tasks are compared with the first %d of %d training tasks only", compared, len(train))
     known = {train[index].prompt for index in range(compared)}
-    rows: list[int] = []
-    for row in range(len(source)):
-        if len(rows) == tasks:
-            break
-        if source[row].prompt not in known:
-            rows.append(row)
+    rows = list(islice((row for row in range(len(source)) if source[row].prompt not in known), tasks))
     if not rows:
         raise DataError("every one of its tasks is a training task too: nothing is held out", field="data.eval")
     return rows

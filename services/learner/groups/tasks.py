@@ -1,4 +1,4 @@
-"""From ordinals to tasks: which prompt a group asks, as a pure function of the job's seed and the ordinal."""
+"""Tasks for the rollout servers, by ordinal: the prompt of a group is a pure function of the job's seed and the ordinal."""
 
 from __future__ import annotations
 
@@ -9,27 +9,24 @@ from services.learner.groups.data import JobData
 
 
 class TaskFactory:
-    """Makes the tasks of one job."""
+    """Factory of one job's tasks; `data` is open."""
 
     def __init__(self, job_id: str, spec: JobSpec, *, lineage: int, data: JobData) -> None:
-        """The job's data are open."""
-        self._job_id = job_id
-        self._spec = spec
+        self._job_id, self._spec, self._data = job_id, spec, data
         self.lineage = lineage
         self.offset = 0
-        """Tasks of the data's order that a job before this one has used."""
-        self._data = data
+        """Tasks of the data's order that an earlier job has used."""
 
     @property
     def held_out_tasks(self) -> int:
-        """Tasks of one evaluation."""
+        """Number of tasks of one evaluation."""
         return self._data.held_out_tasks
 
     async def training(self, group_id: int, attempt: int, policy_version: int) -> Task:
-        """The task of a training group; the same ordinal always asks the same.
+        """The task of a training group; the same ordinal always has the same prompt.
 
         Raises:
-            TaskNotMade: it cannot be made; others may.
+            TaskNotMade: this task cannot be made; others can.
             DataError: no task can be made any more.
         """
         record = await self._data.training(self.offset + group_id)
@@ -41,10 +38,9 @@ class TaskFactory:
         )  # fmt: skip
 
     async def evaluation(self, group_id: int, index: int, attempt: int, policy_version: int) -> Task:
-        """The task of an evaluation group: held-out row `index`. It needs all of its rollouts: pass@k of fewer would not be pass@k.
+        """The task of an evaluation group: held-out row `index`. Raises as `training`.
 
-        Raises:
-            TaskNotMade, DataError: as `training`.
+        It needs all its rollouts: pass@k of fewer would not be pass@k.
         """
         record = await self._data.evaluation(index)
         evaluation = self._spec.eval

@@ -1,5 +1,5 @@
-"""Loops of a job's head; each says what it consumes, waits for and produces.
+"""Loops of a job's head; each docstring lists what the loop consumes, waits for and produces.
 
-issue ─► servers ─► collect ─► train ─► checkpoint            recover   before them all
-monitor   deadlines, requests of people, stalls               state     what they share
+issue ─► servers ─► collect ─► train (step) ─► checkpoint     recover   runs before all of them
+monitor   deadlines, requests of users, stalls, server_deaths state     shared by the loops
 """

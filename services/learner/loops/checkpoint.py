@@ -1,6 +1,6 @@
-"""Checkpoints beside the training: the step is held for a copy, and the rest happens while the next steps are trained.
+"""Checkpoints beside the training: training waits only for a copy; the files are written while the next steps are trained.
 
-between two steps:  room? ─► directory ─► ranks copy to host memory          then:  ranks write, hash, fsync ─► commit (a thread) ─► event
+between two steps:  space? ─► directory ─► ranks copy to host memory        then:  ranks write, hash, fsync ─► commit (a thread) ─► event
 """
 
 from __future__ import annotations
@@ -18,13 +18,18 @@ from services.learner.loops import metrics
 from services.learner.loops.state import JobContext, Stopped
 from services.learner.storage.folder import is_full
 
-LOOK_AGAIN_S = 0.1
+log = logging.getLogger(__name__)
+
+POLL_INTERVAL_S = 0.1
+SPACE_RETRY_S = 2.0
+
+T = TypeVar("T")
 
 
 async def save_if_due(job: JobContext, drain: Drain) -> None:
-    """Begins a checkpoint when a multiple of the interval has passed since the last; while one is being written, the next boundary looks.
+    """Begins a checkpoint when a multiple of the interval has passed since the last; one in progress defers it to the next step.
 
-    A write that failed for want of space is done again here, and the job waits for it.
+    A write that failed for lack of space is repeated here, and the job waits for it.
     """
     if job.saving.task is not None and not job.saving.task.done():
         return
@@ -36,42 +41,33 @@ async def save_if_due(job: JobContext, drain: Drain) -> None:
 
 
 async def save(job: JobContext, drain: Drain, *, wait: bool) -> None:
-    """Saves the job as it is between two steps, unless it is saved.
-
-    Args:
-        job: the job.
-        drain: ends the wait for space.
-        wait: until it is written; otherwise only until it is copied.
+    """Saves the job's state between two steps, unless it is saved; `wait`: until it is written, otherwise only until it is copied.
 
     Raises:
         Stopped: the job was cancelled, or the learner drains, while there was no space.
     """
 
     async def attempt() -> None:
-        await saved(job)
+        await _wait_saved(job)
         if job.saving.saved_step != job.progress.step:
             await _begin(job)
         if wait or job.control.no_space:
-            await saved(job)
+            await _wait_saved(job)
 
-    await with_room(job, drain, attempt)
+    await with_disk_space(job, drain, attempt)
 
 
-async def saved(job: JobContext) -> None:
-    """Waits until the checkpoint under way, if there is one, is written and committed.
-
-    Raises:
-        OSError: it could not be.
-    """
+async def _wait_saved(job: JobContext) -> None:
+    """Waits until the checkpoint in progress, if there is one, is committed; an OSError of its write is raised here."""
     if job.saving.task is not None:
         task, job.saving.task = job.saving.task, None
         await task
 
 
-async def saved_if_possible(job: JobContext) -> None:
-    """The same, but a full disk is no error: the checkpoint before it stays the newest."""
+async def wait_saved_if_possible(job: JobContext) -> None:
+    """Waits for the checkpoint in progress; a full disk is no error: the checkpoint before it stays the newest."""
     try:
-        await saved(job)
+        await _wait_saved(job)
     except OSError as error:
         if not is_full(error):
             raise
@@ -88,8 +84,8 @@ async def _begin(job: JobContext) -> None:
 
 async def _write(job: JobContext, step: int, state: dict[str, Any], started: float) -> None:
     try:
-        while (files := await job.ranks.saved()) is None:  # noqa: ASYNC110  other ranks tell only when they are asked
-            await asyncio.sleep(LOOK_AGAIN_S)
+        while (files := await job.ranks.saved()) is None:  # noqa: ASYNC110  the other ranks report only on request
+            await asyncio.sleep(POLL_INTERVAL_S)
         await job.store.append_checkpoint(step, manifest_digest(step, state, files))
         final = await asyncio.to_thread(job.checkpoints.commit, step, state, files)
     except OSError:
@@ -103,7 +99,7 @@ async def _write(job: JobContext, step: int, state: dict[str, Any], started: flo
 
 
 def _state(job: JobContext) -> dict[str, Any]:
-    """What the head needs of a checkpoint. A group that waits for a step is not in it: see `recover`."""
+    """State of the head in a checkpoint. Groups that wait for a step are not in it: see `recover`."""
     return {
         "lineage": job.progress.lineage,
         "ledger": job.intake.ledger.state(),
@@ -114,24 +110,17 @@ def _state(job: JobContext) -> dict[str, Any]:
     }
 
 
-log = logging.getLogger(__name__)
-
-RETRY_S = 2.0
-
-T = TypeVar("T")
-
-
-async def with_room(job: JobContext, drain: Drain, write: Callable[[], Awaitable[T]]) -> T:
-    """Does what writes to the disk, again and again while there is no space; the job is paused meanwhile, and nothing is lost.
+async def with_disk_space(job: JobContext, drain: Drain, write: Callable[[], Awaitable[T]]) -> T:
+    """Runs `write`, and repeats it while the disk is full; the job is paused meanwhile, and nothing is lost.
 
     consumes:     disk space
-    waits for:    space, RETRY_S at a time
-    unblocked by: whoever makes room
+    waits for:    space, SPACE_RETRY_S at a time
+    unblocked by: an operator who frees space
     produces:     the states `paused`, with the reason, and `running`
 
     Raises:
-        Stopped: the job was cancelled, or the learner drains, while there was none.
-        OSError: whatever else went wrong.
+        Stopped: the job was cancelled, or the learner drains, while there was no space.
+        OSError: `write` failed for another reason.
     """
     while True:
         try:
@@ -143,7 +132,7 @@ async def with_room(job: JobContext, drain: Drain, write: Callable[[], Awaitable
         else:
             await _resume(job)
             return result
-        if await drain.wait(RETRY_S) or job.control.stopping:
+        if await drain.wait(SPACE_RETRY_S) or job.control.stopping:
             raise Stopped
 
 

@@ -1,4 +1,4 @@
-"""The collect loop: judged groups come in; each gets its fate at once, or waits for a step."""
+"""Collect loop: receives judged groups; each gets its fate at once, or waits for a step."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from services.learner.groups.buffer import Judged
 from services.learner.loops import metrics
 from services.learner.loops.state import JobContext
 
-READ_AT_ONCE = 64
-RENEW_S = 15.0
+READ_COUNT = 64
+RENEW_INTERVAL_S = 15.0
 
 
 async def collect_loop(job: JobContext, drain: Drain) -> None:
-    """Takes judged groups in.
+    """Receives judged groups.
 
     consumes:     scored stream
     waits for:    an entry, at most BLOCK_S at a time
@@ -30,15 +30,15 @@ async def collect_loop(job: JobContext, drain: Drain) -> None:
     await job.progress.recovered(drain)
     renewed = time.monotonic()
     while not drain.requested:
-        for entry in await job.consumer.read(READ_AT_ONCE, BLOCK_S):
-            await take(job, entry)
-        if time.monotonic() - renewed > RENEW_S:
+        for entry in await job.consumer.read(READ_COUNT, BLOCK_S):
+            await _receive(job, entry)
+        if time.monotonic() - renewed > RENEW_INTERVAL_S:
             await job.consumer.renew()
             renewed = time.monotonic()
 
 
-async def take(job: JobContext, entry: Entry) -> None:
-    """Takes one entry: a training group, an evaluation's answer, or something for the dead letters."""
+async def _receive(job: JobContext, entry: Entry) -> None:
+    """Receives one entry: a training group, an evaluation's answer, or a dead letter."""
     try:
         scored = open_entry(job.job_id, entry)
     except EntryError as error:
@@ -55,7 +55,7 @@ async def take(job: JobContext, entry: Entry) -> None:
         job.evals.answers.setdefault(task.group_id, Judged(scored, entry.payload, entry))
     else:
         tokens = sum(len(rollout.tokens) for rollout in scored.group.rollouts)
-        job.activity.flow.take(scored)
+        job.activity.flow.count(scored)
         metrics.GENERATED_TOKENS.inc(tokens)
         metrics.JUDGE_SECONDS.observe(scored.judge_s)
         fate = job.intake.arrived(Judged(scored, entry.payload, entry))
@@ -65,10 +65,10 @@ async def take(job: JobContext, entry: Entry) -> None:
 
 
 def open_entry(job_id: str, entry: Entry) -> ScoredGroup:
-    """What the entry holds.
+    """Decodes the entry.
 
     Raises:
-        EntryError: it is no scored group, of another job, or not the one that the entry is named after.
+        EntryError: it is no scored group, belongs to another job, or does not match the entry's member.
     """
     scored = decode(ScoredGroup, entry.payload)
     require_place(entry, scored.group.task, job_id, "group.task.")

@@ -1,13 +1,13 @@
-"""The learner's Prometheus metrics. Rank 0 writes them to files (multiprocess mode); the agent serves them on its own port.
+"""Metrics of the learner for Prometheus. Rank 0 writes them to files (multiprocess mode); the agent serves them on its own port.
 
-A learner trains one job at a time, so no metric carries the job but `millrace_learner_job_info`, to which dashboards join the others.
+A learner trains one job at a time, so only `millrace_learner_job_info` carries the job; dashboards join the others to it.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +25,10 @@ def _gauge(name: str, text: str, *labels: str) -> Gauge:
     return Gauge(f"millrace_learner_{name}", text, labels, multiprocess_mode="mostrecent")
 
 
+def _histogram(name: str, text: str, buckets: Iterable[float] = _SECONDS) -> Histogram:
+    return Histogram(f"millrace_learner_{name}", text, buckets=tuple(buckets))
+
+
 JOB_INFO = _gauge("job_info", "1 for the job that this learner trains, or trained last.", "job_id")
 RANKS = _gauge("ranks", "Ranks (devices) that the job is spread over.")
 RANK_STARTS = Counter("millrace_learner_rank_starts", "Times the job's ranks were started, the first time included.")
@@ -32,38 +36,28 @@ STEPS = Counter("millrace_learner_steps", "Optimizer steps done.")
 SKIPPED_STEPS = Counter(
     "millrace_learner_skipped_steps", "Steps that left the weights as they were: not_finite or no_tokens.", ["reason"]
 )
-STEP_SECONDS = Histogram(
-    "millrace_learner_step_seconds", "From asking for a batch to the published version.", buckets=_SECONDS
-)
+STEP_SECONDS = _histogram("step_seconds", "From asking for a batch to the published version.")
 WAIT_SECONDS = Counter("millrace_learner_wait_seconds", "Time the learner stood idle, waiting for a batch.")
 TRAIN_SECONDS = Counter("millrace_learner_train_seconds", "Time the ranks trained.")
-PUBLISH_SECONDS = Histogram(
-    "millrace_learner_weight_publish_seconds", "Time to gather, hash and announce a new version.", buckets=_SECONDS
-)
+PUBLISH_SECONDS = _histogram("weight_publish_seconds", "Time to gather, hash and announce a new version.")
 TRAINED_TOKENS = Counter("millrace_learner_trained_tokens", "Response tokens trained.")
 GENERATED_TOKENS = Counter("millrace_learner_generated_tokens", "Response tokens of training rollouts that arrived.")
 WASTED_TOKENS = Counter("millrace_learner_wasted_tokens", "Response tokens of groups that were not trained.")
 POLICY_VERSION = _gauge("policy_version", "Newest policy version published.")
-POLICY_AGE = Histogram(
-    "millrace_learner_policy_age_steps", "policy_age of each group when it was trained.", buckets=_AGES
-)
+POLICY_AGE = _histogram("policy_age_steps", "policy_age of each group when it was trained.", _AGES)
 GROUPS = _gauge("groups", "Groups of the job so far, by fate.", "fate")
 SLOTS = _gauge("slots", "The active-group budget: (max_off_policy_steps + 1) × groups_per_step.")
 ACTIVE_GROUPS = _gauge("active_groups", "Groups issued and without a fate.")
 READY_GROUPS = _gauge("ready_groups", "Informative groups that wait for a step.")
 ACCEPT_RATE = _gauge("accept_rate_ratio", "Share of judged groups that are informative.")
-JUDGE_SECONDS = Histogram("millrace_learner_judge_seconds", "Time the verifiers took over a group.", buckets=_SECONDS)
+JUDGE_SECONDS = _histogram("judge_seconds", "Time the verifiers took over a group.")
 FAILURES_IN_A_ROW = _gauge(
     "failures_in_a_row_groups", "Groups that failed since the last one that was informative or degenerate."
 )
 DEAD_LETTERS = Counter("millrace_learner_dead_letters", "Scored entries that could not be used and were put aside.")
 JOURNAL_BYTES = Counter("millrace_learner_journal_bytes", "Bytes appended to the journal.")
-CHECKPOINT_SECONDS = Histogram(
-    "millrace_learner_checkpoint_seconds", "From the copy of a checkpoint to its being durable.", buckets=_SECONDS
-)
-CHECKPOINT_HOLD_SECONDS = Histogram(
-    "millrace_learner_checkpoint_hold_seconds", "Time that a checkpoint held the training: the copy.", buckets=_SECONDS
-)
+CHECKPOINT_SECONDS = _histogram("checkpoint_seconds", "From the copy of a checkpoint to its being durable.")
+CHECKPOINT_HOLD_SECONDS = _histogram("checkpoint_hold_seconds", "Time that a checkpoint held the training: the copy.")
 EVAL_ACCURACY = _gauge(
     "eval_accuracy_ratio", "Accuracy of the newest held-out evaluation: avg_at_k or pass_at_k.", "statistic"
 )
@@ -96,26 +90,20 @@ STEP_GAUGES: Mapping[str, Gauge] = {
     "response_length_mean": _LENGTH.labels("mean"),
     "response_length_p95": _LENGTH.labels("p95"),
 }
-"""Where each figure of a step's record goes."""
-
-EVAL_OUTCOMES = {
-    "judged": "rollouts_judged", "over_limit": "checks_over_limit", "not_judged": "rollouts_not_judged"
-}  # fmt: skip
-"""Outcome of an evaluation's rollouts → the figure of its record."""
+"""Figure of a step's record → its gauge."""
 
 
 class Stopwatch:
-    """Adds a phase's seconds to its counter; one phase at a time. `tick` is called every now and then by whoever has a clock."""
+    """Adds a phase's seconds to its counter, one phase at a time; `tick`, called at regular intervals, updates the counter."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """In no phase."""
         self._clock = clock
         self._counter: Counter | None = None
         self._counted_to = 0.0
 
     @contextmanager
     def phase(self, counter: Counter) -> Iterator[None]:
-        """What runs within it takes its time from this counter's phase."""
+        """Adds the time of the `with` block to this counter."""
         self._counter, self._counted_to = counter, self._clock()
         try:
             yield
@@ -124,7 +112,7 @@ class Stopwatch:
             self._counter = None
 
     def tick(self) -> None:
-        """Counts what has passed since the last look."""
+        """Adds the time since the last tick."""
         now = self._clock()
         if self._counter is not None:
             self._counter.inc(now - self._counted_to)
@@ -132,14 +120,14 @@ class Stopwatch:
 
 
 CLOCK = Stopwatch()
-"""Adds to WAIT_SECONDS and TRAIN_SECONDS while they pass."""
+"""Stopwatch of WAIT_SECONDS and TRAIN_SECONDS."""
 
 for _reason in ("not_finite", "no_tokens"):
-    SKIPPED_STEPS.labels(_reason)  # a counter that begins at 1 has no increase
+    SKIPPED_STEPS.labels(_reason)  # Prometheus sees no increase in a counter that begins at 1
 
 
 def observe_job(job_id: str, *, slots: int, ranks: int) -> None:
-    """Says what these ranks work on."""
+    """Sets the gauges of the job, and counts the start of its ranks."""
     JOB_INFO.labels(job_id).set(1)
     SLOTS.set(slots)
     RANKS.set(ranks)
@@ -147,7 +135,7 @@ def observe_job(job_id: str, *, slots: int, ranks: int) -> None:
 
 
 def observe_step(record: StepRecord, ages: list[int]) -> None:
-    """Counts a step from its record. A figure that the record has as None was not finite, or there was nothing to take it from."""
+    """Counts a step from its record. A figure is None when it was not finite, or when no data for it existed."""
     STEPS.inc()
     STEP_SECONDS.observe(record.step_s)
     TRAINED_TOKENS.inc(record.trained_tokens)
@@ -163,7 +151,7 @@ def observe_step(record: StepRecord, ages: list[int]) -> None:
 
 
 def observe_intake(intake: Intake) -> None:
-    """Sets the gauges of what is on its way."""
+    """Sets the gauges of groups that were issued."""
     CLOCK.tick()
     for fate in Fate:
         GROUPS.labels(fate.value).set(intake.ledger.counts[fate])
@@ -175,8 +163,9 @@ def observe_intake(intake: Intake) -> None:
 
 def observe_evaluation(result: Mapping[str, Any]) -> None:
     """Sets the gauges of a held-out evaluation; the accuracies of one without answers change nothing."""
-    for outcome, name in EVAL_OUTCOMES.items():
-        EVAL_ROLLOUTS.labels(outcome).set(result[name])
+    EVAL_ROLLOUTS.labels("judged").set(result["rollouts_judged"])
+    EVAL_ROLLOUTS.labels("over_limit").set(result["checks_over_limit"])
+    EVAL_ROLLOUTS.labels("not_judged").set(result["rollouts_not_judged"])
     for statistic in ("avg_at_k", "pass_at_k"):
         if result[statistic] is not None:
             EVAL_ACCURACY.labels(statistic).set(result[statistic])

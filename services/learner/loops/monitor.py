@@ -1,6 +1,6 @@
-"""The watch loop: deadlines, what people ask of the job, evaluations that are complete, and a job that stands still says why.
+"""Monitor loop: deadlines, requests of users, complete evaluations, and stalls with their reason.
 
-no progress ─► stalled, with the reason ─► no step is possible ─► the step loop ends the job as failed
+no progress ─► stalled, with the reason ─► no step is possible ─► the train loop ends the job as failed
 """
 
 from __future__ import annotations
@@ -18,53 +18,54 @@ from services.common.service.lifecycle import Drain
 from services.learner.loops import metrics
 from services.learner.loops.issue import reissue_overdue
 from services.learner.loops.server_deaths import DeathCount
-from services.learner.loops.state import JobContext
+from services.learner.loops.state import CANCELLED, JobContext
 
 log = logging.getLogger(__name__)
 
-PERIOD_S = 0.5
-LIVE_S = 1.5
-"""The record's accounts are at most so old, and a look."""
+POLL_INTERVAL_S = 0.5
+ACCOUNTS_INTERVAL_S = 1.5
 STALLED_AFTER_S = 60.0
-"""A wait longer than this, while nothing arrives and nobody works on what should, is a stall, and gets a name."""
+"""A longer wait, in which no group arrives and no worker makes progress, is a stall; its reason is reported."""
 
 
 async def watch_loop(job: JobContext, drain: Drain) -> None:
-    """Looks after the job.
+    """Monitors the job.
 
     consumes:     clock, job record, deaths of its servers
-    waits for:    the next look, every half second
+    waits for:    the next poll, every POLL_INTERVAL_S
     unblocked by: time
     produces:     reissued tasks, evaluations, the record's accounts, `stalled` and `running`, the verdict that no step is possible
     """
-    stalled, told_at, deaths = False, -math.inf, DeathCount()
-    while not await drain.wait(PERIOD_S):
-        record = await _notice_requests(job)
+    stalled, reported_at, deaths = False, -math.inf, DeathCount()
+    while not await drain.wait(POLL_INTERVAL_S):
+        record = await _apply_requests(job)
         metrics.observe_intake(job.intake)
-        if job.progress.published and time.monotonic() - told_at > LIVE_S:
-            told_at = time.monotonic()
-            await _tell(job, record)
+        if job.progress.published and time.monotonic() - reported_at > ACCOUNTS_INTERVAL_S:
+            reported_at = time.monotonic()
+            ledger = job.intake.ledger
+            if record.groups != ledger.summary() or record.failure != ledger.newest_failure:
+                await job.store.note(**ledger.accounts())
         if job.control.paused:
             deaths = DeathCount()
-            continue  # the step loop says so, no deadline runs, and standing still is what was asked for
+            continue  # the train loop reports the pause, no deadline runs, and no progress is expected
         await reissue_overdue(job)
         await _close_evaluations(job)
-        cause = await _standstill(job)
+        cause = await _stall_cause(job)
         if stalled and job.steps_left and job.intake.hopeless:
             job.give_up(f"no step is possible: {job.intake.hopeless}")
-        elif verdict := await _servers_die(job, deaths):
+        elif verdict := await _server_verdict(job, deaths):
             job.give_up(verdict)
         if cause and not stalled:
             log.warning("stalled: %s", cause)
-            stalled = await _move(job, JobState.STALLED, cause)
+            stalled = await _transition(job, JobState.STALLED, cause)
         elif stalled and not cause:
-            stalled = not await _move(job, JobState.RUNNING, "")
+            stalled = not await _transition(job, JobState.RUNNING, "")
 
 
-async def _notice_requests(job: JobContext) -> JobRecord:
+async def _apply_requests(job: JobContext) -> JobRecord:
     record = await job.store.record()
     if record.cancel_requested and not job.control.stopping:
-        job.control.stopping = "cancelled on request"
+        job.control.stopping = CANCELLED
         job.activity.moved()
     if record.pause_requested and not job.control.paused:
         job.control.pause()
@@ -74,44 +75,38 @@ async def _notice_requests(job: JobContext) -> JobRecord:
     return record
 
 
-async def _tell(job: JobContext, record: JobRecord) -> None:
-    """Brings the record's accounts up to date, where they are not."""
-    ledger = job.intake.ledger
-    if record.groups != ledger.summary() or record.failure != ledger.newest_failure:
-        await job.store.note(**ledger.accounts())
-
-
-async def _standstill(job: JobContext) -> str:
-    """Why the job stands still; empty while it does not, or a step is under way."""
+async def _stall_cause(job: JobContext) -> str:
+    """Why the job makes no progress; empty while it does, or while a step is in progress."""
     if not job.activity.waiting_for:
         return ""
     if job.steps_left and job.intake.fruitless:
         return job.intake.fruitless
     still = time.monotonic() - job.activity.moved_at
     if still > STALLED_AFTER_S:
-        still = min(still, await _work_age_s(job))
+        # Progress within a group counts too: at a rollout server of the job, or at a reward service.
+        for status in await heartbeat.alive(job.redis):
+            if status.progress_age_s is not None and (status.job_id == job.job_id or status.kind is WorkerKind.REWARD):
+                still = min(still, status.progress_age_s)
     return await _name_the_wait(job, still) if still > STALLED_AFTER_S else ""
 
 
-async def _servers_die(job: JobContext, count: DeathCount) -> str:
+async def _server_verdict(job: JobContext, count: DeathCount) -> str:
     """Why the job's servers do not stay alive; empty while they do, or while one of them samples."""
     if not job.progress.published:
         return ""
     own = job.settings.worker_name("learner")
     found = await job_deaths.deaths(job.redis, job.job_id)
     count.look([death for death in found if not death.worker.startswith(own)], job.activity.arrived)
-    return "" if not count.verdict or await _one_samples(job) else count.verdict
-
-
-async def _one_samples(job: JobContext) -> bool:
-    """Whether a rollout server has groups of the job in hand, and they move."""
-    return any(
+    if not count.verdict:
+        return ""
+    sampling = any(
         status.job_id == job.job_id
         and status.state == "sampling"
         and status.progress_age_s is not None
         and status.progress_age_s < STALLED_AFTER_S
         for status in await heartbeat.alive(job.redis)
     )
+    return "" if sampling else count.verdict
 
 
 async def _close_evaluations(job: JobContext) -> None:
@@ -122,35 +117,22 @@ async def _close_evaluations(job: JobContext) -> None:
             result["failure"] = failure
         await job.store.append_eval(result)
         metrics.observe_evaluation(result)
-        answers = [
-            job.evals.answers.pop(group_id) for group_id in evaluation.group_ids if group_id in job.evals.answers
-        ]
-        await job.consumer.ack(*(judged.entry for judged in answers if judged.entry is not None))
+        answers = [job.evals.answers.pop(group_id, None) for group_id in evaluation.group_ids]
+        await job.consumer.ack(*(judged.entry for judged in answers if judged is not None and judged.entry is not None))
         job.evals.rounds.remove(evaluation)
         job.activity.moved()
-
-
-async def _work_age_s(job: JobContext) -> float:
-    """Seconds since the job's work last moved at any of its rollout servers or a reward service; infinite when nobody has any in hand."""
-    ages = [
-        status.progress_age_s
-        for status in await heartbeat.alive(job.redis)
-        if status.progress_age_s is not None and (status.job_id == job.job_id or status.kind is WorkerKind.REWARD)
-    ]
-    return min(ages, default=math.inf)
 
 
 async def _name_the_wait(job: JobContext, still_s: float) -> str:
     alive = await heartbeat.alive(job.redis)
     kinds = [status.kind for status in alive]
-    counts = (
-        f"{kinds.count(WorkerKind.ROLLOUT)} rollout servers and {kinds.count(WorkerKind.REWARD)} reward services alive"
-    )
+    rollout, reward = kinds.count(WorkerKind.ROLLOUT), kinds.count(WorkerKind.REWARD)
+    counts = f"{rollout} rollout servers and {reward} reward services alive"
     troubles = [str(status.detail["trouble"]) for status in alive if "trouble" in status.detail]
     return "; ".join([f"waiting for {job.activity.waiting_for} for {still_s:.0f} s", counts, *troubles])
 
 
-async def _move(job: JobContext, to: JobState, cause: str) -> bool:
+async def _transition(job: JobContext, to: JobState, cause: str) -> bool:
     try:
         await job.store.transition(to, allowed=LIVE, cause=cause)
     except JobConflict:

@@ -1,4 +1,4 @@
-"""Deaths of rollout servers, as the job's head counts them: a job whose servers cannot stay alive fails with their newest cause. Pure."""
+"""Deaths of rollout servers, counted by the job's head: a job whose servers cannot stay alive fails with the newest cause. Pure."""
 
 from __future__ import annotations
 
@@ -6,28 +6,23 @@ from collections.abc import Iterable
 
 from services.common.jobs.deaths import Death
 
-MOST_LOADING = 2
-"""Deaths of servers that never got as far as sampling for the job."""
-MOST = 4
-"""Deaths in all."""
+MAX_LOADING = 2
+"""Deaths of servers that never sampled for the job."""
+MAX_DEATHS = 4
 
 
 class DeathCount:
-    """The deaths since a group came from any server."""
+    """Deaths since a group came from any server; those of the first call belong to an earlier head and are not counted."""
 
     def __init__(self) -> None:
-        """Those that are there at the first look are not counted: the head that saw them has ended, and with it what they say."""
         self._known: set[Death] | None = None
         self._counted: list[Death] = []
         self._arrived = 0
 
     def look(self, deaths: Iterable[Death], arrived: int) -> None:
-        """Counts those that are new.
+        """Counts the new ones among the newest `deaths`, given oldest first.
 
-        Args:
-            deaths: the newest ones, oldest first.
-            arrived: groups that have come so far. Where there are more than at the last look, their order with the deaths of that time is
-                not known, and none of these counts.
+        `arrived`: groups that have arrived so far. Deaths since the last call do not count if groups arrived too: their order is unknown.
         """
         known, found, before = self._known, list(deaths), self._arrived
         self._known, self._arrived = set(found), arrived
@@ -40,10 +35,10 @@ class DeathCount:
 
     @property
     def verdict(self) -> str:
-        """Why the job's servers do not stay alive, with the newest cause; empty while they may."""
+        """Why the job's servers do not stay alive, with the newest cause; empty below both bounds."""
         loading = [death for death in self._counted if death.loading]
-        if len(loading) >= MOST_LOADING:
+        if len(loading) >= MAX_LOADING:
             return f"the engine does not start with this model: {loading[-1].cause} ({len(loading)} times in a row)"
-        if len(self._counted) >= MOST:
-            return f"rollout servers die while they serve the job: {self._counted[-1].cause} ({len(self._counted)} times in a row)"
+        if (count := len(self._counted)) >= MAX_DEATHS:
+            return f"rollout servers die while they serve the job: {self._counted[-1].cause} ({count} times in a row)"
         return ""

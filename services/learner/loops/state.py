@@ -1,6 +1,6 @@
-"""State of one running job: its wiring, which does not change, and small objects that change, each written by one loop.
+"""State of one running job: frozen wiring, and small mutable objects, each written by one loop.
 
-Everything here lives in the head's event loop; nothing is locked.
+All of it belongs to the head's event loop; there are no locks.
 
 train ──► Progress, Saving     monitor ──► Control     issue, collect, monitor ──► Evaluations     all ──► Activity.moved()
 """
@@ -34,13 +34,18 @@ from services.learner.weights.publisher import Publisher
 
 log = logging.getLogger(__name__)
 
+POLL_INTERVAL_S = 0.1
+CANCELLED = "cancelled on request"
+MAX_SKIPPED_IN_A_ROW = 3
+"""Skipped steps in a row that end the job."""
+
 
 class Stopped(Exception):  # noqa: N818  control flow, not an error
-    """The job was asked to end, or the learner to drain."""
+    """The end of the job, or the drain of the learner, was requested."""
 
 
-class NoStepPossible(MillraceError):  # noqa: N818  what the matter is
-    """The job cannot go on, and says why."""
+class NoStepPossibleError(MillraceError):
+    """The job cannot go on; its weights are those of the last good step."""
 
 
 @dataclass(slots=True)
@@ -54,13 +59,13 @@ class Flow:
     accuracy_sum: float = 0.0
     reward_sum: float = 0.0
     rollouts: int = 0
-    """Rollouts that were judged, those over a limit included."""
+    """Judged rollouts, including those over a limit."""
     over_limit: int = 0
-    """Rollouts whose check went beyond its limit."""
+    """Rollouts whose check exceeded its limit."""
     not_judged: int = 0
     """Rollouts without a verdict: their verifier broke."""
 
-    def take(self, scored: ScoredGroup) -> None:
+    def count(self, scored: ScoredGroup) -> None:
         """Counts a training group."""
         self.groups += 1
         self.generated_tokens += sum(len(rollout.tokens) for rollout in scored.group.rollouts)
@@ -73,153 +78,140 @@ class Flow:
                 self.accuracy_sum += verdict.accuracy
 
 
-MOST_IN_A_ROW = 3
-"""Skipped steps in a row that end the job."""
-
-
-class NotFinite(MillraceError):  # noqa: N818  what the matter is
-    """The job cannot go on: its weights are those of the last good step."""
-
-
 @dataclass(slots=True)
 class Progress:
-    """Where the job stands. The train loop writes it."""
+    """Progress of the job. The train loop writes it."""
 
     lineage: int
     step: int = 0
     """Optimizer steps done; also the policy version published last."""
     start_step: int = 0
-    """Where it began: above 0 when it went on from another job's checkpoint."""
+    """Step at which the job began: above 0 when it continues another job's checkpoint."""
     recovered_step: int = 0
-    """Where the journal ended when this head began."""
+    """Last step of the journal when this head began."""
     skipped_in_a_row: int = 0
     """Steps without a finite loss or gradient, up to the last one."""
     published: bool = False
-    """Whether servers may sample: the first version is out."""
+    """The first version is published: servers may sample."""
 
     async def recovered(self, drain: Drain) -> None:
-        """Waits until the ledger stands where the journal ends and the first version is out, or the drain."""
-        while not self.published and not await drain.wait(0.1):
+        """Waits until the job is recovered and the first version is published, or the drain."""
+        while not self.published and not await drain.wait(POLL_INTERVAL_S):
             pass
 
-    def notice_skip(self, stats: StepStats) -> None:
-        """Counts a step that was skipped for a loss or gradient that is not finite; any other begins anew. The same in replay."""
+    def count_skip(self, stats: StepStats) -> None:
+        """Counts a step that was skipped because loss or gradient was not finite; any other resets the count. The same in replay."""
         not_finite = bool(stats.skipped) and stats.tokens > 0
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if not_finite else 0
 
     def require_finite(self) -> None:
-        """Ends a job that has skipped too many steps in a row, a recovered one too.
-
-        Raises:
-            NotFinite: the last MOST_IN_A_ROW steps were skipped.
-        """
-        if self.skipped_in_a_row >= MOST_IN_A_ROW:
-            raise NotFinite(
-                f"loss or gradient norm was not finite in {self.skipped_in_a_row} steps in a row, the last {self.step}: "
-                f"the weights are those of step {self.step - self.skipped_in_a_row}"
+        """Raises NoStepPossibleError after MAX_SKIPPED_IN_A_ROW skipped steps in a row, also in a recovered job."""
+        if (count := self.skipped_in_a_row) >= MAX_SKIPPED_IN_A_ROW:
+            raise NoStepPossibleError(
+                f"loss or gradient norm was not finite in {count} steps in a row, the last {self.step}: "
+                f"the weights are those of step {self.step - count}"
             )
 
 
 @dataclass(slots=True)
 class Saving:
-    """Checkpoints of the job. `save`, in the train loop, writes it."""
+    """Checkpoints of the job. `save`, called by the train loop, writes it."""
 
     saved_step: int | None = None
     """Step of the newest checkpoint."""
     begun_step: int = 0
     """Step of the newest checkpoint that was begun."""
     task: asyncio.Task[None] | None = None
-    """The checkpoint that is being written."""
+    """Write of the checkpoint in progress."""
 
 
 @dataclass(slots=True)
 class Control:
-    """Whether the job goes on. The monitor loop writes it; before the first version is out, the train loop."""
+    """Control of the job. The monitor loop writes it; before the first version is published, the train loop."""
 
     stopping: str = ""
     """Why the job should end before its last step; empty while it should not."""
     hopeless: str = ""
-    """Why no further step is possible; empty while one is. `JobContext.give_up` alone changes it."""
+    """Why no further step is possible; empty while one is. Only `JobContext.give_up` changes it."""
     paused_at: float | None = None
-    """Monotonic seconds since when nothing new begins; None while the job is not paused."""
+    """Monotonic seconds at which the pause began; None while the job is not paused."""
     no_space: str = ""
-    """Why the job cannot write, while it cannot: it is paused then, whatever people ask. `with_room` alone changes it."""
+    """Why the job cannot write to its disk; it is paused meanwhile, whatever users request. Only `with_disk_space` changes it."""
 
     @property
     def paused(self) -> bool:
-        """Whether nothing new begins."""
+        """Whether the job is paused."""
         return self.paused_at is not None
 
     def pause(self) -> None:
-        """From now on nothing new begins: no task is issued, no batch chosen, no deadline runs out."""
+        """Begins a pause, in which no task is issued, no batch is chosen and no deadline passes."""
         if self.paused_at is None:
             self.paused_at = time.monotonic()
 
     async def resumed(self, drain: Drain) -> bool:
-        """Waits while the job is paused; whether it goes on, and neither ends nor drains."""
-        while self.paused and not (self.stopping or await drain.wait(0.1)):
+        """Waits until the pause, the job or the learner ends; returns whether it was the pause."""
+        while self.paused and not (self.stopping or await drain.wait(POLL_INTERVAL_S)):
             pass
         return not self.paused
 
     def require_progress(self, drain: Drain) -> None:
-        """To be called again and again by whoever waits for what the job's servers do.
+        """Must be called at each poll of a wait for the job's servers.
 
         Raises:
-            Stopped: the job was asked to end, or the learner to drain.
-            NoStepPossible: it would wait for ever.
+            Stopped: the end of the job, or the drain of the learner, was requested.
+            NoStepPossibleError: the wait would never end.
         """
         if self.stopping or drain.requested:
             raise Stopped
         if self.hopeless:
-            raise NoStepPossible(self.hopeless)
+            raise NoStepPossibleError(self.hopeless)
 
 
 @dataclass(slots=True)
 class Evaluations:
-    """Held-out evaluations under way. The issue loop begins them, the collect loop answers them, the monitor loop ends them."""
+    """Held-out evaluations in progress. The train loop begins them, the collect loop adds answers, the monitor loop ends them."""
 
     rounds: list[EvalRound] = field(default_factory=list)
     answers: dict[int, Judged] = field(default_factory=dict)
-    """Groups that came back, by group_id; their entries are held until the evaluation is written down."""
+    """Groups that came back, by group_id; their entries are held until the evaluation is in the history."""
 
 
 @dataclass(slots=True)
 class Activity:
-    """What is under way, and who must look again."""
+    """Activity of the job, and the events that wake its loops."""
 
     waiting_for: str = ""
-    """What the next step waits for; empty while a step is under way. The train loop writes it."""
+    """What the next step waits for; empty while a step is in progress. The train loop writes it."""
     moved_at: float = field(default_factory=time.monotonic)
-    """When something last moved: a group arrived, a step was done."""
+    """Monotonic seconds of the last progress: a group arrived, a step was done."""
     arrived: int = 0
     """Groups that came from a server since this head began. The collect loop counts them."""
     flow: Flow = field(default_factory=Flow)
     """Since the last step. The collect loop counts; the train loop begins a new one."""
-    ask_again: bool = True
-    """Whether what has no fate yet must be requested again: a head has begun, or Redis has lost the work. The issue loop clears it."""
+    resend: bool = True
+    """Tasks without a fate must be sent again: a head has begun, or Redis has lost the work. The issue loop clears it."""
     issue_now: asyncio.Event = field(default_factory=asyncio.Event)
     step_now: asyncio.Event = field(default_factory=asyncio.Event)
 
     def moved(self) -> None:
-        """Something moved: the issue loop and the train loop look again."""
+        """Records progress, and wakes the issue loop and the train loop."""
         self.moved_at = time.monotonic()
         self.issue_now.set()
         self.step_now.set()
 
     def work_lost(self) -> None:
-        """Redis has lost the tasks, rollouts and scored groups that were in its streams."""
-        self.ask_again = True
+        """Requests a resend: Redis has lost the tasks, rollouts and scored groups that were in its streams."""
+        self.resend = True
         self.moved()
 
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """One running job, as its loops see it: what they work with, and the state of each."""
+    """Context of one running job: the wiring of its loops, and their state."""
 
     job_id: str
     spec: JobSpec
     folder: Path
-    """The job's own."""
     identity: Identity
     model_dir: Path
     settings: Settings
@@ -244,14 +236,14 @@ class JobContext:
         return self.spec.learner.steps - self.progress.step
 
     def give_up(self, why: str) -> None:
-        """No further step is possible: the train loop ends the job. Only the first reason counts."""
+        """Makes the train loop end the job, as no further step is possible. Only the first reason counts."""
         if not self.control.hopeless:
             log.error("%s", why)
             self.control.hopeless = why
             self.activity.moved()
 
     def resume(self) -> None:
-        """Goes on: whatever has a deadline or a rate gets the time of the pause back."""
+        """Ends a pause: its time is added to every deadline, and removed from every rate."""
         paused_at, self.control.paused_at = self.control.paused_at, None
         if paused_at is None:
             return
@@ -259,16 +251,16 @@ class JobContext:
         for group in self.intake.ledger.active.values():
             group.issued_at += now - max(paused_at, group.issued_at)
         for evaluation in self.evals.rounds:
-            gone = now - max(paused_at, evaluation.started)
-            evaluation.started += gone
-            evaluation.deadline += gone
+            paused_s = now - max(paused_at, evaluation.started)
+            evaluation.started += paused_s
+            evaluation.deadline += paused_s
         self.activity.flow.since += now - max(paused_at, self.activity.flow.since)
         self.intake.failures.clear()
         self.activity.moved()
 
 
 async def wait_event(event: asyncio.Event, timeout_s: float) -> None:
-    """Waits until the event is set or the time is over, and clears it."""
+    """Waits until the event is set, at most `timeout_s` seconds, and clears it."""
     try:
         await asyncio.wait_for(event.wait(), timeout_s)
     except TimeoutError:
@@ -277,14 +269,9 @@ async def wait_event(event: asyncio.Event, timeout_s: float) -> None:
 
 
 async def require_finite_weights(job: JobContext, source: str) -> None:
-    """Refuses weights that have just been loaded, before anything is sampled with them.
+    """Raises ConfigError, which names a tensor, if weights just loaded from `source` (a field or file) are not finite.
 
-    Args:
-        job: its ranks hold them.
-        source: the field or file that they come from.
-
-    Raises:
-        ConfigError: a tensor has values that are not finite; names it.
+    Called before any server samples with them.
     """
     if await job.ranks.finite():
         return

@@ -1,1 +1,1 @@
-"""Megatron-core: model, batches, parallel layout, optimizer and state of one rank."""
+"""Megatron-core backend of one rank: model, batches, parallel layout, optimizer and state."""

@@ -1,8 +1,8 @@
-"""Attention within each sequence of a row, on torch's own scaled_dot_product_attention.
+"""Attention within each sequence of a row, with torch's scaled_dot_product_attention.
 
 Rows are padded on the right, so a causal mask alone keeps padding out of every real position. Packed rows need a block-diagonal mask.
-Positions go on counting through a packed row: rotary embeddings make a score depend on the difference of two positions only, and both
-always lie in the same sequence, so restarting them would change nothing.
+Positions count through a packed row without restarting: with rotary embeddings a score depends only on the difference of two positions,
+which always belong to the same sequence.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class PackedCoreAttention(MegatronModule):  # type: ignore[misc]  # Megatron com
     def __init__(
         self, config: TransformerConfig, layer_number: int, *_: object, softmax_scale: float | None = None, **__: object
     ) -> None:
-        """Keeps the scale; the rest of what Megatron passes describes attention kinds that decoders here do not have."""
+        """Keeps the scale; Megatron's other arguments describe kinds of attention that the decoders here do not have."""
         super().__init__(config=config)
         self.layer_number = layer_number
         self.softmax_scale = softmax_scale
@@ -33,16 +33,10 @@ class PackedCoreAttention(MegatronModule):  # type: ignore[misc]  # Megatron com
         *_: object,
         **__: object,
     ) -> torch.Tensor:
-        """Attends.
+        """Attention of this tensor-parallel rank's heads, [s, b, heads · head size].
 
-        Args:
-            query: [s, b, heads, head size] of this tensor-parallel rank.
-            key: [s, b, key-value heads, head size].
-            value: like `key`.
-            attention_mask: bool [b, 1, s, s], True where a query may look; None for plain causal.
-
-        Returns:
-            [s, b, heads · head size].
+        `query`: [s, b, heads, head size]; `key` and `value`: [s, b, key-value heads, head size]; `attention_mask`: bool [b, 1, s, s],
+        True where a query may attend, None for plain causal.
         """
         context = scaled_dot_product_attention(
             query.permute(1, 2, 0, 3),
@@ -57,13 +51,8 @@ class PackedCoreAttention(MegatronModule):  # type: ignore[misc]  # Megatron com
 
 
 def block_diagonal_mask(segment_ids: torch.Tensor) -> torch.Tensor:
-    """The mask of packed rows: a position looks at itself and at earlier ones of its segment.
+    """The mask of packed rows from segment ids, int64 [b, s]: a position attends to itself and to earlier ones of its segment.
 
-    Args:
-        segment_ids: int64 [b, s].
-
-    Returns:
-        bool [b, 1, s, s], True where a query (third axis) may look at a key (fourth).
+    It is bool [b, 1, s, s], True where a query (third axis) may attend to a key (fourth).
     """
-    same = segment_ids[:, :, None] == segment_ids[:, None, :]
-    return same.tril()[:, None]
+    return (segment_ids[:, :, None] == segment_ids[:, None, :]).tril()[:, None]

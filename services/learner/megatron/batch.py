@@ -1,4 +1,4 @@
-"""Batches as tensors:  Sequence (one rollout)  ─► Row (one or more of them)  ─► MicroBatch (tensors)."""
+"""Micro-batches as tensors:  Sequence (one rollout)  ─► Row (one or more of them)  ─► MicroBatch (tensors)."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ import torch
 from services.learner.groups.sequence import Sequence
 
 Row = tuple[int, ...]
-"""Indices of the sequences that share a row, in their order within it."""
+"""Indices of the sequences in a row, in their order within it."""
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Rows padded on the right to one length, and their response tokens, one after the other: R over all rows.
+    """Rows padded on the right to one length, and their response tokens, concatenated: R over all rows.
 
-    A micro-batch without sequences still runs, for pipeline and data parallelism need equal counts: one token, whose mask is False.
+    A micro-batch without sequences still runs, since pipeline and data parallelism need equal counts: one token, whose mask is False.
     """
 
     tokens: torch.Tensor
     """int64 [b, s]."""
     segment_ids: torch.Tensor | None
-    """int64 [b, s], which sequence of the row a position belongs to; −1 is padding. None where each row holds one sequence."""
+    """int64 [b, s], the position's sequence within the row; −1 is padding. None where each row has one sequence."""
     positions: torch.Tensor
-    """int64 [R], where in the [s, b] flattened hidden states the token is predicted: position · b + row."""
+    """int64 [R], index into the flattened [s, b] hidden states that predict the token: position · b + row."""
     targets: torch.Tensor
     """int64 [R], the response tokens."""
     inference_logprobs: torch.Tensor
@@ -38,20 +38,13 @@ class MicroBatch:
     loss_mask: torch.Tensor
     """bool [R]."""
     sequence_ids: torch.Tensor
-    """int64 [R], ordinal of the token's sequence within this micro-batch, never falling."""
+    """int64 [R], ordinal of the token's sequence within this micro-batch, never decreasing."""
     offsets: torch.Tensor
-    """int64 [R], the token's place among the response tokens of the whole global batch; −1 for the stand-in of an empty micro-batch."""
+    """int64 [R], the token's place among the response tokens of the global batch; −1 for the one token of an empty micro-batch."""
 
 
 def collate(sequences: list[Sequence], rows: list[Row], offsets: list[int], device: torch.device) -> MicroBatch:
-    """Lays the rows out.
-
-    Args:
-        sequences: the global batch.
-        rows: the rows of this micro-batch.
-        offsets: of each sequence of the global batch, the place of its first response token among all of them.
-        device: where the tensors go.
-    """
+    """The micro-batch of these rows of the global batch `sequences`, whose `response_offsets` are `offsets`."""
     if not rows:
         return _empty(device)
     packed = any(len(row) > 1 for row in rows)
@@ -84,7 +77,7 @@ def collate(sequences: list[Sequence], rows: list[Row], offsets: list[int], devi
 
 
 def response_offsets(sequences: list[Sequence]) -> list[int]:
-    """Of each sequence, the place of its first response token among all response tokens of the batch; and at the end their number."""
+    """For each sequence, the place of its first response token among all of the batch; and as last element their number."""
     return [0, *np.cumsum([s.response_len for s in sequences], dtype=np.int64).tolist()]
 
 

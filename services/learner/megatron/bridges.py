@@ -1,4 +1,4 @@
-"""mbridge's Hugging Face ↔ Megatron translation, for Megatron's local layer spec: no Transformer Engine, on any platform."""
+"""Bridges of mbridge, Hugging Face ↔ Megatron, for Megatron's local layer spec: no Transformer Engine, on any platform."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LAYER = "model.layers.{layer_number}"
 
 
 class _LocalSpec:
-    """Mixed into a bridge: what differs with the local layer spec, and what transformers 5 moved."""
+    """Mixin of a bridge: what differs with the local layer spec, and what transformers 5 moved."""
 
     hf_config: Any
     config: Any
@@ -33,7 +33,7 @@ class _LocalSpec:
     }
 
     def _adjust_mapping_for_shared_weights(self) -> None:
-        """Keeps the mapping to this instance: the base changes its class's, and with it every later model's."""
+        """Keeps the mapping in this instance: the base class changes its class's, and so that of every later model."""
         self._DIRECT_MAPPING = dict(self._DIRECT_MAPPING)
         if self.hf_config.tie_word_embeddings:
             self._DIRECT_MAPPING["output_layer.weight"] = "model.embed_tokens.weight"
@@ -53,7 +53,7 @@ class _LocalSpec:
 
 
 class LocalLlamaBridge(_LocalSpec, LLaMABridge):  # type: ignore[misc]  # mbridge comes without types
-    """Llama and what follows its layout (SmolLM2, TinyLlama)."""
+    """Llama and models of its layout (SmolLM2, TinyLlama)."""
 
 
 class LocalQwen2Bridge(_LocalSpec, Qwen2Bridge):  # type: ignore[misc]
@@ -68,16 +68,10 @@ _BRIDGES: dict[str, Any] = {"llama": LocalLlamaBridge, "qwen2": LocalQwen2Bridge
 
 
 def open_bridge(model_dir: Path, layout: Layout, dtype: torch.dtype, overrides: dict[str, Any]) -> Any:  # noqa: ANN401
-    """The bridge for the model in the directory.
-
-    Args:
-        model_dir: a Hugging Face directory with config.json and safetensors.
-        layout: this rank's place.
-        dtype: of the parameters.
-        overrides: fields of Megatron's TransformerConfig.
+    """The bridge for a Hugging Face directory with config.json and safetensors; `overrides`: fields of Megatron's TransformerConfig.
 
     Raises:
-        ModelError: the directory holds no model that can be trained here, or its sizes do not divide; names why.
+        ModelError: the directory has no model that can be trained here, or its sizes do not divide; names the reason.
     """
     try:
         hf_config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
@@ -95,7 +89,7 @@ def open_bridge(model_dir: Path, layout: Layout, dtype: torch.dtype, overrides: 
 
 
 def check_model(hf_config: Any, model_dir: Path, layout: Layout) -> None:  # noqa: ANN401  transformers comes without types
-    """Refuses what would be trained wrongly, or not at all.
+    """Refuses a model that would be trained wrongly, or not at all.
 
     Raises:
         ModelError: names the key of config.json.
@@ -117,7 +111,7 @@ def rope_arguments(hf_config: Any) -> dict[str, Any]:  # noqa: ANN401
     """GPTModel's arguments for the model's rotary embedding.
 
     Raises:
-        ModelError: one that Megatron does not have.
+        ModelError: Megatron does not have it.
     """
     rope = rope_parameters(hf_config, "config.json")
     base = {"rotary_base": rope["rope_theta"]}

@@ -1,4 +1,4 @@
-"""What ranks tell each other beside tensors: JSON in byte tensors, and named sums."""
+"""Collectives for values that are not tensors: JSON in byte tensors, and named sums."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def gather_json(value: Any, device: torch.device) -> list[Any]:  # noqa: ANN401 
 
 
 def sum_by_name(sums: dict[str, float], device: torch.device) -> dict[str, float]:
-    """Adds up over all ranks, name by name, in the order of the ranks; the names may differ."""
+    """Sums over all ranks by name, in the order of the ranks; the ranks' names may differ."""
     total: dict[str, float] = {}
     for part in gather_json(sums, device):
         for name, value in part.items():
@@ -36,7 +36,7 @@ def sum_by_name(sums: dict[str, float], device: torch.device) -> dict[str, float
 
 
 def any_rank(mine: bool, device: torch.device) -> bool:
-    """Whether it is so on any rank; the same on all."""
+    """Whether `mine` is true on any rank; the same result on all."""
     if dist.get_world_size() == 1:
         return mine
     flag = torch.tensor([float(mine)], device=device)

@@ -1,4 +1,4 @@
-"""Log-probs of chosen tokens and the entropy, from logits whose vocabulary is split over the tensor-parallel ranks."""
+"""Log-probs of the target tokens, and entropies, from logits whose vocabulary is split over the tensor-parallel ranks."""
 
 from __future__ import annotations
 
@@ -12,23 +12,20 @@ from torch.autograd.function import once_differentiable
 def token_logprobs(
     logits: torch.Tensor, targets: torch.Tensor, *, temperature: float = 1.0, group: dist.ProcessGroup | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-prob of each target, and the entropy of each distribution, under softmax(logits / temperature).
+    """Log-probs of the targets [R], differentiable, and entropies [R] in nats, without gradient, of softmax(logits / temperature).
 
     Args:
         logits: [R, V / TP], this rank's slice of the vocabulary, in rank order; computed in at least float32.
-        targets: int64 [R], ids in the whole vocabulary.
+        targets: int64 [R], ids in the full vocabulary.
         temperature: above 0.
-        group: the tensor-parallel group; None where the vocabulary is whole.
-
-    Returns:
-        log-probs [R], differentiable in the logits, and entropies [R] in nats, which carry no gradient.
+        group: the tensor-parallel group; None where the vocabulary is not split.
     """
     values: tuple[torch.Tensor, torch.Tensor] = _TokenLogprobs.apply(logits, targets, temperature, group)  # type: ignore[no-untyped-call]
     return values
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """One softmax serves value, entropy and gradient."""
+    """One softmax for value, entropy and gradient."""
 
     @staticmethod
     def forward(
@@ -67,10 +64,10 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _weighted_sum(weights: torch.Tensor, logs: torch.Tensor) -> torch.Tensor:
-    """Σ weights · logs over the last dimension, with 0 · −inf = 0: what an impossible token adds to an entropy."""
+    """Σ weights · logs over the last dimension, with 0 · −inf = 0: the term of an impossible token in an entropy."""
     summed = (weights * logs).sum(-1)
     if not bool(summed.isnan().any()):
-        return summed  # the second pass over the vocabulary is for those alone who mask logits
+        return summed  # only masked logits need the second pass over the vocabulary
     return torch.where(weights > 0.0, weights * logs, 0.0).sum(-1)
 
 

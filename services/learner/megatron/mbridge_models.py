@@ -1,7 +1,7 @@
-"""The bridges of mbridge that are used here, without its others.
+"""Bridge classes of mbridge that are used here, imported without the others.
 
-Its package of models imports every model that there is, and some of those import layers that Megatron-core 0.12 (what MindSpeed pairs
-with) has only where Transformer Engine is installed. So the package is put in place without running its `__init__`.
+mbridge's package of models imports every model, and some of those import layers that Megatron-core 0.12 (the release for MindSpeed)
+has only where Transformer Engine is installed. So the package is put into `sys.modules` without running its `__init__`.
 """
 
 from __future__ import annotations

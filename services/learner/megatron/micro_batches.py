@@ -1,6 +1,6 @@
-"""How a global batch is split:  sequences ─► data-parallel ranks ─► rows ─► micro-batches.
+"""Micro-batch plan of a global batch:  sequences ─► data-parallel ranks ─► rows ─► micro-batches.
 
-Every rank computes the whole plan from the same input, so nothing about it travels. The plan changes speed only, never the loss.
+Every rank computes the whole plan from the same input, so it is not sent. The plan changes speed only, never the loss.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from services.learner.groups.sequence import Sequence
 from services.learner.megatron.batch import Row
 
 MicroBatchPlan = list[Row]
-"""The rows of one micro-batch; none at all is an empty micro-batch."""
+"""The rows of one micro-batch; an empty micro-batch has none."""
 
 
 def plan_micro_batches(
     sequences: list[Sequence], data_parallel_size: int, *, max_tokens: int, packing: bool
 ) -> list[list[MicroBatchPlan]]:
-    """For each data-parallel rank its micro-batches: as many on every rank, at least one, each of at most `max_tokens` padded tokens.
+    """For each data-parallel rank its micro-batches: equally many on every rank, at least one, each of at most `max_tokens` padded tokens.
 
-    A sequence that is longer than that runs alone: better a large micro-batch than a lost job.
+    A sequence that is longer runs alone: a large micro-batch is better than a failed job.
     """
     lengths = [s.row_len for s in sequences]
     plans = []
@@ -29,32 +29,32 @@ def plan_micro_batches(
 
 
 def split_over_ranks(lengths: list[int], ranks: int) -> list[list[int]]:
-    """Deals indices out, longest first, there and back again: no rank gets more than one longest sequence above another."""
-    dealt: list[list[int]] = [[] for _ in range(ranks)]
+    """Distributes indices, longest first, forwards and backwards in turn: two ranks' sums differ by at most the longest sequence."""
+    shares: list[list[int]] = [[] for _ in range(ranks)]
     for place, index in enumerate(longest_first(lengths)):
-        lap, seat = divmod(place, ranks)
-        dealt[seat if lap % 2 == 0 else ranks - 1 - seat].append(index)
-    return dealt
+        turn, rank = divmod(place, ranks)
+        shares[rank if turn % 2 == 0 else ranks - 1 - rank].append(index)
+    return shares
 
 
 def pack_rows(lengths: list[int], indices: list[int]) -> list[Row]:
-    """First-fit-decreasing into rows no longer than the longest sequence: attention's cost grows with the square of the row."""
+    """First-fit-decreasing into rows no longer than the longest sequence: the cost of attention grows with the square of the row."""
     capacity = max((lengths[i] for i in indices), default=0)
     rows: list[list[int]] = []
-    room: list[int] = []
+    free: list[int] = []
     for i in indices:
-        place = next((r for r, free in enumerate(room) if free >= lengths[i]), None)
-        if place is None:
+        fitting = next((r for r, tokens in enumerate(free) if tokens >= lengths[i]), None)
+        if fitting is None:
             rows.append([i])
-            room.append(capacity - lengths[i])
+            free.append(capacity - lengths[i])
         else:
-            rows[place].append(i)
-            room[place] -= lengths[i]
+            rows[fitting].append(i)
+            free[fitting] -= lengths[i]
     return [tuple(row) for row in rows]
 
 
 def fill_micro_batches(lengths: list[int], rows: list[Row], max_tokens: int) -> list[MicroBatchPlan]:
-    """Neighbouring rows of like length together, longest first, up to `max_tokens` padded tokens."""
+    """Groups rows of similar length, longest first, up to `max_tokens` padded tokens."""
     row_lengths = [sum(lengths[i] for i in row) for row in rows]
     plan: list[MicroBatchPlan] = []
     width = 0
@@ -67,5 +67,5 @@ def fill_micro_batches(lengths: list[int], rows: list[Row], max_tokens: int) -> 
 
 
 def longest_first(lengths: list[int]) -> list[int]:
-    """Indices by falling length; equal lengths keep their order."""
+    """Indices by decreasing length; equal lengths keep their order."""
     return sorted(range(len(lengths)), key=lambda i: -lengths[i])

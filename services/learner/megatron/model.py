@@ -1,4 +1,4 @@
-"""This rank's part of the policy: a Megatron GPTModel that computes logits where a response token is predicted, and nowhere else."""
+"""Policy model of this rank: a part of a Megatron GPTModel that computes logits only where a response token is predicted."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from services.learner.megatron.parallel import Layout
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:
-    """The type of that name."""
+    """The torch dtype of that name."""
     return getattr(torch, dtype.value)  # type: ignore[no-any-return]
 
 
 @dataclass(slots=True)
 class Policy:
-    """The model of this rank, and how its weights are called elsewhere."""
+    """The model of this rank, and the bridge to its Hugging Face weights."""
 
     bridge: Any
     chunk: torch.nn.Module
@@ -51,10 +51,10 @@ class Policy:
 
 @dataclass(slots=True)
 class ResponseSelection:
-    """Ahead of the output layer: keeps the wanted positions. With a large vocabulary the logits are most of the work."""
+    """Hook before the output layer: keeps the requested positions. With a large vocabulary the logits are most of the work."""
 
     in_float32: bool = False
-    """Whether the layer computes in float32, from what it is given and from its weight, as they are rounded."""
+    """Whether the layer computes in float32, from its rounded input and weight."""
     positions: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     """int64 [R], into the flattened [s · b]."""
 
@@ -66,9 +66,8 @@ class ResponseSelection:
         chosen = hidden.flatten(0, 1).index_select(0, self.positions)[:, None]
         if not self.in_float32:
             return (chosen, *rest), named
-        weight = (
-            layer.weight if named.get("weight") is None else named["weight"]
-        )  # the embedding's, where they are tied
+        # `named` has the embedding's weight where they are tied.
+        weight = layer.weight if named.get("weight") is None else named["weight"]
         return (chosen.float(), *rest), named | {"weight": weight.float()}
 
 
@@ -76,7 +75,7 @@ def build_policy(model_dir: Path, spec: JobSpec, layout: Layout) -> Policy:
     """Builds this rank's part and loads its weights.
 
     Raises:
-        ModelError: the directory's model cannot be trained with this layout, or tensors are missing.
+        ModelError: the model cannot be trained with this layout, or tensors are missing.
     """
     dtype = torch_dtype(spec.model.dtype)
     bridge = open_bridge(model_dir, layout, dtype, _overrides())
@@ -105,7 +104,7 @@ def load_weights(policy: Policy, model_dir: Path) -> None:
     """Reads this rank's part of the safetensors.
 
     Raises:
-        ModelError: tensors are missing, or their shapes are not those that config.json says.
+        ModelError: tensors are missing, or their shapes differ from config.json's.
     """
     try:
         with torch.no_grad():
@@ -118,18 +117,18 @@ def _overrides() -> dict[str, Any]:
     """Settings that differ from mbridge's, the same on every platform."""
     return {
         "use_cpu_initialization": True,
-        "init_method": _leave,  # every weight is loaded: drawing random ones first would only take time
-        "output_layer_init_method": _leave,
-        "sequence_parallel": False,  # it wants row lengths divisible by TP
+        "init_method": _unchanged,  # every weight is loaded: random initialisation would only take time
+        "output_layer_init_method": _unchanged,
+        "sequence_parallel": False,  # it needs row lengths divisible by TP
         "masked_softmax_fusion": False,
         "bias_activation_fusion": False,
         "gradient_accumulation_fusion": False,
         "persist_layer_norm": False,
-        "calculate_per_token_loss": True,  # micro-batches give sums; Megatron divides by the tokens of the global batch
+        "calculate_per_token_loss": True,  # micro-batches return sums; Megatron divides by the tokens of the global batch
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
     }
 
 
-def _leave(tensor: torch.Tensor) -> torch.Tensor:
+def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
     return tensor

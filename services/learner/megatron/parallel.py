@@ -1,4 +1,4 @@
-"""Which part of the model and of the batch this rank holds."""
+"""Parallel layout: this rank's part of the model and of the batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from services.learner.megatron.rendezvous import meet
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Sizes and this rank's place in tensor (TP), pipeline (PP) and data (DP) parallelism."""
+    """Sizes, and this rank's place, in tensor (TP), pipeline (PP) and data (DP) parallelism."""
 
     rank: int
     tp_size: int
@@ -40,13 +40,13 @@ class Layout:
         return self.pp_rank == self.pp_size - 1
 
     @property
-    def speaks_for_its_batch(self) -> bool:
-        """Of the ranks that see the same losses, the one that counts in sums over all ranks."""
+    def reports_losses(self) -> bool:
+        """Whether this rank, of those that compute the same losses, counts in sums over all ranks."""
         return self.is_last_stage and self.tp_rank == 0
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What a checkpoint of every rank's own part depends on."""
+        """Sizes that a checkpoint's parts per rank depend on."""
         return {
             "tensor_parallel_size": self.tp_size,
             "pipeline_parallel_size": self.pp_size,
@@ -69,9 +69,8 @@ def join(spec: LearnerSpec, platform: Platform) -> Layout:
             dist.init_process_group(backend, timeout=timeout, store=HashStore(), rank=0, world_size=1)
     tp_size, pp_size, world_size = spec.tensor_parallel_size, spec.pipeline_parallel_size, dist.get_world_size()
     if world_size % (tp_size * pp_size):
-        raise ConfigError(
-            f"{world_size} ranks cannot be split into tensor_parallel_size {tp_size} × pipeline_parallel_size {pp_size}"
-        )
+        sizes = f"tensor_parallel_size {tp_size} × pipeline_parallel_size {pp_size}"
+        raise ConfigError(f"{world_size} ranks cannot be split into {sizes}")
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel(tp_size, pp_size, create_gloo_process_groups=False)
     return Layout(

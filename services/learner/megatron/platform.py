@@ -1,10 +1,10 @@
-"""The one place of the training backend that knows which machine it runs on.
+"""Platform of the training backend; no other module depends on the kind of machine.
 
-    cpu   Megatron asks torch.cuda for its device, its allocations and its synchronisation: answered with the CPU's
+    cpu   Megatron calls torch.cuda for its device, its allocations and its synchronisation: patched to return the CPU's
     cuda  nothing to do
-    npu   torch_npu and MindSpeed's Megatron adaptor answer the same calls with the NPU's
+    npu   torch_npu and MindSpeed's Megatron adaptor patch the same calls to return the NPU's
 
-`prepare` comes before the first import of Megatron in a rank, and after it no Hugging Face model may be built in that process.
+Call `prepare` before the first import of Megatron in a rank; after it no Hugging Face model may be built in that process.
 """
 
 from __future__ import annotations
@@ -24,12 +24,8 @@ from services.common.config.settings import Platform
 
 _BACKENDS = {Platform.CPU: "gloo", Platform.CUDA: "nccl", Platform.NPU: "hccl"}
 
-_CPU_TYPE_NAMES = {
-    "torch.FloatTensor": "torch.cuda.FloatTensor",
-    "torch.BFloat16Tensor": "torch.cuda.BFloat16Tensor",
-    "torch.HalfTensor": "torch.cuda.HalfTensor",
-}
-"""What `Tensor.type()` answers → what Megatron's optimizers compare it with."""
+_CPU_TYPE_NAMES = {f"torch.{kind}Tensor": f"torch.cuda.{kind}Tensor" for kind in ("Float", "BFloat16", "Half")}
+"""Result of `Tensor.type()` → the name that Megatron's optimizers compare it with."""
 
 _TRACKER = "tracker."
 
@@ -37,11 +33,9 @@ _state = {"cpu_adapted": False}
 
 
 def prepare(platform: Platform | str, *, threads: int | None = None) -> None:
-    """Makes this process ready to import Megatron; a second call changes nothing.
+    """Prepares this process for the import of Megatron; a second call changes nothing.
 
-    Args:
-        platform: `cpu`, `cuda` or `npu`.
-        threads: computing threads of this rank; None leaves what OMP_NUM_THREADS says. More threads than cores cost much.
+    `threads`: computing threads of this rank; None: OMP_NUM_THREADS. More threads than cores are slow.
     """
     if threads is not None:
         torch.set_num_threads(threads)
@@ -49,7 +43,7 @@ def prepare(platform: Platform | str, *, threads: int | None = None) -> None:
         case Platform.CPU:
             if not _state["cpu_adapted"]:
                 _state["cpu_adapted"] = True
-                _answer_cuda_calls_on_the_cpu()
+                _patch_cuda_calls_for_the_cpu()
                 _step_without_transformer_engine()
         case Platform.NPU:
             importlib.import_module("torch_npu")
@@ -95,7 +89,7 @@ def rng_states(platform: Platform | str) -> dict[str, torch.Tensor]:
 
 
 def set_rng_states(platform: Platform | str, states: dict[str, torch.Tensor]) -> None:
-    """Puts back what `rng_states` gave."""
+    """Restores the states of `rng_states`."""
     torch.set_rng_state(states["cpu"])
     version, *key = states["python"].tolist()
     gauss = float(states["python_gauss"][0])
@@ -111,7 +105,7 @@ def set_rng_states(platform: Platform | str, states: dict[str, torch.Tensor]) ->
 
 
 def local_rank() -> int:
-    """This rank's ordinal on its machine, as the launcher says; 0 without one."""
+    """This rank's ordinal on its machine, from the launcher; 0 without one."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
@@ -119,8 +113,8 @@ def _tracker() -> Any:  # noqa: ANN401  Megatron comes without types
     return importlib.import_module("megatron.core.tensor_parallel.random").get_cuda_rng_tracker()
 
 
-def _answer_cuda_calls_on_the_cpu() -> None:
-    """Patches what Megatron calls and nothing more: wider patches have given Hugging Face models wrong logits, silently."""
+def _patch_cuda_calls_for_the_cpu() -> None:
+    """Patches only what Megatron calls: wider patches have given Hugging Face models wrong logits, silently."""
     cpu = torch.device("cpu")
     cuda: dict[str, Any] = {
         "current_device": lambda: cpu,
@@ -129,22 +123,17 @@ def _answer_cuda_calls_on_the_cpu() -> None:
         "set_device": lambda _: None,
     }
     tensor: dict[str, Any] = {"cuda": lambda self, *_, **__: self, "type": _type_named_as_on_cuda(torch.Tensor.type)}
+    module: dict[str, Any] = {"cuda": lambda self, *_, **__: self}
     factories = {name: _redirected(getattr(torch, name)) for name in ("tensor", "zeros", "ones", "empty")}
-    patches: list[tuple[Any, dict[str, Any]]] = [
-        (torch.cuda, cuda),
-        (torch.Tensor, tensor),
-        (torch.nn.Module, {"cuda": lambda self, *_, **__: self}),
-        (torch, factories),
-    ]
-    for owner, replacements in patches:
-        for name, replacement in replacements.items():
+    for owner, patches in ((torch.cuda, cuda), (torch.Tensor, tensor), (torch.nn.Module, module), (torch, factories)):
+        for name, replacement in patches.items():
             setattr(owner, name, replacement)
 
 
 def _step_without_transformer_engine() -> None:
-    """Megatron-core 0.12's distributed optimizer wants Transformer Engine at every step for its fp8 weights, even if it has none.
+    """Megatron-core 0.12's distributed optimizer needs Transformer Engine at every step for fp8 weights, even if there are none.
 
-    Later releases do not, and on NPUs MindSpeed answers for it.
+    Later releases do not, and on NPUs MindSpeed replaces it.
     """
     fp8_utils: Any = importlib.import_module("megatron.core.fp8_utils")
     quantize = fp8_utils._quantize_param_shard_impl  # noqa: SLF001
@@ -157,7 +146,7 @@ def _step_without_transformer_engine() -> None:
 
 
 def _redirected(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """The factory, with device="cuda" read as the CPU."""
+    """The factory, with the CPU in place of device="cuda"."""
 
     @wraps(factory)
     def build(*args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401  the factory's own arguments

@@ -1,8 +1,8 @@
-"""Rendezvous of one machine's ranks: no port, nothing that another user of the machine could reach.
+"""Rendezvous of one machine's ranks: without a port, and out of reach of the machine's other users.
 
-torchelastic's own (`--standalone`) and `env://` listen on every network interface, ask nobody for a secret, and read Python pickles out of
-what they were sent. Here the launcher keeps its state to itself, and the ranks meet in a file of a private directory. What remains are
-gloo's own connections, on loopback.
+torchelastic's own (`--standalone`) and `env://` listen on every network interface, need no secret, and unpickle what they receive. Here
+the launcher keeps its state in its own memory, and the ranks meet through a file in a private directory. The only connections are
+gloo's own, on loopback.
 
 Ranks on several machines meet over TCP (`ranks/launch.py`): keep that network closed.
 """
@@ -22,14 +22,14 @@ from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as 
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 
 STORE = "MILLRACE_RANKS_STORE"
-"""Environment variable that names the ranks' file; another one for each start of them."""
+"""Environment variable that names the ranks' file, a new one for each start of them."""
 
 
 class LocalRendezvous(RendezvousHandler):
-    """One machine, which is always complete."""
+    """Rendezvous of one machine: always complete."""
 
     def __init__(self, backend: str, run_id: str, folder: Path) -> None:
-        """`backend`: its name for torchelastic; `folder`: a private directory."""
+        """`backend`: its name in torchelastic; `folder`: a private directory."""
         self._backend, self._run_id, self._folder = backend, run_id, folder
         self._store = HashStore()
         self._rounds = 0
@@ -38,41 +38,41 @@ class LocalRendezvous(RendezvousHandler):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
     def get_backend(self) -> str:
-        """What torchelastic calls it."""
+        """Its name in torchelastic."""
         return self._backend
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """A new round: the ranks that are started next find nothing of earlier ones."""
+        """Begins a round: the ranks that start next see nothing of earlier ones."""
         self._rounds += 1
         os.environ[STORE] = str(self._folder / f"round-{self._rounds}")
-        with socket.socket() as probe:  # for ranks that meet by `env://` all the same
+        with socket.socket() as probe:  # for ranks that use `env://` nevertheless
             probe.bind(("127.0.0.1", 0))
             meeting = RendezvousStoreInfo("127.0.0.1", probe.getsockname()[1])
         return RendezvousInfo(PrefixStore(str(self._rounds), self._store), 0, 1, meeting)
 
     def is_closed(self) -> bool:
-        """Whether no further round will come."""
+        """Whether there will be no further round."""
         return self._closed
 
     def set_closed(self) -> None:
-        """No further round comes."""
+        """Ends the rounds."""
         self._closed = True
 
     def num_nodes_waiting(self) -> int:
-        """There are no others."""
+        """No other nodes."""
         return 0
 
     def get_run_id(self) -> str:
-        """What the launcher was told to call this run."""
+        """The launcher's name of this run."""
         return self._run_id
 
     def shutdown(self) -> bool:
-        """There is nothing to close."""
+        """Has nothing to close."""
         return True
 
 
-def offer(backend: str, folder: Path) -> None:
-    """Makes `--rdzv-backend=<backend>` this rendezvous, with its files in this private directory."""
+def register_backend(backend: str, folder: Path) -> None:
+    """Registers this rendezvous as `--rdzv-backend=<backend>`, with its files in this private directory."""
 
     def create(parameters: RendezvousParameters) -> RendezvousHandler:
         return LocalRendezvous(backend, parameters.run_id, folder)
@@ -81,11 +81,10 @@ def offer(backend: str, folder: Path) -> None:
 
 
 def meet(backend: str, timeout: timedelta) -> None:
-    """Joins the process group of the launcher's ranks: in the file that it named, or by `env://` where machines meet."""
+    """Joins the process group of the launcher's ranks: through its file, or by `env://` on several machines."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if path := os.environ.get(STORE):
-        dist.init_process_group(
-            backend, timeout=timeout, store=FileStore(path, world_size), rank=rank, world_size=world_size
-        )
+        store = FileStore(path, world_size)
+        dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=world_size)
     else:
         dist.init_process_group(backend, timeout=timeout)

@@ -1,6 +1,6 @@
-"""A rank's part of a checkpoint: one safetensors file with weights, master weights, moments and random states. Nothing is pickled.
+"""State of a rank: its part of a checkpoint, one safetensors file with weights, master weights, moments and random states; no pickles.
 
-Loading it continues bit for bit. It fits only the layout it was saved with; another layout starts from the Hugging Face export.
+Training continues bit for bit from it. It fits only the layout that it was saved with; another layout starts from the Hugging Face export.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ FORMAT = 2
 
 @dataclass(frozen=True, slots=True)
 class StateCopy:
-    """What a rank held at one moment, in host memory."""
+    """A rank's state at one moment, in host memory."""
 
     name: str
     tensors: dict[str, torch.Tensor]
     about: str
 
     def write(self, folder: Path) -> WrittenFile:
-        """Writes it durably."""
+        """Writes the file durably."""
         return write_tensors(folder, self.name, self.tensors, {"about": self.about})
 
 
@@ -44,34 +44,31 @@ def rank_file(rank: int) -> str:
     return f"rank-{rank:05d}.safetensors"
 
 
+@dataclass(slots=True)
 class RankState:
-    """Saves and loads what this rank holds."""
+    """Copies and loads the state of this rank."""
 
-    def __init__(
-        self, spec: JobSpec, platform: Platform, layout: Layout, chunk: torch.nn.Module, optimizer: Optimizer
-    ) -> None:
-        """Looks at the model and the optimizer; copies nothing."""
-        self._spec = spec
-        self._platform = platform
-        self._layout = layout
-        self._chunk = chunk
-        self._optimizer = optimizer
+    _spec: JobSpec
+    _platform: Platform
+    _layout: Layout
+    _chunk: torch.nn.Module
+    _optimizer: Optimizer
 
     def copy(self, step: int) -> StateCopy:
-        """Everything as it is now; training may go on."""
+        """Copies the present state; training may continue."""
         tensors = self._weights()
         counters: dict[str, Any] = {}
-        for key, group, parameter in self._groups():
+        for key, part, group, parameter in self._groups():
             counters[key] = group.get("step")
-            for name, value in self._optimizer_of(key).state.get(parameter, {}).items():
+            for name, value in part.state.get(parameter, {}).items():
                 tensors[f"{key}.{name}"] = torch.as_tensor(value)
         tensors |= {f"rng.{name}": value for name, value in rng_states(self._platform).items()}
         copies = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}
-        about = {"format": FORMAT, "step": step, "layout": self.described_layout(), "counters": counters}
+        about = {"format": FORMAT, "step": step, "layout": self._described_layout(), "counters": counters}
         return StateCopy(rank_file(self._layout.rank), copies, json.dumps(about))
 
     def load(self, folder: Path, *, optimizer: bool = True, rng: bool = True) -> int:
-        """Puts everything back and gives the step. Without the optimizer its moments stay as new; without `rng`, random states as they are.
+        """Restores the state and returns its step. Without `optimizer` the moments stay new; without `rng` the random states stay.
 
         Raises:
             ConfigError: this rank's file is missing, was saved with another layout, or lacks a tensor.
@@ -99,12 +96,12 @@ class RankState:
         return int(about["step"])
 
     def _load_moments(self, about: dict[str, Any], stored: dict[str, torch.Tensor], device: torch.device) -> None:
-        for key, group, parameter in self._groups():
+        for key, part, group, parameter in self._groups():
             if about["counters"][key] is not None:
                 group["step"] = about["counters"][key]
             prefix = f"{key}."
             moments = {name.removeprefix(prefix): value for name, value in stored.items() if name.startswith(prefix)}
-            self._optimizer_of(key).state[parameter] = {
+            part.state[parameter] = {
                 name: value.clone() if name == "step" else value.to(device, copy=True)
                 for name, value in moments.items()
                 if name != "master"
@@ -116,23 +113,19 @@ class RankState:
     def _weights(self) -> dict[str, torch.Tensor]:
         weights = self._model()
         if self._spec.model.dtype is DType.BFLOAT16:
-            weights |= {f"{key}.master": parameter for key, _, parameter in self._groups()}
+            weights |= {f"{key}.master": parameter for key, _, _, parameter in self._groups()}
         return weights
 
-    def _groups(self) -> list[tuple[str, dict[str, Any], torch.Tensor]]:
-        """Every parameter that an optimizer of this rank updates, with its group and a key that is the same after a restart."""
+    def _groups(self) -> list[tuple[str, torch.optim.Optimizer, dict[str, Any], torch.Tensor]]:
+        """Every parameter that an optimizer of this rank updates: a key that is stable over restarts, optimizer, group, parameter."""
         return [
-            (f"optimizer.{o}.{g}.{p}", group, parameter)
+            (f"optimizer.{o}.{g}.{p}", part, group, parameter)
             for o, part in enumerate(self._optimizer.parts)
             for g, group in enumerate(part.param_groups)
             for p, parameter in enumerate(group["params"])
         ]
 
-    def _optimizer_of(self, key: str) -> torch.optim.Optimizer:
-        return self._optimizer.parts[int(key.split(".")[1])]
-
-    def described_layout(self) -> dict[str, object]:
-        """What must be the same where this is loaded."""
+    def _described_layout(self) -> dict[str, object]:
         return {
             **self._layout.sizes,
             "use_distributed_optimizer": self._spec.learner.use_distributed_optimizer,
@@ -142,6 +135,6 @@ class RankState:
     def _check(self, path: Path, about: dict[str, Any]) -> None:
         if about["format"] != FORMAT:
             raise ConfigError(f"{path}: format {about['format']} is not known (this is format {FORMAT})")
-        for name, value in self.described_layout().items():
+        for name, value in self._described_layout().items():
             if about["layout"].get(name) != value:
                 raise ConfigError(f"{path}: saved with {name} = {about['layout'].get(name)}, and now it is {value}")

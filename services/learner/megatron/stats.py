@@ -1,4 +1,4 @@
-"""What one optimizer step says of itself."""
+"""Stats of one optimizer step."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class StepStats:
     micro_batches: int
     """Of each rank."""
     padding: float
-    """Share of the positions computed that hold no token."""
+    """Share of the computed positions that hold no token."""
     skipped: str = ""
-    """Why the weights were left as they are; empty when the step was taken."""
+    """Why the weights were not changed; empty when the step was taken."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Means over unmasked response tokens, unless the name says otherwise: `entropy`, mismatch figures, and what the loss function gave."""
+    """Means over unmasked response tokens, except where the name differs: `entropy`, mismatch, and the loss function's metrics."""
 
     def as_record(self) -> dict[str, Any]:
         """JSON values under flat names; a figure that is not finite is None."""

@@ -1,4 +1,4 @@
-"""Adds up, over micro-batches and ranks, what the losses and metrics of single tokens are."""
+"""Tally of the losses and metrics of single tokens: their sums over micro-batches and ranks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from services.learner.megatron.parallel import Layout
 
 
 class Tally:
-    """Sums in float64, on the CPU: NPUs have no such type. Only ranks on the last pipeline stage see losses; `means` tells every rank."""
+    """Sums in float64, on the CPU: NPUs lack that type. Only ranks on the last pipeline stage compute losses; `means` is for every rank."""
 
     def __init__(self) -> None:
-        """Nothing yet."""
         self._sums: dict[str, torch.Tensor] = {}
         self._largest_difference = 0.0
 
@@ -25,16 +24,16 @@ class Tally:
             self._sums[name] = self._sums[name] + kept if name in self._sums else kept
 
     def add_difference(self, difference: torch.Tensor, mask: torch.Tensor) -> None:
-        """Keeps the largest absolute value of the unmasked."""
+        """Keeps the largest absolute value of the unmasked tokens."""
         kept = torch.where(mask, difference.detach().abs(), difference.new_zeros(()))
         self._largest_difference = max(self._largest_difference, float(kept.max()))
 
     def means(self, layout: Layout, device: torch.device, tokens: int) -> dict[str, float]:
         """On every rank, the sums of all ranks by name, divided by the tokens of the global batch.
 
-        In place of `ratio` and `ratio_squared` there is `effective_sample_share`; `max_abs_logprob_difference` is the largest of all.
+        `effective_sample_share` replaces `ratio` and `ratio_squared`; `max_abs_logprob_difference` is the maximum over all tokens.
         """
-        mine = {name: float(value) for name, value in self._sums.items()} if layout.speaks_for_its_batch else {}
+        mine = {name: float(value) for name, value in self._sums.items()} if layout.reports_losses else {}
         means = {name: total / tokens for name, total in sum_by_name(mine, device).items()}
         share = effective_sample_share(means.pop("ratio"), means.pop("ratio_squared"))
         largest = torch.full((1,), self._largest_difference, dtype=torch.float32, device=device)

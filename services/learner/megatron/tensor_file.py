@@ -1,6 +1,6 @@
-"""Writer of safetensors files, piece by piece: durable and hashed on return, and other threads compute meanwhile.
+"""Writer of safetensors files in pieces: durable and hashed on return, while other threads compute.
 
-The library's own writer first copies every tensor into a Python object under the interpreter's lock.
+The library's own writer first copies every tensor into a Python object, under the global interpreter lock.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def write_tensors(root: Path, name: str, tensors: Mapping[str, torch.Tensor], me
     """Writes `root/name`; the tensors are contiguous and on the CPU.
 
     Raises:
-        OSError: it could not be written, for want of space perhaps.
+        OSError: it could not be written, perhaps for lack of space.
     """
     entries = [_Entry(key, dtype_name(t.dtype), tuple(t.shape), t.nbytes) for key, t in sorted(tensors.items())]
     plan = layout(entries, metadata)

@@ -1,4 +1,4 @@
-"""The training backend, as every rank of a job drives it: the same calls, in the same order, on all of them.
+"""Trainer of one rank: every rank of a job makes the same calls, in the same order.
 
 sequences ─► plan ─► micro-batches ─► forward_backward_func ─► gradients, summed ─► AdamW ─► export (rank 0) | save
                                            └─ loss_fn on the last stage
@@ -45,19 +45,18 @@ __all__ = ["MegatronTrainer", "StepStats"]
 
 log = logging.getLogger(__name__)
 
-
 OnLogits = Callable[[MicroBatch, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""What the last stage does with a micro-batch and its logits: gives the summed loss and the number of tokens it sums over."""
+"""The last stage's function of a micro-batch and its logits: returns the summed loss, and its number of tokens."""
 
 
 class MegatronTrainer:
-    """One rank's part of the policy in training. `platform.prepare` comes first, before this module is imported."""
+    """One rank's part of the policy in training. Call `platform.prepare` before this module is imported."""
 
     def __init__(self, model_dir: Path, spec: JobSpec, platform: Platform, loss_fn: LossFunction) -> None:
         """Joins the other ranks and loads the model.
 
         Raises:
-            ConfigError: the ranks or the model do not divide, or the model is not one that can be trained; names what.
+            ConfigError: the ranks or the model do not divide, or the model cannot be trained; names the reason.
         """
         self._model_dir = Path(model_dir)
         self._spec = spec
@@ -71,16 +70,13 @@ class MegatronTrainer:
         self._state = RankState(spec, platform, self.layout, self._policy.chunk, self._optimizer)
         self._writer = BackgroundWriter()
         self.step = 0
-        """Optimizer steps asked for so far, the skipped ones included."""
+        """Optimizer steps so far, including the skipped ones."""
 
     def train(self, sequences: list[Sequence]) -> StepStats:
-        """One optimizer step on the global batch, which every rank is given whole.
+        """One optimizer step on the global batch; every rank gets the whole batch. Its order only affects rounding.
 
-        Args:
-            sequences: the batch; its order does not matter beyond rounding.
-
-        The loss is the sum of token losses over the whole global batch divided by its number of unmasked tokens. A loss or gradient that
-        is not finite leaves weights and optimizer as they are, and the stats say so.
+        The loss is the sum of token losses over the global batch divided by its number of unmasked tokens. If the loss or the gradient is
+        not finite, weights and optimizer stay unchanged, and the stats give the reason.
         """
         self.step += 1
         plan, micro_batches = self._prepare(sequences)
@@ -107,7 +103,7 @@ class MegatronTrainer:
         grad_norm = self._optimizer.prepare()
         finite = math.isfinite(loss) and math.isfinite(grad_norm)
         skipped = ""
-        # every rank sees the same sums; that none ever steps alone must not hang on how they were reduced
+        # Every rank has the same sums. The explicit agreement holds even if their reduction differs, so no rank steps alone.
         if any_rank(not finite, self.device) or not self._optimizer.step(self.step):
             skipped = f"loss {loss} and gradient norm {grad_norm} are not both finite"
             log.warning("step %d left the weights as they are: %s", self.step, skipped)
@@ -115,13 +111,13 @@ class MegatronTrainer:
 
     @torch.no_grad()
     def logprobs(self, sequences: list[Sequence]) -> list[Float32Array]:
-        """The log-prob of each response token under the present weights, float32 [R] per sequence, on every rank."""
+        """The log-prob of each response token under the current weights, float32 [R] per sequence, on every rank."""
         _, micro_batches = self._prepare(sequences)
         offsets = response_offsets(sequences)
         values = torch.zeros(offsets[-1], dtype=torch.float32, device=self.device)
         self._run(micro_batches, partial(self._keep_logprobs, values), forward_only=True)
         if dist.get_world_size() > 1:
-            dist.all_reduce(values)  # every place is written by one rank only, so the sum is exact
+            dist.all_reduce(values)  # only one rank writes each element, so the sum is exact
         return np.split(values.cpu().numpy(), offsets[1:-1])
 
     def finite(self) -> bool:
@@ -130,17 +126,14 @@ class MegatronTrainer:
         return not any_rank(not mine, self.device)
 
     def export(self) -> dict[str, torch.Tensor] | None:
-        """Hugging Face name → CPU tensor in `publish_dtype`, `lm_head.weight` always among them, on rank 0; None elsewhere."""
+        """Hugging Face name → CPU tensor in `model.dtype`, always with `lm_head.weight`, on rank 0; None elsewhere."""
         return self._exporter.gather(torch_dtype(self._spec.model.dtype))
 
     def save(self, folder: Path, *, export: bool = False) -> None:
-        """Copies every rank's part of a checkpoint to host memory, and begins to write it into the directory, which all ranks see.
+        """Copies every rank's part of a checkpoint to host memory, and begins to write it into the directory, which all ranks share.
 
-        Args:
-            folder: the directory.
-            export: rank 0 also writes `hf/`, a Hugging Face directory: weights in the dtype of the model loaded first, config, tokenizer.
-
-        Returns when the copy is made, of twice the host memory that the state takes; `saved` tells when it is written.
+        With `export`, rank 0 also writes `hf/`, a Hugging Face directory: weights in the initial model's dtypes, config, tokenizer.
+        Returns when the copy is made; with it the state needs twice its host memory. `saved` reports the end of the writing.
         """
         state = self._state.copy(self.step)
         weights = self._exporter.gather(None) if export else None
@@ -153,26 +146,26 @@ class MegatronTrainer:
         self._writer.start(write)
 
     def saved(self, *, wait: bool = False) -> list[dict[str, Any]] | None:
-        """Every rank's report of the last `save` (see BackgroundWriter), the same on all; None while one of them still writes."""
+        """Every rank's report of the last `save` (see BackgroundWriter), the same on all; None while any rank is writing."""
         if wait:
             self._writer.join()
         reports = gather_json(self._writer.report, self.device)
         return None if None in reports else reports
 
     def load(self, folder: Path, *, optimizer: bool = True, rng: bool = True) -> None:
-        """Continues where `save` was called, bit for bit on a CPU; without the optimizer's moments or the random states if so asked.
+        """Restores the state of a `save`, bit for bit on a CPU; the optimizer's moments and the random states are optional.
 
         Raises:
-            ConfigError: the checkpoint was saved with another layout, or is not whole.
+            ConfigError: the checkpoint was saved with another layout, or is incomplete.
         """
         self.step = self._state.load(Path(folder), optimizer=optimizer, rng=rng)
         dist.barrier()
 
     def load_weights(self, folder: Path, *, hugging_face: bool) -> None:
-        """Begins anew, at step 0, from the weights of a checkpoint or of a Hugging Face directory.
+        """Starts at step 0 from the weights of a checkpoint or of a Hugging Face directory.
 
         Raises:
-            ConfigError: the checkpoint was saved with another layout, or is not whole; or the directory's tensors do not fit the model.
+            ConfigError: the checkpoint was saved with another layout, or is incomplete; or the directory's tensors do not fit the model.
         """
         if hugging_face:
             load_weights(self._policy, folder)
@@ -194,11 +187,9 @@ class MegatronTrainer:
         return plan, [collate(sequences, rows, offsets, self.device) for rows in plan[self.layout.dp_rank]]
 
     def _run(self, micro_batches: list[MicroBatch], on_logits: OnLogits, *, forward_only: bool) -> None:
-        """Megatron's schedule over the micro-batches: pipelined where there are stages, and gradients reduced at the end."""
+        """Runs Megatron's schedule over the micro-batches: pipelined where there are stages; gradients are reduced at the end."""
 
-        def forward_step(
-            batches: Iterator[MicroBatch], _: object
-        ) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
+        def forward_step(batches: Iterator[MicroBatch], _: object) -> tuple[torch.Tensor, Callable[..., Any]]:
             batch = next(batches)
 
             def loss_of(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
@@ -212,7 +203,7 @@ class MegatronTrainer:
             model=[self._policy.model],
             num_microbatches=len(micro_batches),
             seq_length=max(batch.tokens.shape[1] for batch in micro_batches),
-            micro_batch_size=1,  # shapes travel with the tensors between stages; these two are not looked at
+            micro_batch_size=1,  # stages send shapes with the tensors; this and `seq_length` are ignored
             forward_only=forward_only,
         )
 
@@ -227,7 +218,7 @@ class MegatronTrainer:
         trainers = self._spec.algorithm.wants_trainer_proximal
         inputs = LossInputs(
             trainer_logprobs=trainer_logprobs,
-            # with one optimizer step per batch the weights at the step's start are these very ones
+            # With one optimizer step per batch, these are the weights at the start of the step.
             old_logprobs=trainer_logprobs.detach() if trainers else batch.inference_logprobs,
             inference_logprobs=batch.inference_logprobs,
             advantages=batch.advantages,
@@ -248,7 +239,7 @@ class MegatronTrainer:
         self, values: torch.Tensor, batch: MicroBatch, logits: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         logprobs, _ = self._token_logprobs(batch, logits)
-        if self.layout.speaks_for_its_batch:
+        if self.layout.reports_losses:
             real = batch.offsets >= 0
             values[batch.offsets[real]] = logprobs[real]
         return logprobs.new_zeros(()), batch.loss_mask.sum().int()
@@ -257,8 +248,7 @@ class MegatronTrainer:
 def _padding(sequences: list[Sequence], plan: list[list[MicroBatchPlan]]) -> float:
     """Share of the computed positions that hold no token."""
     computed = 0
-    for micro_batch in (rows for rank in plan for rows in rank):
-        computed += (
-            len(micro_batch) * max((sum(sequences[i].row_len for i in row) for row in micro_batch), default=0) or 1
-        )
+    for rows in (rows for rank in plan for rows in rank):
+        longest = max((sum(sequences[i].row_len for i in row) for row in rows), default=0)
+        computed += len(rows) * longest or 1
     return 1.0 - sum(s.row_len for s in sequences) / computed

@@ -1,4 +1,4 @@
-"""The policy's weights under their Hugging Face names: gathered over TP and PP on rank 0, and as a directory."""
+"""Weights of the policy under their Hugging Face names: gathered over TP and PP on rank 0, and written as a directory."""
 
 from __future__ import annotations
 
@@ -23,18 +23,16 @@ from services.learner.megatron.tensor_file import write_tensors
 
 LM_HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
-
 _INDEX = ".safetensors.index.json"
-
 _COPIED = {".json", ".jinja", ".txt", ".model"}
-"""Endings of what goes along with the weights: config, tokenizer, chat template. No code, no other weights."""
+"""Suffixes of the files that are copied with the weights: config, tokenizer, chat template. No code, no other weights."""
 
 
 class Exporter:
     """Gathers the weights; every rank calls `gather` at the same time."""
 
     def __init__(self, policy: Policy, layout: Layout, device: torch.device) -> None:
-        """Lets every rank know which stage holds what."""
+        """Gathers the names and shapes of every stage's weights on every rank."""
         self._policy = policy
         self._layout = layout
         self._device = device
@@ -52,10 +50,8 @@ class Exporter:
     def gather(self, dtype: torch.dtype | None) -> dict[str, torch.Tensor] | None:
         """Hugging Face name → tensor, copies on the CPU, on rank 0; None on the other ranks.
 
-        Args:
-            dtype: of the tensors; None for that of the parameters. A cast to it is the only change to a weight.
-
-        `lm_head.weight` is always there: an engine that packs its output layer would go on sampling with a stale one otherwise.
+        `dtype` None keeps that of the parameters; a cast to it is the only change to a weight. `lm_head.weight` is always included:
+        otherwise an engine that packs its output layer would keep sampling with a stale one.
         """
         if self._layout.dp_rank != 0:
             return None
@@ -84,7 +80,7 @@ class Exporter:
             weights[hf_name] = value.detach().to("cpu", copy=True).contiguous()
 
     def _merged(self, dtype: torch.dtype | None) -> Iterator[tuple[str, torch.Tensor]]:
-        """This stage's parameters, whole on its first tensor-parallel rank."""
+        """This stage's parameters, merged over its tensor-parallel ranks."""
         group = parallel_state.get_tensor_model_parallel_group()
         for name, parameter in self._parameters:
             shard = parameter.detach() if dtype is None else parameter.detach().to(dtype)
@@ -104,7 +100,7 @@ class Exporter:
 
 
 def source_dtypes(model_dir: Path) -> dict[str, torch.dtype]:
-    """The dtype of each tensor in the directory's safetensors, read from their headers."""
+    """The dtype of each tensor in the directory's safetensors files, from their headers."""
     dtypes: dict[str, torch.dtype] = {}
     for path in sorted(model_dir.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:

@@ -1,6 +1,6 @@
-"""Ranks as their head has them: how they are launched, commanded and watched.
+"""Ranks of a job, from their head's side: launch, commands, monitoring.
 
 launch     torchelastic's arguments, machines              deaths      why ranks died
-client     commands to all ranks, from rank 0              commands    what they are
-loop       a rank's own loop                               heartbeat   that it moves
+client     commands to all ranks, from rank 0              commands    their types and encoding
+loop       a rank's own loop                               heartbeat   ranks that hang
 """

@@ -1,4 +1,4 @@
-"""From the job spec to a trainer."""
+"""Builder of a rank's trainer from the job spec."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from services.learner.megatron.trainer import MegatronTrainer
 
 
 def build_trainer(spec: JobSpec, model_dir: Path, platform: Platform) -> MegatronTrainer:
-    """This rank's trainer; `platform.prepare` comes first."""
+    """This rank's trainer; call `platform.prepare` first."""
     return MegatronTrainer(model_dir, spec, platform, make_loss(spec.algorithm))

@@ -1,6 +1,6 @@
-"""How the head drives the ranks: each call becomes a command, and returns when rank 0 has done it.
+"""Client of the ranks, for the head: each call becomes a command, and returns when rank 0 has executed it.
 
-The head runs in a thread of rank 0 and only does I/O; rank 0's main thread takes the commands, shares them with the other ranks, and
+The head runs in a thread of rank 0 and only does I/O; rank 0's main thread takes the commands, broadcasts them to the other ranks, and
 computes.
 """
 
@@ -17,37 +17,25 @@ from services.common.checkpoints.manifest import WrittenFile
 from services.learner.groups.sequence import Sequence
 from services.learner.megatron.background import files_of
 from services.learner.megatron.trainer import StepStats
-from services.learner.ranks.commands import (
-    Command,
-    Finish,
-    Finite,
-    Idle,
-    Load,
-    LoadWeights,
-    Publish,
-    Save,
-    Saved,
-    Train,
-)
+from services.learner.ranks.commands import Command, Finish, Finite, Load, LoadWeights, Publish, Save, Saved, Train
 from services.learner.ranks.snapshot import Weights
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A command on its way to rank 0's main thread, and where its result goes."""
+    """A command for rank 0's main thread, and the future of its result."""
 
     command: Command
     result: concurrent.futures.Future[Any]
 
 
 class Ranks:
-    """The ranks, as the head sees them. They take one call after the other, in the order in which they were made."""
+    """All ranks of the job. They execute one call after the other, in order."""
 
     def __init__(self) -> None:
-        """No call yet."""
         self._calls: queue.Queue[Call] = queue.Queue(maxsize=1)
         self._fault: BaseException | None = None
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def train(self, step: int, sequences: list[Sequence]) -> StepStats:
         """One optimizer step."""
@@ -55,9 +43,8 @@ class Ranks:
         return stats
 
     async def finite(self) -> bool:
-        """Whether every parameter is, on every rank."""
-        found: bool = await self._call(Finite())
-        return found
+        """Whether every parameter is finite, on every rank."""
+        return bool(await self._call(Finite()))
 
     async def weights(self) -> Weights:
         """The weights under their Hugging Face names, gathered on rank 0."""
@@ -72,7 +59,7 @@ class Ranks:
         """The files of the last `save`, durable; None while they are being written.
 
         Raises:
-            OSError: a rank could not write its part; with the number that the system gave, if it did.
+            OSError: a rank could not write its part; with the system's errno, if there is one.
         """
         reports: list[dict[str, Any]] | None = await self._call(Saved())
         return None if reports is None else files_of(reports)
@@ -86,14 +73,14 @@ class Ranks:
         await self._call(LoadWeights(str(path), hugging_face))
 
     async def finish(self) -> None:
-        """Lets the ranks leave their loop."""
+        """Ends the ranks' loops."""
         await self._call(Finish())
 
     def next(self, timeout_s: float) -> Call | None:
         """For rank 0's main thread: the next call, or None after `timeout_s`.
 
         Raises:
-            Exception: what ended the head, if it has ended.
+            Exception: the head's error, if it has died.
         """
         try:
             return self._calls.get(timeout=timeout_s)
@@ -103,14 +90,11 @@ class Ranks:
             return None
 
     def fail(self, error: BaseException) -> None:
-        """The head has died: the next wait of the main thread raises this."""
+        """Records that the head has died: the next wait of the main thread raises this error."""
         self._fault = error
 
     async def _call(self, command: Command) -> Any:  # noqa: ANN401  each caller knows its result
         result: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        async with self._turn:
+        async with self._lock:
             self._calls.put_nowait(Call(command, result))
             return await asyncio.wrap_future(result)
-
-
-IDLE = Idle()

@@ -1,9 +1,9 @@
-"""What rank 0 tells all ranks to do, and the broadcast that carries it: MessagePack in a byte tensor, never a pickle."""
+"""Commands from rank 0 to all ranks, and their broadcast: MessagePack in a byte tensor, never a pickle."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import astuple, dataclass
+from typing import Any, get_args
 
 import msgpack
 import numpy as np
@@ -17,7 +17,7 @@ _MAX_COMMAND_BYTES = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Nothing to do yet: keeps every rank's wait short."""
+    """Nothing to do: keeps every rank's wait short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class Finite:
-    """Every rank looks whether its parameters are finite."""
+    """Every rank checks whether its parameters are finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,12 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Every rank tells what became of its writing."""
+    """Every rank reports the result of its last `Save`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Every rank reads its part of a checkpoint from the directory, with the optimizer's moments and the random states if so said."""
+    """Every rank reads its part of a checkpoint from the directory, with or without the optimizer's moments and the random states."""
 
     path: str
     optimizer: bool = True
@@ -78,32 +78,24 @@ Command = Idle | Train | Finite | Publish | Save | Saved | Load | LoadWeights | 
 
 def encode_command(command: Command) -> bytes:
     """The command as MessagePack."""
-    kind = type(command).__name__
-    match command:
-        case Train(step, sequences):
-            body: Any = [step, [_pack_sequence(s) for s in sequences]]
-        case Save(path, export):
-            body = [path, export]
-        case Load(path, optimizer, rng):
-            body = [path, optimizer, rng]
-        case LoadWeights(path, hugging_face):
-            body = [path, hugging_face]
-        case _:
-            body = []
-    return bytes(msgpack.packb([kind, body]))
+    if isinstance(command, Train):
+        body: tuple[Any, ...] = (command.step, [_pack_sequence(s) for s in command.sequences])
+    else:
+        body = astuple(command)
+    return bytes(msgpack.packb([type(command).__name__, body]))
 
 
 def decode_command(payload: bytes) -> Command:
-    """The command in a payload that `encode_command` made."""
+    """The command in a payload of `encode_command`."""
     kind, body = msgpack.unpackb(payload, max_bin_len=_MAX_COMMAND_BYTES, max_array_len=100_000_000)
     if kind == "Train":
         return Train(body[0], [_unpack_sequence(s) for s in body[1]])
-    known: tuple[type[Command], ...] = (Idle, Finite, Publish, Save, Saved, Load, LoadWeights, Finish)
-    return {cls.__name__: cls for cls in known}[kind](*body)
+    known: dict[str, type[Command]] = {cls.__name__: cls for cls in get_args(Command)}
+    return known[kind](*body)
 
 
 def share(command: Command | None, device: torch.device) -> Command:
-    """Rank 0 gives a command, every rank gets it. The others wait at most the process group's timeout."""
+    """Broadcasts rank 0's command; the other ranks pass None. They wait at most the process group's timeout."""
     if dist.get_world_size() == 1:
         if command is None:
             raise ValueError("rank 0 gives the command")
@@ -111,8 +103,9 @@ def share(command: Command | None, device: torch.device) -> Command:
     payload = encode_command(command) if command is not None else b""
     size = torch.tensor([len(payload)], dtype=torch.int64, device=device)
     dist.broadcast(size, src=0)
-    data = torch.frombuffer(bytearray(payload), dtype=torch.uint8).to(device) if payload else None
-    if data is None:
+    if payload:
+        data = torch.frombuffer(bytearray(payload), dtype=torch.uint8).to(device)
+    else:
         data = torch.empty(int(size.item()), dtype=torch.uint8, device=device)
     dist.broadcast(data, src=0)
     return command if command is not None else decode_command(data.cpu().numpy().tobytes())

@@ -1,6 +1,6 @@
-"""Deaths of ranks: what their launcher writes down of each, and the agent's one line about it.
+"""Deaths of ranks: the launcher's record of each, and the agent's one-line cause.
 
-torchelastic ── "failed (exitcode: …)" ──► <beats>/deaths ──► agent + what the rank said + out of memory? ──► cause
+torchelastic ── "failed (exitcode: …)" ──► <beats>/deaths ──► agent + the rank's error + out of memory? ──► cause
 """
 
 from __future__ import annotations
@@ -12,22 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DEATHS = "deaths"
-"""File beside the ranks' heartbeats: [local rank, exit code] as JSON, a line for each time that the ranks failed."""
+"""File beside the ranks' heartbeats: [local rank, exit code] as JSON, one line for each failure of the ranks."""
 TORCH_LOG = "torch.distributed.elastic.multiprocessing.api"
 CAUSE_CHARS = 500
 _VMSTAT = Path("/proc/vmstat")
 
 
 class DeathsHandler(logging.Handler):
-    """Writes down what torchelastic logs of the rank that failed first: nobody else learns its exit code before the last restart."""
+    """Records the rank that failed first from torchelastic's log: its exit code is not available elsewhere before the last restart."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder`: of the heartbeats."""
         super().__init__(logging.ERROR)
         self._path = folder / DEATHS
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Takes the message's arguments; a message that is none of these is left alone."""
+        """Writes rank and exit code from the arguments of torchelastic's message; ignores other messages."""
         if "exitcode" not in str(record.msg) or not isinstance(record.args, tuple) or len(record.args) < 2:
             return
         code, rank = record.args[:2]
@@ -38,19 +37,19 @@ class DeathsHandler(logging.Handler):
 
 @dataclass(frozen=True, slots=True)
 class RankDeath:
-    """Why the ranks failed once."""
+    """Cause of one failure of the ranks."""
 
     cause: str
-    """One line for people."""
+    """One line of text."""
     killed: bool
-    """By SIGKILL, and not for want of memory: somebody else's doing, perhaps."""
+    """By SIGKILL, and not for lack of memory: perhaps from outside."""
 
 
 class RankDeaths:
-    """The deaths of this machine's ranks in one launch."""
+    """Deaths of this machine's ranks in one launch."""
 
     def __init__(self, folder: Path, error_file: Path, first_rank: int = 0) -> None:
-        """`error_file`: where a rank leaves what it raised; `first_rank`: this machine's first among all."""
+        """`error_file`: for a rank's exception; `first_rank`: this machine's first among all."""
         self._path = folder / DEATHS
         self._error_file = error_file
         self._first_rank = first_rank
@@ -58,17 +57,17 @@ class RankDeaths:
         self._oom = oom_kills()
 
     def look(self) -> list[RankDeath]:
-        """The deaths since the last look; torchelastic restarts all ranks after each. Of several at once, all have the newest words."""
+        """The deaths since the last call; torchelastic restarts all ranks after each. Of several at once, all get the newest error."""
         try:
             lines = self._path.read_text().splitlines()
         except FileNotFoundError:
             return []
         found, self._read = lines[self._read :], len(lines)
-        said = _take(self._error_file) if found else ""
-        return [self._death(rank, code, said) for rank, code in map(json.loads, found)]
+        error = _take_error(self._error_file) if found else ""
+        return [self._death(rank, code, error) for rank, code in map(json.loads, found)]
 
-    def _death(self, rank: int, code: int, said: str) -> RankDeath:
-        parts = [said] if said and code >= 0 else [ended(rank + self._first_rank, code), said]
+    def _death(self, rank: int, code: int, error: str) -> RankDeath:
+        parts = [error] if error and code >= 0 else [ended(rank + self._first_rank, code), error]
         now, before = oom_kills(), self._oom
         self._oom = now
         parts += ["the machine ran out of memory: the kernel killed a process"] if now > before else []
@@ -77,7 +76,7 @@ class RankDeaths:
 
 
 def ended(rank: int, code: int) -> str:
-    """How a rank ended, for people; `code`: minus the signal that killed it, or its exit code."""
+    """How a rank ended, as text; `code`: its exit code, or minus the signal that killed it."""
     if code >= 0:
         return f"rank {rank} ended with exit code {code}"
     try:
@@ -88,7 +87,7 @@ def ended(rank: int, code: int) -> str:
 
 
 def oom_kills() -> int:
-    """Processes that the kernel has killed for want of memory since it started; 0 where it does not say."""
+    """Processes that the kernel has killed for lack of memory since boot; 0 where it is not known."""
     try:
         lines = _VMSTAT.read_text().splitlines()
     except OSError:
@@ -96,11 +95,11 @@ def oom_kills() -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
-def _take(path: Path) -> str:
-    """What a rank left there, on one line; the next one finds it empty."""
+def _take_error(path: Path) -> str:
+    """A rank's error on one line; its file is removed."""
     try:
-        said = " ".join(path.read_text(errors="replace").split())
+        error = " ".join(path.read_text(errors="replace").split())
         path.unlink()
     except FileNotFoundError:
         return ""
-    return said[:CAUSE_CHARS]
+    return error[:CAUSE_CHARS]

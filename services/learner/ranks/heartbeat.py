@@ -1,6 +1,6 @@
-"""The pulse of the ranks: each beats through a small file, from a thread; the agent of its machine kills the one that hangs.
+"""Heartbeat of the ranks: a thread of each writes a small file; the agent of its machine kills a rank that hangs.
 
-rank ── every BEAT_S ──► <folder>/<rank>: "<pid> <beats>" ──► agent ── no beat, and it stands still ──► SIGKILL ──► torchelastic restarts
+rank ── every BEAT_S ──► <folder>/<rank>: "<pid> <beats>" ──► agent ── no beat and no CPU time ──► SIGKILL ──► torchelastic restarts
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ log = logging.getLogger(__name__)
 FOLDER = "MILLRACE_BEATS"
 """Environment variable that names the folder to the ranks."""
 BEAT_S = 1.0
-LOOK_S = 1.0
+CHECK_INTERVAL_S = 1.0
 
 
 def beat_forever(folder: Path, rank: int, pid: int) -> None:
-    """Beats from a daemon thread, to the end of the process."""
+    """Writes the rank's heartbeat from a daemon thread, until the process ends."""
     file = os.open(folder / str(rank), os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o600)
 
     def beat() -> None:
         for count in itertools.count():
             with contextlib.suppress(OSError):
-                os.pwrite(file, f"{pid:10d} {count:12d}".encode(), 0)  # in place: a full disk stops no heart
+                os.pwrite(file, f"{pid:10d} {count:12d}".encode(), 0)  # in place: works on a full disk, too
             time.sleep(BEAT_S)
 
     threading.Thread(target=beat, name="pulse", daemon=True).start()
 
 
 @dataclass(slots=True)
-class _Heard:
-    """The newest beat of one rank, and when this machine's agent heard it first: clocks of the ranks do not matter."""
+class _Beat:
+    """The newest heartbeat of one rank, and the agent's time of its arrival: the ranks' clocks do not matter."""
 
     text: str
     at: float
@@ -51,38 +51,38 @@ class _Heard:
 
 
 class RanksWatch:
-    """The ranks of this machine, and the process that starts them; call `look` every LOOK_S."""
+    """Watchdog of this machine's ranks and of the process that starts them; call `look` every CHECK_INTERVAL_S."""
 
     def __init__(self, folder: Path) -> None:
-        """An empty folder, of a file system that never makes anybody wait."""
+        """`folder`: empty, on a file system that never blocks."""
         self._folder = folder
-        self._heard: dict[str, _Heard] = {}
+        self._beats: dict[str, _Beat] = {}
         self._all = Vitals()
 
     def look(self, launcher: int) -> list[str]:
-        """Kills what hangs; returns what it was. `launcher`: process id of torchelastic, whose end is its ranks' end."""
+        """Kills processes that hang and reports them. `launcher`: process id of torchelastic, with which its ranks end."""
         relatives = {process.pid: process for process in family(launcher)}
         self._all.look(relatives.values())
-        hung = [trouble for path in sorted(self._folder.iterdir()) if (trouble := self._rank(path, relatives))]
-        if not hung and self._all.stopped_too_long(LOOK_S):  # torchelastic, or a rank that does not beat yet
+        hung = [report for path in sorted(self._folder.iterdir()) if (report := self._check_rank(path, relatives))]
+        if not hung and self._all.stopped_too_long(CHECK_INTERVAL_S):  # torchelastic, or a rank without heartbeats yet
             hung.append(f"torchelastic hangs: {self._all.still()}")
             kill(relatives.values())
         return hung
 
-    def _rank(self, path: Path, relatives: dict[int, psutil.Process]) -> str | None:
+    def _check_rank(self, path: Path, relatives: dict[int, psutil.Process]) -> str | None:
         try:
             text = path.read_text()
             pid = int(text.split()[0])
         except (OSError, ValueError, IndexError):
             return None
-        heard, now = self._heard.get(path.name), time.monotonic()
-        if heard is None or heard.text.split()[0] != str(pid):
-            heard = self._heard[path.name] = _Heard(text, now)
+        beat, now = self._beats.get(path.name), time.monotonic()
+        if beat is None or beat.text.split()[0] != str(pid):
+            beat = self._beats[path.name] = _Beat(text, now)
         if pid not in relatives:
             return None  # it has ended: torchelastic knows
-        if not heard.vitals.look([relatives[pid]]) or heard.text != text:
-            heard.text, heard.at = text, now
-        hang = heard.vitals.hang(now - heard.at, watchdog.two_beats(LOOK_S))
+        if not beat.vitals.look([relatives[pid]]) or beat.text != text:
+            beat.text, beat.at = text, now
+        hang = beat.vitals.hang(now - beat.at, watchdog.two_beats(CHECK_INTERVAL_S))
         if hang is None:
             return None
         kill([relatives[pid]])

@@ -1,6 +1,6 @@
-"""Starts a job's ranks with torchelastic: `python -m services.learner.ranks.launch <torchrun arguments>`.
+"""Launcher of a job's ranks with torchelastic: `python -m services.learner.ranks.launch <torchrun arguments>`.
 
-A process of its own between agent and ranks: the agent stays light and answers its health checks, and the ranks die with it.
+It is a process between agent and ranks: the agent stays light and answers its health checks, and the ranks die with the launcher.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from services.learner.ranks.deaths import TORCH_LOG, DeathsHandler
 from services.learner.ranks.heartbeat import FOLDER
 
 LOCAL_BACKEND = "millrace-local"
-"""How one machine's ranks meet (`rendezvous.py`)."""
-MEET_WITHIN_S = 600
-"""Longest wait of a machine for the others, at the start and after a rank or a machine died."""
+"""Rendezvous backend of one machine's ranks (`rendezvous.py`)."""
+JOIN_TIMEOUT_S = 600
+"""Longest wait of a machine for the others, at the start and after a rank or a machine has died."""
 
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """The machines of one learner. Node 0 takes the jobs; the others start their ranks of whatever job it has.
+    """The machines of one learner. Node 0 takes the jobs; the others start their ranks of node 0's job.
 
     All share MILLRACE_HOME (a network file system), Redis and the name MILLRACE_WORKER.
     """
@@ -39,7 +39,7 @@ class Nodes:
     rendezvous: str = ""
     """host:port, on node 0."""
     address: str | None = None
-    """Under which the others reach this machine; None: its host name."""
+    """Address of this machine for the others; None: its host name."""
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
@@ -50,9 +50,8 @@ class Nodes:
         """
         count, index = settings.learner_nodes, settings.learner_node
         if index >= count:
-            raise ConfigError(
-                f"MILLRACE_LEARNER_NODE={index} must be below MILLRACE_LEARNER_NODES={count} (they count from 0)"
-            )
+            limit = f"MILLRACE_LEARNER_NODES={count} (they count from 0)"
+            raise ConfigError(f"MILLRACE_LEARNER_NODE={index} must be below {limit}")
         if count == 1:
             return cls()
         if settings.worker is None:
@@ -60,9 +59,8 @@ class Nodes:
         rendezvous = settings.learner_rendezvous or ""
         host, _, port = rendezvous.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-            raise ConfigError(
-                f"MILLRACE_LEARNER_RENDEZVOUS must be host:port on node 0, the same on all nodes, not {rendezvous!r}"
-            )
+            wanted = "host:port on node 0, the same on all nodes"
+            raise ConfigError(f"MILLRACE_LEARNER_RENDEZVOUS must be {wanted}, not {rendezvous!r}")
         return cls(count, index, rendezvous, settings.advertise_host)
 
     @property
@@ -88,7 +86,7 @@ class Nodes:
         return world_size // self.count
 
     def torchrun_arguments(self, job_id: str, world_size: int) -> list[str]:
-        """How torchelastic is told of this machine and of the others.
+        """Arguments of torchelastic for this machine and the others.
 
         Raises:
             ConfigError: the ranks cannot be spread evenly.
@@ -100,7 +98,7 @@ class Nodes:
         return [
             f"--nnodes={self.count}", *here, "--rdzv-backend=c10d", f"--rdzv-id={job_id}", *address,
             f"--rdzv-endpoint={self.rendezvous}",
-            f"--rdzv-conf=is_host={int(self.leads)},join_timeout={MEET_WITHIN_S}",
+            f"--rdzv-conf=is_host={int(self.leads)},join_timeout={JOIN_TIMEOUT_S}",
         ]  # fmt: skip
 
 
@@ -125,13 +123,13 @@ def launch_command(torchrun_arguments: list[str], restarts: int, module: str, *a
 
 
 def rank_environment(settings: Settings, job_id: str, spec: JobSpec, metrics_dir: Path) -> dict[str, str]:
-    """The environment of a job's ranks; the same threads round the same way."""
+    """The environment of a job's ranks. Its number of threads is fixed: it determines the rounding."""
     threads = str(spec.learner.threads_per_rank)
     variables = {
         "MILLRACE_JOB": job_id, "MILLRACE_HOME": str(settings.home.resolve()), "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "GOMP_SPINCOUNT": "0",
         "PROMETHEUS_MULTIPROC_DIR": str(metrics_dir),
-        # A store of their own for ranks that were started again: in a shared one they would find the dead ones' addresses.
+        # Ranks that are restarted get a store of their own: in a shared one they would find the dead ranks' addresses.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }  # fmt: skip
     if settings.platform is not Platform.NPU:
@@ -143,10 +141,10 @@ if __name__ == "__main__":
     die_with_parent(signal.SIGTERM)
     from torch.distributed.run import main
 
-    from services.learner.megatron.rendezvous import offer
+    from services.learner.megatron.rendezvous import register_backend
 
     if FOLDER in os.environ:
         logging.getLogger(TORCH_LOG).addHandler(DeathsHandler(Path(os.environ[FOLDER])))
     with tempfile.TemporaryDirectory(prefix="millrace-meet-", ignore_cleanup_errors=True) as folder:
-        offer(LOCAL_BACKEND, Path(folder))
+        register_backend(LOCAL_BACKEND, Path(folder))
         main(sys.argv[1:])

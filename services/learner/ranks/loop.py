@@ -1,4 +1,4 @@
-"""The loop that every rank runs:  command ─► train | publish | save | load ─► result."""
+"""Loop of every rank:  command ─► train | publish | save | load ─► result."""
 
 from __future__ import annotations
 
@@ -6,27 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from services.learner.megatron.trainer import MegatronTrainer
-from services.learner.ranks.client import IDLE, Ranks
-from services.learner.ranks.commands import (
-    Command,
-    Finish,
-    Finite,
-    Idle,
-    Load,
-    LoadWeights,
-    Publish,
-    Save,
-    Saved,
-    Train,
-    share,
-)
+from services.learner.ranks import commands
+from services.learner.ranks.client import Ranks
 
 COMMAND_WAIT_S = 5.0
-"""Rank 0 waits this long for the head before it tells the others to go on waiting."""
+"""Rank 0 waits this long for the head before it sends the others `Idle`."""
 
 
 def run_loop(trainer: MegatronTrainer, ranks: Ranks | None) -> None:
-    """Does what the head says until it says Finish.
+    """Executes the head's commands until `Finish`.
 
     consumes:     commands (rank 0 from the head, the others from rank 0)
     waits for:    a command, COMMAND_WAIT_S at a time
@@ -35,8 +23,8 @@ def run_loop(trainer: MegatronTrainer, ranks: Ranks | None) -> None:
     """
     while True:
         call = ranks.next(COMMAND_WAIT_S) if ranks is not None else None
-        mine = (call.command if call is not None else IDLE) if ranks is not None else None
-        command = share(mine, trainer.device)
+        own = None if ranks is None else commands.Idle() if call is None else call.command
+        command = commands.share(own, trainer.device)
         try:
             result = execute(trainer, command)
         except BaseException as error:
@@ -45,27 +33,27 @@ def run_loop(trainer: MegatronTrainer, ranks: Ranks | None) -> None:
             raise
         if call is not None:
             call.result.set_result(result)
-        if isinstance(command, Finish):
+        if isinstance(command, commands.Finish):
             return
 
 
-def execute(trainer: MegatronTrainer, command: Command) -> Any:  # noqa: ANN401  the caller knows what it asked for
-    """Carries out one command on this rank."""
+def execute(trainer: MegatronTrainer, command: commands.Command) -> Any:  # noqa: ANN401  the caller knows its result
+    """Executes one command on this rank."""
     match command:
-        case Train(_, sequences):
+        case commands.Train(_, sequences):
             return trainer.train(sequences)
-        case Finite():
+        case commands.Finite():
             return trainer.finite()
-        case Publish():
+        case commands.Publish():
             return trainer.export()
-        case Save(path, export):
+        case commands.Save(path, export):
             trainer.save(Path(path), export=export)
-        case Saved():
+        case commands.Saved():
             return trainer.saved()
-        case Load(path, optimizer, rng):
+        case commands.Load(path, optimizer, rng):
             trainer.load(Path(path), optimizer=optimizer, rng=rng)
-        case LoadWeights(path, hugging_face):
+        case commands.LoadWeights(path, hugging_face):
             trainer.load_weights(Path(path), hugging_face=hugging_face)
-        case Idle() | Finish():
+        case commands.Idle() | commands.Finish():
             pass
     return None

@@ -1,4 +1,4 @@
-"""From tensors to the bytes that travel."""
+"""Snapshot of the weights: tensors as the bytes that are sent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Weights = dict[str, torch.Tensor]
 
 
 def make_snapshot(lineage: int, policy_version: int, weights: Weights) -> Snapshot:
-    """The weights as a snapshot; copies the bytes, so that training may go on.
+    """The weights as a snapshot; copies the bytes, so that training may continue.
 
     Raises:
         WeightSyncError: a tensor is neither float32, bfloat16 nor float16.

@@ -1,8 +1,8 @@
-"""One rank of a replay: `python -m services.learner.replay.rank PASS_FILE`, started by torchelastic.
+"""Rank of a replay: `python -m services.learner.replay.rank PASS_FILE`, started by torchelastic.
 
-journal ─► assemble ─► train ─► digest, and the state held against a checkpoint ─► results.jsonl (rank 0)
+journal ─► assemble ─► train ─► digest, and the state compared with a checkpoint ─► results.jsonl (rank 0)
 
-There is no head and no network: every rank reads the same journal and does the same, in step with the others.
+There is no head and no network: every rank reads the same journal and runs the same steps, in lockstep with the others.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Replayer:
     """This rank's share of a pass."""
 
     def __init__(self, task: Pass, trainer: MegatronTrainer, spec: JobSpec) -> None:
-        """Begins where the pass begins.
+        """Loads the pass's initial state.
 
         Raises:
-            ConfigError: the state is not of the version that the pass says.
+            ConfigError: the state is not of the pass's initial version.
         """
         self._task = task
         self._trainer = trainer
@@ -53,10 +53,10 @@ class Replayer:
             raise ConfigError(f"{task.load}: is of step {trainer.step}, not of step {task.start}")
 
     def run(self) -> None:
-        """Every step of the pass."""
+        """Runs every step of the pass."""
         from services.learner.groups.batch import Batch
 
-        before = self._version(self._task.start, None)
+        before = self._report_version(self._task.start, None)
         self._keep_state(self._task.start)
         after = before
         for record in Journal(Path(self._task.folder) / JOURNAL_DIR).records(after_step=self._task.start):
@@ -65,24 +65,23 @@ class Replayer:
             if not record.groups:
                 continue
             stats = self._trainer.train(Batch.of_payloads(record.groups, self._spec).sequences)
-            after = self._version(record.step, stats)
+            after = self._report_version(record.step, stats)
             self._compare(record.step)
             self._keep_state(record.step)
         if self._leads and before is not None and after is not None:
             self._finish(before, after)
 
-    def _version(self, step: int, stats: StepStats | None) -> dict[str, torch.Tensor] | None:
-        """Tells the digest of the weights as they are published; gives them, on rank 0."""
+    def _report_version(self, step: int, stats: StepStats | None) -> dict[str, torch.Tensor] | None:
+        """Reports the digest of the weights as they are published, and returns them, on rank 0."""
         from services.learner.ranks.snapshot import make_snapshot
 
         weights = self._trainer.export()
         if weights is not None:
             digest = make_snapshot(1, step, weights).digest.hex()
-            self._tell(kind="version", step=step, digest=digest, stats=stats.as_record() if stats else None)
+            self._report(kind="version", step=step, digest=digest, stats=stats.as_record() if stats else None)
         return weights
 
     def _compare(self, step: int) -> None:
-        """Holds every rank's whole state against the checkpoint of this step, if there is one."""
         from services.learner.megatron.collectives import gather_json
         from services.learner.megatron.state import rank_file
         from services.learner.replay.compare import differing
@@ -96,7 +95,7 @@ class Replayer:
         if self._leads:
             tensors = sum(count for count, _ in found)
             names = [f"rank {rank}: {wrong}" for rank, (_, names) in enumerate(found) for wrong in names]
-            self._tell(kind="checkpoint", step=step, path=checkpoint, tensors=tensors, different=names)
+            self._report(kind="checkpoint", step=step, path=checkpoint, tensors=tensors, different=names)
             shutil.rmtree(ours)
 
     def _keep_state(self, step: int) -> None:
@@ -104,7 +103,7 @@ class Replayer:
             self._save("state")
 
     def _save(self, name: str) -> Path:
-        """Every rank's state, in a directory of the pass's own; on return all of it is there."""
+        """Writes every rank's state into a directory of the pass; on return it is complete."""
         from services.learner.megatron.background import files_of
 
         folder = self._work / name
@@ -125,15 +124,15 @@ class Replayer:
             save_file(after, self._work / "after.safetensors")
         if self._task.compare_with is not None:
             recorded = load_file(Path(self._task.compare_with) / "after.safetensors")
-            self._tell(kind="distance", **distances(before, recorded, after))
+            self._report(kind="distance", **distances(before, recorded, after))
 
-    def _tell(self, **result: Any) -> None:  # noqa: ANN401  JSON values
+    def _report(self, **result: Any) -> None:  # noqa: ANN401  JSON values
         with (self._work / RESULTS).open("a") as file:
             file.write(json.dumps(result) + "\n")
 
 
 def main() -> None:
-    """Entry point of a rank; an error is left in the pass's directory."""
+    """Entry point of a rank; writes an error into the pass's directory."""
     die_with_parent(signal.SIGKILL)
     task, settings = Pass.read(Path(sys.argv[1])), load_settings()
     configure_logging("replay", settings.log_level)

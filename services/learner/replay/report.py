@@ -1,4 +1,4 @@
-"""What a replay proved, and what a change would have made of it."""
+"""Report of a replay: the versions that it proved, and the figures under a changed spec."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from services.learner.replay.plan import Plan
 
 @dataclass(slots=True)
 class Version:
-    """A policy version that was made again."""
+    """A policy version that was trained again."""
 
     step: int
     digest: str
-    """Of its weights as they were published, xxh3-128."""
+    """Of its weights as they are published, xxh3-128."""
     recorded: str
     """The digest in the journal; empty where it has none."""
     stats: dict[str, Any] | None
-    """Of the step that made it (`StepStats.as_record`); None for the version that the replay began with."""
+    """Of its step (`StepStats.as_record`); None for the version that the replay began with."""
     tensors: int = 0
-    """Tensors held against a checkpoint of this step, over all ranks: weights, master weights, moments; 0 without one."""
+    """Tensors compared with a checkpoint of this step, over all ranks: weights, master weights, moments; 0 without one."""
     different: list[str] = field(default_factory=list)
-    """Those that differ in any bit."""
+    """Names of the tensors that differ in any bit."""
 
     @property
     def proved(self) -> bool:
-        """Whether something recorded says what it must be, and it is."""
+        """Whether it equals a recorded digest or checkpoint."""
         return self.equal and bool(self.recorded or self.tensors)
 
     @property
     def equal(self) -> bool:
-        """Whether nothing recorded says otherwise."""
+        """Whether it differs from no recorded digest or checkpoint."""
         return not self.different and self.recorded in ("", self.digest)
 
     def as_record(self) -> dict[str, Any]:
@@ -49,7 +49,7 @@ class Version:
 
 @dataclass(slots=True)
 class ReplayReport:
-    """All of it; grows while the ranks run."""
+    """All results; grows while the ranks run."""
 
     plan: Plan
     versions: dict[int, Version] = field(default_factory=dict)
@@ -60,16 +60,16 @@ class ReplayReport:
 
     @property
     def equal(self) -> bool:
-        """Whether every version is what was recorded."""
+        """Whether every version equals its record."""
         return all(version.equal for version in self.versions.values())
 
     @property
     def unproved(self) -> list[int]:
-        """Versions of which nothing was recorded."""
+        """Versions without any record to compare with."""
         return [version.step for version in self.versions.values() if version.equal and not version.proved]
 
     def take_recorded(self, result: dict[str, Any]) -> None:
-        """A result of the ranks that reran what was recorded."""
+        """Adds a result of the pass with the recorded spec."""
         step = int(result["step"])
         if result["kind"] == "version":
             digest = self.plan.digests.get(step, "")
@@ -79,7 +79,7 @@ class ReplayReport:
             self.versions[step].different = list(result["different"])
 
     def take_changed(self, result: dict[str, Any]) -> None:
-        """A result of the ranks that ran the changed spec."""
+        """Adds a result of the pass with the changed spec."""
         if result["kind"] == "distance":
             self.distance = {name: float(result[name]) for name in ("apart", "trained", "weights")}
         elif result["kind"] == "version" and result["stats"] is not None:

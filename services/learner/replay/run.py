@@ -1,4 +1,4 @@
-"""Runs a plan's passes in ranks of their own, and says what came out. Nothing of the job is changed; Redis is not needed."""
+"""Run of a replay plan: starts ranks for each pass and collects their results. Changes nothing of the job; does not need Redis."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Generator
-from contextlib import closing, suppress
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,40 +24,33 @@ from services.learner.replay.report import ReplayReport
 from services.learner.storage.folder import ERROR_FILE
 
 RANK_MODULE = "services.learner.replay.rank"
-LOOK_AGAIN_S = 0.1
-END_S = 10.0
-"""The ranks get this long to end when the replay is broken off."""
+POLL_INTERVAL_S = 0.1
+TERMINATE_TIMEOUT_S = 10.0
+"""Time between SIGTERM and SIGKILL when the replay is broken off."""
 
 OnResult = Callable[[str, dict[str, Any]], None]
-"""Told each result as it comes: the pass (`recorded` or `changed`) and what rank 0 said."""
+"""Called with each result as it comes: the pass (`recorded` or `changed`), and rank 0's result."""
 
 
 class ReplayError(MillraceError):
-    """The ranks of a replay failed; the message has what the first of them said."""
+    """The ranks of a replay failed; the message has the error of the first."""
 
 
 def replay(
     plan: Plan, settings: Settings, changed: JobSpec | None = None, on_result: OnResult = lambda *_: None
 ) -> ReplayReport:
-    """Reruns the plan's steps as they were, and with a changed spec once more from the same weights.
+    """Reruns the plan's steps with the recorded spec, and with a changed spec once more from the same weights.
 
     Raises:
         ReplayError: the ranks failed.
     """
     report = ReplayReport(plan)
     with tempfile.TemporaryDirectory(prefix="millrace-replay-") as made:
-        work = Path(made)
-        recorded = _recorded(plan, work / "recorded", for_comparison=changed is not None)
-        with closing(_run(recorded, plan.spec, settings)) as results:
-            for result in results:
-                report.take_recorded(result)
-                on_result("recorded", result)
-        if changed is None:
-            return report
-        with closing(_run(_changed(plan, changed, work), changed, settings)) as results:
-            for result in results:
-                report.take_changed(result)
-                on_result("changed", result)
+        recorded = _recorded(plan, Path(made) / "recorded", for_comparison=changed is not None)
+        _run(recorded, plan.spec, settings, report.take_recorded, partial(on_result, "recorded"))
+        if changed is not None:
+            task = _changed(recorded, plan, changed, Path(made) / "changed")
+            _run(task, changed, settings, report.take_changed, partial(on_result, "changed"))
     return report
 
 
@@ -74,22 +69,21 @@ def _recorded(plan: Plan, work: Path, *, for_comparison: bool) -> Pass:
     )
 
 
-def _changed(plan: Plan, spec: JobSpec, work: Path) -> Pass:
-    return Pass(
-        folder=str(plan.folder),
+def _changed(recorded: Pass, plan: Plan, spec: JobSpec, work: Path) -> Pass:
+    return replace(
+        recorded,
         spec=spec.model_dump(mode="json"),
-        model_dir=str(plan.model_dir),
-        load=str(work / "recorded" / "state") if plan.first else None,
+        load=str(Path(recorded.work) / "state") if plan.first else None,
         start=plan.first,
-        last=plan.last,
         checkpoints={},
-        work=str(work / "changed"),
-        compare_with=str(work / "recorded"),
+        work=str(work),
+        keep_state_at=None,
+        keep_weights=False,
+        compare_with=recorded.work,
     )
 
 
-def _run(task: Pass, spec: JobSpec, settings: Settings) -> Generator[dict[str, Any], None, None]:
-    """Starts the pass's ranks and gives rank 0's results as they come."""
+def _run(task: Pass, spec: JobSpec, settings: Settings, *listeners: Callable[[dict[str, Any]], None]) -> None:
     file, work = task.write(), Path(task.work)
     environment = rank_environment(settings, Path(task.folder).name, spec, work / "metrics")
     command = launch_command(Nodes().torchrun_arguments("replay", spec.learner.world_size), 0, RANK_MODULE, str(file))
@@ -98,37 +92,39 @@ def _run(task: Pass, spec: JobSpec, settings: Settings) -> Generator[dict[str, A
     seen = 0
     try:
         while True:
-            ended = process.poll() is not None  # asked first: no result comes after the end
+            ended = process.poll() is not None  # before the results are read: none comes after the end
             results = _results(work)
-            yield from results[seen:]
+            for result in results[seen:]:
+                for listener in listeners:
+                    listener(result)
             seen = len(results)
             if ended:
                 break
-            time.sleep(LOOK_AGAIN_S)
+            time.sleep(POLL_INTERVAL_S)
     finally:
-        _end(process)
+        _terminate(process)
     if process.returncode != 0:
-        raise ReplayError(f"the replay failed: {_said(work)}")
+        raise ReplayError(f"the replay failed: {_error(work)}")
 
 
 def _results(work: Path) -> list[dict[str, Any]]:
     path = work / RESULTS
-    lines = path.read_text().split("\n")[:-1] if path.is_file() else []  # the last may be half written
+    lines = path.read_text().split("\n")[:-1] if path.is_file() else []  # the last line may be half written
     return [json.loads(line) for line in lines]
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _terminate(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(END_S)
+            process.wait(TERMINATE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
-def _said(work: Path) -> str:
+def _error(work: Path) -> str:
     error = work / ERROR_FILE
     if error.is_file():
         return error.read_text()

@@ -1,4 +1,4 @@
-"""Writes `fates.jsonl` (see `services.common.jobs.fates`) beside the journal, from its records."""
+"""Fate log: `fates.jsonl` (see `services.common.jobs.fates`) beside the journal, written from its records."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ log = logging.getLogger(__name__)
 
 
 class FateLog:
-    """A line for each record. What it lacks, or has too much, after a crash is put right from the journal by the first record after it."""
+    """One line per record. After a crash, the first record corrects missing or surplus lines from the journal."""
 
     def __init__(self, path: Path, journal: Callable[[], Iterable[BatchRecord]]) -> None:
-        """Writes nothing yet; `journal` gives all its records."""
+        """`journal` returns all of its records."""
         self._path = path
         self._journal = journal
         self._step: int | None = None
-        """Of the last line; None while nobody has looked."""
+        """Step of the last line; None before the file is read."""
 
     def append(self, record: BatchRecord) -> None:
-        """Adds a record that the journal has. That it cannot be written is no fault of the job's: it is tried again with the next."""
+        """Adds a record that the journal has. A failed write does not fail the job: the next record tries again."""
         try:
             if self._step is None:
                 self._step = self._last_step()
@@ -31,14 +31,14 @@ class FateLog:
                 with self._path.open("a", encoding="utf-8") as file:
                     file.write(_line(record))
             else:
-                self._write_anew()
+                self._rewrite()
             self._step = record.step
         except (OSError, JournalError) as error:
             log.warning("%s cannot be written: %s", self._path, error)
             self._step = None
 
     def _last_step(self) -> int:
-        """0 without a line; -1, which no step follows, for a file that cannot be gone on with."""
+        """0 without a line; -1, which no step follows, for a file that cannot be continued."""
         try:
             if self._path.exists() and not self._path.read_bytes().endswith(b"\n"):
                 return -1
@@ -49,7 +49,7 @@ class FateLog:
             return -1
         return steps[-1] if steps else 0
 
-    def _write_anew(self) -> None:
+    def _rewrite(self) -> None:
         draft = self._path.with_suffix(".tmp")
         with draft.open("w", encoding="utf-8") as file:
             file.writelines(_line(record) for record in self._journal())

@@ -1,4 +1,4 @@
-"""Store of one running job's records, as its head writes them: fenced, kept in the job's folder, restored when Redis has lost them."""
+"""Store of one running job's records, written by its head: fenced, kept in the job's folder, restored when Redis has lost them."""
 
 from __future__ import annotations
 
@@ -32,25 +32,24 @@ class HeadStore:
     """One job's records, for its head. Every write carries the head's incarnation; a newer head makes all of them raise `Fenced`."""
 
     def __init__(self, redis: Redis, jobs_dir: Path, job_id: str, incarnation: int) -> None:
-        """For `begin`."""
         self.job_id = job_id
         self.fence = _fence_of(job_id, incarnation, self.heal)
         self.on_restored: Callable[[], None] = lambda: None
-        """Called when Redis had lost the job and its records are back: the work in its streams is still gone."""
+        """Called when Redis had lost the job's records and they are restored: the work in its streams is still lost."""
         self._redis, self._jobs_dir = redis, jobs_dir
         self._jobs = JobStore(redis, jobs_dir, self.fence)
         self._folder = JobFolder(jobs_dir / job_id)
         self._history = HistoryReader(self._folder.path / HISTORY_FILE)
         self._active: ActiveJob | None = None
-        self._healing = asyncio.Lock()
+        self._heal_lock = asyncio.Lock()
         self._steps = 0
-        """Steps in the folder's history, and in what waits for it."""
+        """Steps in the folder's history and in `_unwritten`."""
         self._unwritten: list[tuple[str, int, dict[str, Any]]] = []
-        self._writing = asyncio.Lock()
+        self._write_lock = asyncio.Lock()
 
     @classmethod
     async def begin(cls, redis: Redis, jobs_dir: Path, job_id: str) -> Self:
-        """Takes the job's next incarnation, durably: from now on no older head can write.
+        """Takes the job's next incarnation, durably: from then on no older head can write.
 
         Raises:
             RecordGone: neither Redis nor the job's folder knows the job.
@@ -73,41 +72,41 @@ class HeadStore:
         return store
 
     async def heal(self) -> None:
-        """Puts the job's records back, and lets servers see it again; nothing to do when another call has done so.
+        """Restores the job's records and lets servers see it again; does nothing when another call has done so.
 
         Raises:
             Fenced: a newer head has begun.
             RecordGone: the job's folder does not have the record either.
         """
-        async with self._healing:
+        async with self._heal_lock:
             saved = await self._saved()
             if saved is None:
                 raise RecordGone(f"neither Redis nor {self._folder.path} knows job {self.job_id}")
             self._refuse_if_older(saved.incarnation)
             for _ in range(HEALS):
-                if await self._restored(saved):
+                if await self._restore_once(saved):
                     return
             raise RecordGone(f"Redis loses the record of job {self.job_id} as often as it is put back")
 
-    async def _restored(self, saved: JobRecord) -> bool:
-        """Puts the record back where it is missing; whether it was still there when servers could see the job again."""
-        mine = self.fence.incarnation
+    async def _restore_once(self, saved: JobRecord) -> bool:
+        """Restores the record where it is missing; returns whether it was still there when servers could see the job again."""
+        own = self.fence.incarnation
         try:
-            if not await restore(self._redis, self._jobs_dir, saved, mine):
+            if not await restore(self._redis, self._jobs_dir, saved, own):
                 return True
         except ResponseError as error:
             raise_if_fenced(error, self.fence)
             raise
         self.on_restored()
         try:
-            if self._active is not None:  # not with `self.fence`: it would heal, and wait for itself
-                await JobStore(self._redis, fence=_fence_of(self.job_id, mine, _nothing)).activate(self._active)
+            if self._active is not None:  # not with `self.fence`: it would call `heal`, and wait for itself
+                await JobStore(self._redis, fence=_fence_of(self.job_id, own, _no_heal)).activate(self._active)
         except RecordGone:
             return False
         return True
 
     def require_newest(self) -> None:
-        """To be called before a file of the job is written: no script guards those. The job's folder says it, since `begin`.
+        """To be called before a file of the job is written, as no Redis script fences files. Reads the folder's incarnation.
 
         Raises:
             Fenced: a newer head has begun.
@@ -115,9 +114,8 @@ class HeadStore:
         self._refuse_if_older(self._folder.incarnation())
 
     def _refuse_if_older(self, newest: int) -> None:
-        mine = self.fence.incarnation
-        if newest > mine:
-            raise Fenced(f"job {self.job_id}: this process is incarnation {mine}, and {newest} writes")
+        if newest > (own := self.fence.incarnation):
+            raise Fenced(f"job {self.job_id}: this process is incarnation {own}, and {newest} writes")
 
     async def record(self) -> JobRecord:
         """The job's record, restored if Redis had lost it.
@@ -139,9 +137,9 @@ class HeadStore:
     async def transition(
         self, to: JobState, *, allowed: Iterable[JobState], cause: str = "", **values: str | float
     ) -> None:
-        """Moves the job to another state; when this returns, the job's folder says so too, unless it cannot be written.
+        """Moves the job to another state; on return the job's folder has that state too, unless it cannot be written.
 
-        Redis may lose the move before the folder has it: then the record comes back as it was, and is moved again.
+        Redis may lose the move before the folder has it: then the old record is restored, and moved again.
         """
         states = list(allowed)
         for _ in range(SAVE_TRIES):
@@ -157,15 +155,15 @@ class HeadStore:
         await self._jobs.update(self.job_id, **values)
 
     async def note(self, **values: str | float) -> None:
-        """As `update`, for what changes all the time: the job's folder has it with the next update or move."""
+        """Like `update`, for fields that change often: the job's folder gets them with the next update or transition."""
         await self._jobs.note(self.job_id, **values)
 
     async def event(self, kind: str, data: dict[str, Any]) -> None:
-        """Adds to what `GET /jobs/{id}/events` gives."""
+        """Adds an event to those of `GET /jobs/{id}/events`."""
         await self._jobs.history.event(self.job_id, kind, data)
 
     async def activate(self, job: ActiveJob) -> None:
-        """Lets rollout and reward servers see the job, or its newer address and version."""
+        """Shows the job, or its newer address and version, to rollout and reward servers."""
         self._active = job
         await self._jobs.activate(job)
 
@@ -174,59 +172,59 @@ class HeadStore:
         return (await self._jobs.active()).get(self.job_id)
 
     async def retire(self) -> None:
-        """Lets servers detach, and deletes the work still in its streams."""
+        """Makes the servers detach, and deletes the work still in the job's streams."""
         self._active = None
         await self._jobs.retire(self.job_id)
 
     async def append_step(self, number: int, record: StepRecord) -> None:
-        """Adds a step's record to the history, once, in Redis and in the folder, and reports it in the events."""
+        """Adds a step's record once to the history, in Redis and in the folder, and to the events."""
         history, data = self._jobs.history, record.as_json()
         if not await history.append_step(self.job_id, number, data, complete=True):
-            await history.refill(self.job_id)  # Redis is behind: it was put back to an older state
+            await history.refill(self.job_id)  # Redis is behind: it was restored to an older state
             await history.append_step(self.job_id, number, data)
         if record.step > self._steps:  # after Redis, which refuses a head that is fenced
             self._steps = record.step
-            await self._keep("step", record.step, data)
+            await self._append_line("step", record.step, data)
 
     async def append_eval(self, data: dict[str, Any]) -> None:
-        """Adds an evaluation to the history, in Redis and in the folder, and reports it in the events."""
+        """Adds an evaluation to the history, in Redis and in the folder, and to the events."""
         await self._jobs.history.append_eval(self.job_id, data)
-        await self._keep("eval", int(data["step"]), data)
+        await self._append_line("eval", int(data["step"]), data)
 
     async def evaluated_steps(self) -> set[int]:
         """Steps whose evaluation is in the history."""
         return await self._jobs.history.evaluated_steps(self.job_id)
 
     async def append_checkpoint(self, step: int, manifest: str) -> None:
-        """Notes in the folder's history, durably, that a checkpoint is about to be there, and the digest of its manifest.
+        """Writes to the folder's history, durably, that a checkpoint is about to exist, with the digest of its manifest.
 
         Raises:
-            OSError: it could not be written, for want of space perhaps; it will be, with what else waits.
+            OSError: the line could not be written, perhaps for lack of space; `write_history` writes it later.
         """
         self._unwritten.append(("checkpoint", step, {"manifest": manifest}))
         await self.write_history()
 
     async def history_mark(self) -> HistoryMark:
-        """How far the folder's history goes, and what it is up to there."""
-        async with self._writing:
+        """Length of the folder's history, and its digest."""
+        async with self._write_lock:
             return await asyncio.to_thread(self._history.mark)
 
     async def write_history(self) -> None:
-        """Writes the lines of the history that the folder could not take when they came.
+        """Writes the lines of the history that could not be written when they were added.
 
         Raises:
-            OSError: it still cannot take them; they are kept.
+            OSError: they still cannot be written; they are kept.
         """
-        async with self._writing:
+        async with self._write_lock:
             while self._unwritten:
                 await asyncio.to_thread(self._folder.append, *self._unwritten[0])
                 self._unwritten.pop(0)
 
     async def rewind(self, step: int) -> None:
-        """Drops the records of later steps: they are not of the course that the job goes on with.
+        """Drops the records of later steps: the job continues from `step` without them.
 
         Raises:
-            OSError: the folder could not take it, for want of space perhaps; it may be tried again.
+            OSError: the folder could not be written, perhaps for lack of space; the call may be repeated.
         """
         await self.write_history()
         history = await asyncio.to_thread(self._folder.history)
@@ -246,8 +244,8 @@ class HeadStore:
         history = await asyncio.to_thread(self._folder.history)
         self._steps = history.steps[-1]["step"] if history.steps else 0
 
-    async def _keep(self, kind: str, step: int, data: dict[str, Any]) -> None:
-        """Adds a line to the folder's history. One that cannot be written waits for `write_history`, which says so to whoever can wait."""
+    async def _append_line(self, kind: str, step: int, data: dict[str, Any]) -> None:
+        """Adds a line to the folder's history. One that cannot be written waits for `write_history`, whose caller gets the error."""
         self._unwritten.append((kind, step, data))
         try:
             await self.write_history()
@@ -259,5 +257,5 @@ def _fence_of(job_id: str, incarnation: int, heal: Callable[[], Awaitable[None]]
     return Fence(f"job {job_id}", keys.record(job_id), incarnation, heal)
 
 
-async def _nothing() -> None:
-    """Heals nothing."""
+async def _no_heal() -> None:
+    pass

@@ -1,13 +1,13 @@
-"""The journal: a write-ahead log of batches. A step trains only what has been written here and fsynced.
+"""Journal: a write-ahead log of batches. A step trains only what has been written here and fsynced.
 
     file    = segment-<first step>.wal          record = magic | length | xxh3-64 of the payload | xxh3-64 of the header | zstd(MessagePack)
 
-With a key the header of a record holds a MAC, too (see `journal_key`); records with and without one are read alike.
+With a key the header of a record also holds a MAC (see `journal_key`); records with and without it are read alike.
 
-A torn record at the very end is what a crash leaves: it is cut off when the journal is opened for writing. Anything else that does not
-verify is damage: it is reported with file and offset, and `cut` puts it and all that follows aside, in `damaged-<n>/`.
+A crash may leave a torn record at the very end: it is cut off when the journal is opened for writing. Any other record that does not
+verify is damage: it is reported with file and offset, and `cut` moves it and everything after it to `damaged-<n>/`.
 
-Steps follow one another, but where the lineage rises: what was lost then leaves a gap.
+Steps are consecutive, except where the lineage rises: lost steps then leave a gap.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _MAC = struct.Struct(f"<{ID_BYTES}s{MAC_BYTES}s{MAC_BYTES}s")
 _SEAL = struct.Struct("<Q")
 _MAGIC = b"MRJ1"
 _MAGIC_WITH_MAC = b"MACJ"
-"""More than one flipped bit from the other: a record of one kind is never taken for the torn beginning of one of the other."""
+"""Differs in more than one bit from the other, so that no record is mistaken for the torn beginning of one of the other kind."""
 _MAX_RECORD_BYTES = 4 * 1024**3
 SEGMENT_BYTES = 256 * 1024**2
-"""A new segment is begun beyond this size."""
+"""A segment that is larger is followed by a new one."""
 
 
 class JournalError(MillraceError):
     """A journal file is damaged; names the file and the offset."""
 
     def __init__(self, segment: Path, offset: int, what: str) -> None:
-        """Everything before `offset` in `segment`, and every segment before it, is sound."""
+        """Everything before `offset` in `segment`, and every earlier segment, is sound."""
         super().__init__(f"{segment}: the record at byte {offset} {what}")
         self.segment = segment
         self.offset = offset
@@ -53,25 +53,25 @@ class JournalError(MillraceError):
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """What one step trains, in order, and the fates decided since the record before."""
+    """The groups that one step trains, in order, and the fates decided since the previous record."""
 
     step: int
     lineage: int
     groups: tuple[bytes, ...]
-    """Encoded ScoredGroups, in the order in which they are trained. None: nothing was trained, and `step` is the last one that was."""
+    """Encoded ScoredGroups, in training order. If there are none, nothing was trained, and `step` is the last trained one."""
     settled: tuple[Settled, ...]
     issued: int
-    """Ordinals issued by then."""
+    """Ordinals issued so far."""
     weights_digest: str = ""
-    """Of the weights before this step, as they were published (`Snapshot.digest`, hex): any step can be proved by the record after it."""
+    """Of the published weights before this step (`Snapshot.digest`, hex): each step is proved by the record after it."""
     history: HistoryMark | None = None
-    """How far the job's history went then; None in records of earlier releases."""
+    """Length and digest of the job's history at that time; None in records of earlier releases."""
     proof: Proof = field(default=Proof.CHECKSUM, compare=False)
-    """What its seal said when it was read; not part of the record."""
+    """Result of checking its seal when it was read; not part of the record."""
 
     @property
     def digest(self) -> str:
-        """xxh3-128 over all that it says, hex: the step's line in the history names it."""
+        """xxh3-128 of the whole record, hex; the step's line in the history contains it."""
         head = [self.step, self.lineage, self.issued, self.weights_digest, _settled(self)]
         found = xxhash.xxh3_128(msgpack.packb(head + ([] if self.history is None else [[*self.history]])))
         for group in self.groups:
@@ -81,41 +81,41 @@ class BatchRecord:
 
     @property
     def base_version(self) -> int:
-        """The policy version that the record found: that of `weights_digest`."""
+        """The policy version before this record, whose weights `weights_digest` is of."""
         return self.step - bool(self.groups)
 
 
 class Journal:
-    """Append-only, one writer."""
+    """Append-only; one writer."""
 
     def __init__(self, root: Path, key: JournalKey | None = None) -> None:
-        """Opens (and makes) the directory; nothing is written before `append`. With a key new records are sealed, and those read proved."""
+        """Creates the directory; `append` writes first. With a key new records are sealed, and those read are checked against it."""
         root.mkdir(parents=True, exist_ok=True)
         self._root = root
         self._key = key
         self._tag: bytes | None = None
-        """What the next record carries of the last one; None while nobody has looked."""
+        """`tag_of` the last record; None before it is read."""
         self._segment: Path | None = None
         self.last_step: int | None = None
         """Step of the newest record that `records` has read; None before the first."""
         self.on_append: Callable[[BatchRecord], None] = lambda _: None
-        """Told each record once it is durable."""
+        """Called with each record once it is durable."""
         self.guard: Callable[[], None] = lambda: None
-        """Asked before each write; raises when this process may not write any more."""
+        """Called before each write; raises when this process may not write any more."""
 
     def append(self, record: BatchRecord) -> int:
-        """Writes a record durably; returns its size in bytes. When this returns, the batch may be trained and its entries acked.
+        """Writes a record durably; returns its size in bytes. On return, the batch may be trained and its entries acked.
 
         Raises:
-            OSError: it could not be written, for want of space perhaps; nothing of it is left, and it may be tried again.
+            OSError: it could not be written, perhaps for lack of space; no part of it remains, and the call may be repeated.
         """
         self.guard()
         payload = zstandard.compress(_pack(record), 3)
         segment = self._open_segment(record.step)
         mac = None if self._key is None else self._key.seal(self._last_tag(), payload)
-        data = _prefix(payload, mac) + payload
+        data = _header(payload, mac) + payload
         size = segment.stat().st_size if segment.exists() else None
-        self.guard()  # again, as near to the write as can be
+        self.guard()  # again, immediately before the write
         try:
             with segment.open("ab") as file:
                 file.write(data)
@@ -127,22 +127,22 @@ class Journal:
             _cut(segment, size or 0)
             raise
         self._tag = tag_of(mac, payload)
-        self.guard()  # what follows may come much later than the write
+        self.guard()  # the write may have taken long
         self.on_append(record)
         return len(data)
 
     def records(self, after_step: int | None = None) -> Iterator[BatchRecord]:
-        """Records in order: all, or those after a step, and then only the segments that they lie in are read.
+        """Records in order: all, or those after a step; then only the segments that contain them are read.
 
-        A record without groups of `after_step` itself is among them: whether it came before or after what was saved at that step is all
-        the same, for a fate that is known already changes nothing.
+        Records without groups of `after_step` itself are included. They may be older than the state saved at that step; that does no
+        harm, as a fate that is already known changes nothing.
 
         Raises:
-            JournalError: a record does not verify, does not follow the one before, or is not the first that was asked for.
+            JournalError: a record does not verify, does not follow the previous one, or is not the first one requested.
         """
         segments = self._segments()
         if after_step is not None:
-            begun = [segment for segment in segments if _first_step(segment) <= after_step + 1]
+            begun = [path for path in segments if int(path.stem.removeprefix("segment-")) <= after_step + 1]
             segments = segments[max(0, len(begun) - 1) :]
         before: BatchRecord | None = None
         tag = FIRST if segments == self._segments() else None
@@ -154,27 +154,24 @@ class Journal:
                 if before is not None and not _follows(before, record):
                     raise JournalError(segment, offset, f"of step {record.step} follows step {before.step}")
                 if after_step is not None and not _reaches(before, record, after_step):
-                    raise JournalError(
-                        segment, offset, f"is of step {record.step}, and step {after_step + 1} is missing"
-                    )
+                    gap = f"is of step {record.step}, and step {after_step + 1} is missing"
+                    raise JournalError(segment, offset, gap)
                 before = record
                 self.last_step = record.step
                 if after_step is None or record.step > after_step or (record.step == after_step and not record.groups):
                     yield record
 
     def newest(self) -> BatchRecord | None:
-        """The last whole record, of the last segment that has one; None without any. The others are not read.
+        """The last whole record, of the last segment that has one; None without any. Earlier segments are not read.
 
         Raises:
             JournalError: something before it in its segment does not verify.
         """
-        for segment in reversed(self._segments()):
-            if (last := _last_of(segment)) is not None:
-                return _unpack(last[1])
-        return None
+        last = self._last()
+        return None if last is None else _unpack(last[1])
 
     def cut(self, damage: JournalError) -> Path:
-        """Puts the damaged record and everything after it aside; gives the directory, where nothing is ever deleted."""
+        """Moves the damaged record and everything after it to a new directory, which is returned; nothing in it is ever deleted."""
         self.guard()
         segments = self._segments()
         aside = next(path for n in range(1, 1_000_000) if not (path := self._root / f"damaged-{n}").exists())
@@ -193,26 +190,29 @@ class Journal:
         self._segment = self._tag = None
         return aside
 
-    def _prove(self, mac: Mac | None, payload: bytes, before: bytes | None) -> Proof:
+    def _prove(self, mac: Mac | None, payload: bytes, previous: bytes | None) -> Proof:
         if mac is None:
             return Proof.CHECKSUM
-        return Proof.UNREAD if self._key is None else self._key.prove(mac, payload, before)
+        return Proof.UNREAD if self._key is None else self._key.prove(mac, payload, previous)
 
     def _last_tag(self) -> bytes:
-        segments = reversed(self._segments() if self._tag is None else [])
-        last = next((found for segment in segments if (found := _last_of(segment)) is not None), None)
-        self._tag = self._tag or (FIRST if last is None else tag_of(*last))
+        if self._tag is None:
+            last = self._last()
+            self._tag = FIRST if last is None else tag_of(*last)
         return self._tag
+
+    def _last(self) -> tuple[Mac | None, bytes] | None:
+        return next((last for segment in reversed(self._segments()) if (last := _last_of(segment)) is not None), None)
 
     def _segments(self) -> list[Path]:
         return sorted(self._root.glob("segment-*.wal"))
 
     def _open_segment(self, step: int) -> Path:
-        if self._segment is None:
-            segments = self._segments()
-            if segments:
-                _cut_torn_tail(segments[-1])
-                self._segment = segments[-1]
+        if self._segment is None and (segments := self._segments()):
+            for offset, _, payload in _scan(segments[-1], torn_tail_allowed=True):
+                if payload is None:
+                    _cut(segments[-1], offset)
+            self._segment = segments[-1]
         if self._segment is None or (self._segment.exists() and self._segment.stat().st_size > SEGMENT_BYTES):
             self._segment = self._root / f"segment-{step:010d}.wal"
         return self._segment
@@ -227,12 +227,8 @@ def _follows(before: BatchRecord, record: BatchRecord) -> bool:
 
 
 def _reaches(before: BatchRecord | None, record: BatchRecord, after_step: int) -> bool:
-    """Whether no step is missing between `after_step` and this record, wherever the lineage rose."""
+    """Whether no step is missing between `after_step` and this record, wherever the lineage rises."""
     return record.step <= max(after_step, before.step if before is not None else 0) + bool(record.groups)
-
-
-def _first_step(segment: Path) -> int:
-    return int(segment.stem.removeprefix("segment-"))
 
 
 def _settled(record: BatchRecord) -> list[tuple[int, str, str]]:
@@ -263,8 +259,7 @@ def _unpack(payload: bytes, proof: Proof = Proof.CHECKSUM) -> BatchRecord:
     )  # fmt: skip
 
 
-def _prefix(payload: bytes, mac: Mac | None) -> bytes:
-    """All that stands before the payload."""
+def _header(payload: bytes, mac: Mac | None) -> bytes:
     magic = _MAGIC if mac is None else _MAGIC_WITH_MAC
     head = _HEADER.pack(magic, len(payload), xxhash.xxh3_64_intdigest(payload))
     head += b"" if mac is None else _MAC.pack(mac.key_id, mac.previous, mac.value)
@@ -272,10 +267,10 @@ def _prefix(payload: bytes, mac: Mac | None) -> bytes:
 
 
 def _scan(segment: Path, *, torn_tail_allowed: bool) -> Iterator[tuple[int, Mac | None, bytes | None]]:
-    """(offset, MAC, payload) of each record; MAC None where it has none, payload None for a last record that was never finished.
+    """(offset, MAC, payload) of each record; the MAC is None where there is none, the payload for an unfinished last record.
 
     Raises:
-        JournalError: anything else that is no whole, sound record.
+        JournalError: any other record that is not whole and sound.
     """
     data = segment.read_bytes()
     offset = 0
@@ -300,21 +295,15 @@ def _scan(segment: Path, *, torn_tail_allowed: bool) -> Iterator[tuple[int, Mac 
 
 
 def _last_of(segment: Path) -> tuple[Mac | None, bytes] | None:
-    """MAC and payload of its last whole record; None without one."""
+    """MAC and payload of the segment's last whole record; None without one."""
     last = None
     for _, mac, payload in _scan(segment, torn_tail_allowed=True):
         last = last if payload is None else (mac, payload)
     return last
 
 
-def _cut_torn_tail(segment: Path) -> None:
-    for offset, _, payload in _scan(segment, torn_tail_allowed=True):
-        if payload is None:
-            _cut(segment, offset)
-
-
 def _cut(segment: Path, size: int) -> None:
-    """Shortens a segment, durably; an empty one goes, so that a new one gets the name of its own first step."""
+    """Shortens a segment, durably. An empty one is removed, so that the next one is named by its own first step."""
     if not segment.exists():
         return
     with segment.open("r+b") as file:

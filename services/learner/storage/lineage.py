@@ -1,6 +1,6 @@
-"""The lineage of a job: rises when what was recovered is less than what was there before, so that no version ever means two things.
+"""Lineage of a job: rises when recovery restores less than there was before, so that a version never names two sets of weights.
 
-`<job folder>/lineage.json` has it, written before anything of the new lineage is published. Without the file it is 1.
+It is in `<job folder>/lineage.json`, which is written before anything of the new lineage is published. Without the file it is 1.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from services.learner.storage.folder import LINEAGE_FILE
 
 
 class LineageError(MillraceError):
-    """The lineage's file does not verify; names it."""
+    """The lineage file does not verify; names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rise:
-    """Where a lineage began.
+    """Beginning of a lineage.
 
     Example: Rise(lineage=2, after_step=7, reason="segment-0000000001.wal: the record at byte 812 is damaged", at=1795630000.0)
     """
 
     lineage: int
     after_step: int
-    """Steps up to this one were taken over from the lineage before."""
+    """Steps up to this one were taken over from the previous lineage."""
     reason: str
     at: float
     """Unix seconds."""
@@ -41,7 +41,7 @@ FIRST = Rise(1, 0, "", 0.0)
 
 
 def read_rises(folder: Path) -> list[Rise]:
-    """Every lineage of the job in order, the present one last.
+    """Every lineage of the job in order, the current one last.
 
     Raises:
         LineageError: the file is damaged.
@@ -64,7 +64,7 @@ def raise_lineage(folder: Path, rises: list[Rise], lineage: int, after_step: int
     """Begins a lineage, durably.
 
     Raises:
-        ValueError: it is not above the present one.
+        ValueError: it is not above the current one.
     """
     if lineage <= rises[-1].lineage:
         raise ValueError(f"lineage {lineage} is not above {rises[-1].lineage}")

@@ -1,8 +1,8 @@
-"""One head at a time writes the files of a job: a lock on `<job folder>/lock`, which dies with the process that holds it.
+"""Lock on `<job folder>/lock`: one head at a time writes the files of a job. It ends with the process that holds it.
 
-Redis refuses what an older head sends (`services.common.redis.fencing`); this keeps it from journal and checkpoints, too. A head takes it
-after its incarnation: the older one then hears at its next write to Redis that its time is over, ends, and lets go. One that stands
-still hears nothing, and is killed.
+Redis refuses the writes of an older head (`services.common.redis.fencing`); this lock protects journal and checkpoints, too. A head
+takes it after its incarnation: the older head's next write to Redis then fails, so it ends and releases the lock. A head that hangs
+does not write, and is killed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import signal
 import socket
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from services.common.errors import MillraceError
@@ -24,41 +23,36 @@ from services.learner.storage.folder import LOCK_FILE
 
 log = logging.getLogger(__name__)
 
-WAIT_S = 60.0
-"""Longer than a head that was told to end has until it is killed."""
-LOOK_AGAIN_S = 0.1
+TIMEOUT_S = 60.0
+"""Longer than the time between a head's SIGTERM and its SIGKILL."""
+POLL_INTERVAL_S = 0.1
 
 
 class FolderTaken(MillraceError):  # noqa: N818  what has happened
-    """Another process writes the job's folder, and did not let go in time; names the folder and the process."""
+    """Another process writes the job's folder, and did not release it in time; names the folder and the process."""
 
 
 class FolderLock:
     """The right to write a job's folder, until `release` or the end of the process. Use it as a context manager."""
 
     def __init__(self, handle: int) -> None:
-        """For `take`."""
         self._handle = handle
         _held.add(self)
 
     @classmethod
-    def take(cls, folder: Path, wait_s: float = WAIT_S, *, kill_after_s: float | None = None) -> Self:
-        """Waits for the lock, takes it, and writes into its file who has it: call it from a thread where a loop must not wait.
+    def take(cls, folder: Path, wait_s: float = TIMEOUT_S, *, kill_after_s: float | None = None) -> Self:
+        """Waits for the lock, takes it and writes its holder into the file. It blocks: call it in a thread where a loop must run on.
 
-        Args:
-            folder: the job's.
-            wait_s: for so long.
-            kill_after_s: a process of this machine that has it still is then killed. For a caller who knows that it has been replaced.
+        After `kill_after_s` seconds it kills a process of this machine that still holds the lock: only for a caller that has replaced it.
 
         Raises:
-            FolderTaken: another process still had it after `wait_s` seconds.
-            OSError: the file cannot be made.
+            FolderTaken: another process still held it after `wait_s` seconds.
+            OSError: the file cannot be created.
         """
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / LOCK_FILE
-        handle = os.open(
-            path, os.O_RDWR | os.O_CREAT, 0o644
-        )  # not inherited by what is executed; see `_forget` for forks
+        # Programs that are executed do not inherit the handle; for forks see `_release_in_child`.
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             _lock(handle, path, wait_s, kill_after_s)
         except BaseException:
@@ -67,19 +61,15 @@ class FolderLock:
         return cls(handle)
 
     def release(self) -> None:
-        """Lets the next one write."""
+        """Releases the lock; a second call does nothing."""
         if self in _held:
             _held.remove(self)
             os.close(self._handle)
 
     def __enter__(self) -> Self:
-        """It is taken already."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Releases it."""
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 
@@ -87,21 +77,21 @@ _held: set[FolderLock] = set()
 
 
 def _lock(handle: int, path: Path, wait_s: float, kill_after_s: float | None) -> None:
-    began, told = time.monotonic(), False
+    began, logged = time.monotonic(), False
     while not _locked(handle):
         holder, waited_s = path.read_text() or "a process that did not say its name", time.monotonic() - began
         if waited_s > wait_s:
             raise FolderTaken(f"{path.parent} is still written by {holder}, after {wait_s:.0f} s")
-        if not told:
+        if not logged:
             log.warning("waiting until %s lets go of %s", holder, path.parent)
-            told = True
+            logged = True
         if kill_after_s is not None and waited_s > kill_after_s:
             _kill(holder, path)
-        time.sleep(LOOK_AGAIN_S)
+        time.sleep(POLL_INTERVAL_S)
     os.ftruncate(handle, 0)
     try:
         os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-    except OSError as error:  # on a full disk the lock holds all the same
+    except OSError as error:  # the lock holds on a full disk, too
         log.warning("%s cannot be written: %s", path, error)
 
 
@@ -114,7 +104,7 @@ def _locked(handle: int) -> bool:
 
 
 def _kill(holder: str, path: Path) -> None:
-    """Ends it, when it is another process of this machine: one that really has the file open, for numbers of processes come again."""
+    """Kills another process of this machine, if it really has the file open: process ids are reused."""
     named = re.fullmatch(r"process (\d+) on (.+)", holder)
     if named is None or named[2] != socket.gethostname() or int(named[1]) == os.getpid():
         return
@@ -128,14 +118,14 @@ def _kill(holder: str, path: Path) -> None:
 def _has_open(pid: int, path: Path) -> bool:
     try:
         return any(handle.samefile(path) for handle in Path(f"/proc/{pid}/fd").iterdir() if handle.exists())
-    except OSError:  # it has ended, or is somebody else's
+    except OSError:  # the process has ended, or is another user's
         return False
 
 
-def _forget() -> None:
-    """In a forked child: its copies of the handles would keep the locks beyond the parent's death."""
+def _release_in_child() -> None:
+    """Closes a forked child's copies of the handles, which would keep the locks after the parent's death."""
     while _held:
         next(iter(_held)).release()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_release_in_child)

@@ -1,4 +1,4 @@
-"""What a job's folder says of it while its ranks do not run: its ledger and its lineages. Light: imports neither torch nor Redis."""
+"""Ledger and lineages in a job's folder, for use while its ranks do not run. Imports neither torch nor Redis."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from services.learner.storage.lineage import FIRST, LineageError, Rise, read_ris
 
 
 def ledger_on_disk(folder: Path) -> tuple[int, Ledger]:
-    """The last step and the ledger of a job whose ranks do not run, from its newest manifest and its journal; nothing is changed.
+    """The last step and the ledger of a job whose ranks do not run, from its newest manifest and its journal; changes nothing.
 
     Raises:
         JournalError: the journal is damaged.
     """
     checkpoint = newest_manifest(folder / CHECKPOINTS_DIR)
-    step, ledger = (
-        (0, Ledger()) if checkpoint is None else (checkpoint.step, Ledger.restore(checkpoint.state["ledger"]))
-    )
+    step, ledger = 0, Ledger()
+    if checkpoint is not None:
+        step, ledger = checkpoint.step, Ledger.restore(checkpoint.state["ledger"])
     for record in Journal(folder / JOURNAL_DIR).records(after_step=None if checkpoint is None else step):
         ledger.replay(record.issued, [*record.settled])
         step = max(step, record.step)
@@ -32,13 +32,9 @@ def ledger_on_disk(folder: Path) -> tuple[int, Ledger]:
 
 
 def close_books(folder: Path, issued: int, reason: str, key: JournalKey | None = None) -> dict[str, int]:
-    """Gives every group of a job that failed without its head the fate `cancelled`, in the journal; gives the fates' sums.
+    """Gives every group of a job that failed without its head the fate `cancelled`, in the journal; returns the number of each fate.
 
-    Args:
-        folder: the job's.
-        issued: ordinals that were issued at the least, as others know.
-        reason: why.
-        key: of the journal, where it has one.
+    `issued`: the least number of ordinals issued, from other sources; `key`: the journal's, where it has one.
 
     Raises:
         JournalError: the journal is damaged.
@@ -58,7 +54,7 @@ def close_books(folder: Path, issued: int, reason: str, key: JournalKey | None =
 
 
 def rises_on_disk(folder: Path) -> list[Rise]:
-    """The lineages so far; where their file is damaged, the highest that a manifest or a record knows, in one."""
+    """The lineages so far; where their file is damaged, one: the highest in a manifest or a record."""
     try:
         return read_rises(folder)
     except LineageError:
@@ -68,5 +64,5 @@ def rises_on_disk(folder: Path) -> list[Rise]:
             for record in Journal(folder / JOURNAL_DIR).records():
                 highest = max(highest, record.lineage)
         except JournalError:
-            pass  # what follows is of no lineage any more
+            pass  # the records after the damage belong to no lineage any more
         return [Rise(highest, 0, "the file that knew was damaged", 0.0)]

@@ -1,1 +1,1 @@
-"""Weights of the policy: the versions that are kept, the gRPC server that serves them, the publisher that makes them."""
+"""Weights of the policy: the store of published versions, the gRPC server that sends them, the publisher that fills the store."""

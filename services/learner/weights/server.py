@@ -1,4 +1,4 @@
-"""The learner's gRPC server: announces versions to rollout servers, sends them, and takes their reports."""
+"""gRPC server of the learner: announces versions to rollout servers, sends them, and receives their reports."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from services.common.weights.version import PolicyVersion
 from services.learner.weights.store import Payload, Shelf
 
 _MAX_CALLS = 256
-_MAX_WATCHERS = 128  # every watcher holds a thread: half of them stay free for Fetch and Report
-_LOOK_S = 1.0  # how often a watcher looks whether its client is still there
+_MAX_WATCHERS = 128  # every Watch call holds a thread: half of them stay free for Fetch and Report
+_POLL_INTERVAL_S = 1.0  # between a Watch call's checks that its client is still connected
 
 
 @dataclass(frozen=True, slots=True)
 class ServerReport:
-    """What one rollout server made of a version."""
+    """One rollout server's report of a version."""
 
     server: str
     lineage: int
@@ -43,31 +43,29 @@ class ServerReport:
 class WeightService(pb_grpc.WeightSyncServicer):
     """The three calls of the contract, for one job."""
 
-    def __init__(self, job_id: str, shelf: Shelf, on_report: Callable[[ServerReport], None]) -> None:
-        """Serves what the shelf holds."""
+    def __init__(self, job_id: str, store: Shelf, on_report: Callable[[ServerReport], None]) -> None:
         self._job_id = job_id
-        self._shelf = shelf
+        self._store = store
         self._on_report = on_report
         self._watchers = threading.BoundedSemaphore(_MAX_WATCHERS)
 
     def Watch(self, request: pb.WatchRequest, context: grpc.ServicerContext) -> Iterator[pb.Announcement]:  # noqa: N802
-        """The current version at once, then newer ones; ends when the server stops, or after WATCH_LIMIT_S."""
+        """Announces the current version at once, then newer ones; ends when the server stops, or after WATCH_LIMIT_S."""
         self._check_job(request.job_id, context)
         if not self._watchers.acquire(blocking=False):
             _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"{_MAX_WATCHERS} servers watch already")
         try:
-            context.add_callback(self._shelf.wake)
+            context.add_callback(self._store.wake)
             yield from self._announcements(context, limit_s=min(_remaining(context), WATCH_LIMIT_S))
         finally:
             self._watchers.release()
 
     def Fetch(self, request: pb.FetchRequest, context: grpc.ServicerContext) -> Iterator[pb.FetchReply]:  # noqa: N802
-        """The manifest, then the payload from the offset asked for."""
+        """Sends the manifest, then the payload from the requested offset."""
         self._check_job(request.job_id, context)
         if _remaining(context) > FETCH_LIMIT_S:
-            _abort(
-                context, grpc.StatusCode.INVALID_ARGUMENT, f"Fetch needs a deadline of at most {FETCH_LIMIT_S:.0f} s"
-            )
+            message = f"Fetch needs a deadline of at most {FETCH_LIMIT_S:.0f} s"
+            _abort(context, grpc.StatusCode.INVALID_ARGUMENT, message)
         payload = self._payload(request, context)
         if request.offset > payload.wire_bytes:
             message = f"offset {request.offset} lies beyond the {payload.wire_bytes} bytes of this encoding"
@@ -75,7 +73,7 @@ class WeightService(pb_grpc.WeightSyncServicer):
         yield from payload.replies(request.offset)
 
     def Report(self, request: pb.ReportRequest, context: grpc.ServicerContext) -> pb.ReportReply:  # noqa: N802
-        """Takes note, and answers with the newest version."""
+        """Takes a report, and replies with the newest version."""
         self._check_job(request.job_id, context)
         self._on_report(
             ServerReport(
@@ -89,14 +87,14 @@ class WeightService(pb_grpc.WeightSyncServicer):
                 wire_bytes=request.wire_bytes,
             )
         )
-        current = self._shelf.current
+        current = self._store.current
         return pb.ReportReply(current=current.version.message() if current else None)
 
     def _announcements(self, context: grpc.ServicerContext, limit_s: float) -> Iterator[pb.Announcement]:
         seen: PolicyVersion | None = None
         end = time.monotonic() + limit_s
-        while time.monotonic() < end and context.is_active() and not self._shelf.closed:
-            snapshot = self._shelf.newer_than(seen, _LOOK_S)
+        while time.monotonic() < end and context.is_active() and not self._store.closed:
+            snapshot = self._store.newer_than(seen, _POLL_INTERVAL_S)
             if snapshot is None:
                 continue
             seen = snapshot.version
@@ -107,7 +105,7 @@ class WeightService(pb_grpc.WeightSyncServicer):
         base = PolicyVersion.of(request.base) if request.HasField("base") else None
         version = PolicyVersion.of(request.version)
         try:
-            return self._shelf.payload(version, base, _remaining(context))
+            return self._store.payload(version, base, _remaining(context))
         except KeyError:
             _abort(context, grpc.StatusCode.NOT_FOUND, f"version {version} of job {self._job_id} is not kept")
         except DeadlineExceeded as error:
@@ -115,16 +113,14 @@ class WeightService(pb_grpc.WeightSyncServicer):
 
     def _check_job(self, job_id: str, context: grpc.ServicerContext) -> None:
         if job_id != self._job_id:
-            _abort(
-                context, grpc.StatusCode.NOT_FOUND, f"job {job_id!r} is not here: this learner serves {self._job_id!r}"
-            )
+            message = f"job {job_id!r} is not here: this learner serves {self._job_id!r}"
+            _abort(context, grpc.StatusCode.NOT_FOUND, message)
 
 
 class TokenInterceptor(grpc.ServerInterceptor):
     """Refuses every call without the token, whatever its method."""
 
     def __init__(self, token: str) -> None:
-        """The one token that is good."""
         self._check = TokenCheck(token)
 
     def intercept_service(
@@ -132,7 +128,7 @@ class TokenInterceptor(grpc.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Lets the call through, or puts a refusal of the same kind in its place."""
+        """Passes the call on, or replaces it by a refusal of the same kind."""
         handler = continuation(handler_call_details)
         if self._check.passes(handler_call_details):
             return handler

@@ -1,4 +1,4 @@
-"""The versions that the learner keeps for its rollout servers, and what it sends of them.
+"""Store of the versions that the learner keeps for its rollout servers, and of the payloads that it sends.
 
 publish → Shelf.put ── newest `keep` versions ──► Shelf.payload(version, base) → Payload.replies
                     └─ wakes ──────────────────► Shelf.newer_than(version)
@@ -20,12 +20,15 @@ from services.common.weights.channel import CHUNK_BYTES
 from services.common.weights.snapshot import Snapshot, chunk_checksum
 from services.common.weights.version import PolicyVersion
 
+_Key = tuple[PolicyVersion, PolicyVersion | None]
+"""Version and base of a payload."""
+
 
 class Payload:
-    """A snapshot as it travels: the manifest, and one piece of bytes per tensor."""
+    """Wire form of a snapshot: the manifest, and one piece of bytes per tensor."""
 
     def __init__(self, snapshot: Snapshot, base: PolicyVersion | None, pieces: Sequence[bytes | memoryview]) -> None:
-        """Full without a base, otherwise the delta from it."""
+        """The full snapshot without a base, otherwise the delta from it."""
         self._pieces = [memoryview(piece) for piece in pieces]
         self._ends = list(accumulate(len(piece) for piece in self._pieces))
         self.wire_bytes = self._ends[-1]
@@ -47,7 +50,7 @@ class Payload:
         while offset < self.wire_bytes:
             data = self._slice(offset, CHUNK_BYTES)
             reply = pb.FetchReply()
-            chunk = reply.chunk  # filled in place: a chunk given to the constructor would be copied
+            chunk = reply.chunk  # filled in place: the constructor would copy a chunk
             chunk.offset, chunk.data, chunk.checksum = offset, data, chunk_checksum(data)
             yield reply
             offset += len(data)
@@ -65,18 +68,17 @@ class Payload:
 
 
 class Shelf:
-    """The newest versions of one job. Any thread may call anything."""
+    """The newest versions of one job; thread-safe."""
 
     def __init__(self, keep: int) -> None:
-        """Keeps `keep` versions (at least one)."""
         self._keep = max(1, keep)
         self._changed = threading.Condition()
         self._kept: OrderedDict[PolicyVersion, Snapshot] = OrderedDict()
-        self._payloads: dict[tuple[PolicyVersion, PolicyVersion | None], Future[Payload]] = {}
+        self._payloads: dict[_Key, Future[Payload]] = {}
         self._closed = False
 
     def put(self, snapshot: Snapshot) -> None:
-        """Makes the snapshot the current one; the oldest beyond `keep` goes, and every delta that needs it.
+        """Makes the snapshot the current one; removes the oldest beyond `keep`, and every delta that needs it.
 
         Raises:
             WeightSyncError: the version is not newer than the current one; a version is never used twice.
@@ -97,12 +99,12 @@ class Shelf:
 
     @property
     def current(self) -> Snapshot | None:
-        """The newest version, once there is one."""
+        """The newest version, or None before the first."""
         with self._changed:
             return self._current()
 
     def newer_than(self, version: PolicyVersion | None, timeout_s: float) -> Snapshot | None:
-        """Waits for a version newer than this one; None when there is none in time, after `wake`, or at the end."""
+        """Waits for a version newer than this one; None after the timeout, `wake` or `close`."""
         with self._changed:
             if not self._is_newer(version) and not self._closed:
                 self._changed.wait(timeout_s)
@@ -115,7 +117,7 @@ class Shelf:
             return self._closed
 
     def wake(self) -> None:
-        """Makes waiting watchers look whether they are still wanted."""
+        """Wakes the waiting `Watch` calls, to check that their clients are still connected."""
         with self._changed:
             self._changed.notify_all()
 
@@ -126,9 +128,9 @@ class Shelf:
             self._changed.notify_all()
 
     def payload(self, version: PolicyVersion, base: PolicyVersion | None, timeout_s: float) -> Payload:
-        """What to send to a server that wants `version` and holds `base`: the delta where that is possible and smaller, else all.
+        """The payload for a server that requests `version` and has `base`: the delta where that is possible and smaller, else all.
 
-        Each is made once, by whoever asks first, and shared.
+        Each payload is made once, in the thread of the first call, and shared.
 
         Raises:
             KeyError: the version is not kept.
@@ -151,17 +153,11 @@ class Shelf:
         except TimeoutError as error:
             raise DeadlineExceeded(f"waited {timeout_s:.0f} s for the delta from {base} to {version}") from error
 
-    def _make(
-        self,
-        key: tuple[PolicyVersion, PolicyVersion | None],
-        snapshot: Snapshot,
-        basis: Snapshot | None,
-        future: Future[Payload],
-    ) -> None:
+    def _make(self, key: _Key, snapshot: Snapshot, basis: Snapshot | None, future: Future[Payload]) -> None:
         try:
             future.set_result(_encode(snapshot, basis))
         except BaseException as error:
-            future.set_exception(error)  # those who wait learn of it, and the next to ask tries again
+            future.set_exception(error)  # for the waiting threads; the next call tries again
             with self._changed:
                 self._payloads.pop(key, None)
             raise
@@ -180,7 +176,7 @@ def _same_layout(snapshot: Snapshot, basis: Snapshot) -> bool:
 
 
 def _encode(snapshot: Snapshot, basis: Snapshot | None) -> Payload:
-    """The delta, unless it grows as large as the snapshot itself."""
+    """The delta, or the full payload where the delta is not smaller."""
     full = [data.data for data in snapshot.data]
     if basis is None:
         return Payload(snapshot, None, full)

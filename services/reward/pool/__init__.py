@@ -1,1 +1,1 @@
-"""Pool of verifier processes: checks go in, verdicts come out, and none holds up the others."""
+"""Pool of verifier processes: takes checks, returns verdicts, and isolates each check from the others."""

@@ -1,4 +1,4 @@
-"""Workers as the pool has them: what is said to one, and what becomes of its checks."""
+"""Processes of the pool: messages to one worker, and the outcomes of its checks."""
 
 from __future__ import annotations
 
@@ -13,58 +13,49 @@ from services.common.errors import VerifierError
 from services.common.sandbox.limits import NICENESS
 from services.common.sandbox.processes import Forked
 from services.common.service.process_tree import child_pids
-from services.reward.pool.messages import (
-    MAX_REPLY_BYTES,
-    Broken,
-    Check,
-    Loaded,
-    Outcome,
-    OverLimit,
-    read_reply,
-    unpacker,
-)
+from services.reward.pool import messages
+from services.reward.pool.messages import Broken, Check, Loaded, Outcome, OverLimit
 
 LOAD_TIMEOUT_S = 60.0
 """Import of one installed verifier, on its first check in a worker."""
 
 PROMPT_S = 0.5
-"""A check that takes longer makes way for everything else: sixteen of them must not keep this process from its deadlines."""
+"""A check that takes longer runs at a lower priority: sixteen of them must not delay this process's own deadlines."""
 
 MAX_LEFT = 8
-"""Processes that checks may leave behind in their worker: a verifier may well keep a helper or two."""
+"""Processes that checks may leave behind in their worker: a verifier may keep a helper or two."""
 
 GRACE_S = 0.1
-"""After the limit one last look for a verdict that had arrived while this process was busy."""
+"""After the limit, one last read for a reply that arrived while this process was busy."""
 
 
 class WorkerDiedError(VerifierError):
-    """The worker's process ended, or said something that no worker says."""
+    """The worker's process ended, or sent a message that no worker sends."""
 
 
 class Worker:
     """One worker process and the socket to it."""
 
     def __init__(self, forked: Forked) -> None:
-        """On a process that `Forkserver.fork` gave."""
         self.forked = forked
         self.judged = 0
         """Checks made so far."""
         self.slow = False
-        """Whether a check took so long that the process has made way for others. It stays so: to be replaced."""
-        self._incoming = unpacker(MAX_REPLY_BYTES)
+        """Whether a check took so long that the process runs at a lower priority. It cannot rise again: replace the worker."""
+        self._incoming = messages.unpacker(messages.MAX_REPLY_BYTES)
         self._lowest: dict[str, float] = {}
-        """The lowest reward of each verifier that it has loaded."""
+        """Lowest reward of each loaded verifier."""
 
     def send(self, packed: Sequence[bytes]) -> None:
-        """Hands over packed checks, and does not wait until it has read them: the first of them may keep it from that for ever."""
+        """Sends packed checks without waiting until they are read: the first of them may block the worker for ever."""
         self.forked.writer.writelines(packed)
 
     async def outcome(self, check: Check) -> Outcome:
-        """What became of the next check of the batch.
+        """The outcome of the next check of the batch.
 
         Raises:
             TimeoutError: the check's limit passed; kill the worker.
-            WorkerDiedError: it is gone; kill what is left of it.
+            WorkerDiedError: it is gone; kill its remaining processes.
         """
         if check.verifier not in self._lowest:
             reply = await self._receive(LOAD_TIMEOUT_S)
@@ -79,8 +70,8 @@ class Worker:
         self.judged += 1
         return reply
 
-    def overdue(self, check: Check) -> Outcome:
-        """What a check has come to whose time is over: beyond its own limit, unless its process is to blame."""
+    def timeout_outcome(self, check: Check) -> Outcome:
+        """The outcome of a check whose time is over: beyond its own limit, unless its process is the cause."""
         if self.forked.stopped:
             return Broken("its process was stopped by a signal")
         if check.verifier not in self._lowest:
@@ -89,11 +80,11 @@ class Worker:
 
     @property
     def crowded(self) -> bool:
-        """Whether checks have left so many processes behind that it is to be replaced; they end with it."""
+        """Whether checks left so many processes behind that the worker must be replaced; they end with it."""
         return len(child_pids(self.forked.pid)) > MAX_LEFT
 
     def lowest_reward(self, verifier: str) -> float:
-        """The lowest reward of a verifier that it has loaded."""
+        """The lowest reward of a loaded verifier."""
         return self._lowest[verifier]
 
     async def _reply_to(self, check: Check) -> Outcome | Loaded:
@@ -101,14 +92,11 @@ class Worker:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(prompt_s):
                 return await self._next()
-        self._make_way()
-        return await self._receive(check.timeout_s - prompt_s)
-
-    def _make_way(self) -> None:
         self.slow = True
         niceness = min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
         with contextlib.suppress(OSError):  # it has ended
             os.setpriority(os.PRIO_PGRP, self.forked.pid, niceness)
+        return await self._receive(check.timeout_s - prompt_s)
 
     async def _receive(self, timeout_s: float) -> Outcome | Loaded:
         try:
@@ -119,14 +107,9 @@ class Worker:
                 return await self._next()
 
     async def _next(self) -> Outcome | Loaded:
-        """The next message. Cancelling it loses nothing: what was read stays in the decoder."""
-        while True:
-            try:
-                for message in self._incoming:
-                    return read_reply(message)
-                data = await self.forked.reader.read(1 << 16)
-                self._incoming.feed(data)
-            except (OSError, ValueError, msgpack.exceptions.UnpackException, VerifierError) as error:
-                raise WorkerDiedError(f"its process broke off: {error}") from error
-            if not data:
-                raise WorkerDiedError("its process died")
+        try:
+            return messages.read_reply(await self.forked.receive(self._incoming))
+        except EOFError:
+            raise WorkerDiedError("its process died") from None
+        except (OSError, ValueError, msgpack.exceptions.UnpackException, VerifierError) as error:
+            raise WorkerDiedError(f"its process broke off: {error}") from error

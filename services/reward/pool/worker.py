@@ -1,4 +1,4 @@
-"""A worker: judges one check after the other, in a process that may be killed at any moment."""
+"""Worker process: runs one check after the other; it may be killed at any moment."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ from services.reward.verifiers.base import Score, Verifier, lowest_reward
 from services.reward.verifiers.registry import load, offered
 
 MAX_BATCH_BYTES = 256 * 1024**2
-"""Of checks received and not yet begun."""
+"""Of checks received and not yet started."""
 
 
 def prepare() -> None:
-    """Loads every built-in verifier, for the forkserver: workers are warm at birth."""
+    """Loads every built-in verifier in the forkserver, so that workers start warm."""
     offered()  # workers inherit the list
     for name in BuiltIn:
         load(name)
-    load(BuiltIn.MATH)(
-        r"\boxed{\frac{1}{2}}", "0.5", {}
-    )  # builds the parser's tables, which takes longer than most checks
+    # Builds the parser's tables, which takes longer than most checks.
+    load(BuiltIn.MATH)(r"\boxed{\frac{1}{2}}", "0.5", {})
 
 
 def work(connection: socket.socket) -> None:
-    """Judges what comes until the connection closes."""
+    """Runs the checks that arrive until the connection closes."""
     limit_memory(MEMORY_MIB)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     verifiers: dict[str, Verifier] = {}
@@ -40,17 +39,17 @@ def work(connection: socket.socket) -> None:
         for name, response, ground_truth, extra_info, limit_s, memory_mib in incoming:
             limit_cpu(limit_s)
             limit_memory(memory_mib)
-            reply = None if name in verifiers else _load(connection, verifiers, name)
-            _send(connection, reply or _judge(verifiers[name], response, ground_truth, extra_info))
+            error = None if name in verifiers else _load(connection, verifiers, name)
+            _send(connection, error or _judge(verifiers[name], response, ground_truth, extra_info))
 
 
 def _load(connection: socket.socket, verifiers: dict[str, Verifier], name: str) -> list[Any] | None:
-    """Loads the verifier and says so; when that fails, the reply to send instead of a verdict."""
+    """Loads the verifier and reports it; when that fails, returns the reply to send instead of a score."""
     began = time.monotonic()
     try:
         verifier = load(name)
         lowest = lowest_reward(verifier)
-    except Exception as error:  # noqa: BLE001  foreign code: whatever it raises is a failure of the verifier
+    except Exception as error:  # noqa: BLE001  foreign code: any error is a failure of the verifier
         return [ERROR, clean(f"{type(error).__name__}: {error}")]
     verifiers[name] = verifier
     _send(connection, [LOADED, time.monotonic() - began, lowest])
@@ -64,9 +63,9 @@ def _judge(verifier: Verifier, response: str, ground_truth: str, extra_info: dic
         if not isinstance(score, Score):
             return [ERROR, f"answered {type(score).__name__}, not a Score"]
         return [SCORED, float(score.reward), float(score.accuracy), clean(score.detail), time.monotonic() - began]
-    except (MemoryError, RecursionError) as error:  # what the response asks for, not what the verifier is
+    except (MemoryError, RecursionError) as error:  # caused by the response, not by the verifier
         return [LIMIT, clean(f"{type(error).__name__}: beyond the limit of this check")]
-    except Exception as error:  # noqa: BLE001  foreign code: whatever it raises is a failure of the verifier, never a wrong answer
+    except Exception as error:  # noqa: BLE001  foreign code: any error is a failure of the verifier, never a wrong answer
         return [ERROR, clean(f"{type(error).__name__}: {error}")]
 
 

@@ -1,1 +1,1 @@
-"""The built-in verifiers, one a file, and the way to load one by name."""
+"""Verifiers: the built-in ones, one a file, and the registry that loads one by name."""

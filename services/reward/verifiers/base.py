@@ -1,6 +1,6 @@
-"""What a verifier is.
+"""Interface of verifiers: their signature and the score that they return.
 
-A plug-in is any callable of this shape, offered by an installed package under the entry-point group `millrace.verifiers`:
+A plug-in is any callable of this signature, offered by an installed package under the entry-point group `millrace.verifiers`:
 
     [project.entry-points."millrace.verifiers"]
     my_check = "my_package.checks:my_check"
@@ -18,21 +18,17 @@ from services.common.errors import VerifierError
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a verifier found out about one response. Example: Score(reward=-1.0, accuracy=0.0, detail="41 is not 42")."""
+    """Result of a verifier for one response. Example: Score(reward=-1.0, accuracy=0.0, detail="41 is not 42")."""
 
     reward: float
     """Finite; the verifier chooses the scale (0 and 1, or −1 and 1)."""
     accuracy: float
-    """0..1, before any shaping; dynamic sampling looks at it."""
+    """0..1, before any shaping; dynamic sampling uses it."""
     detail: str = ""
-    """For people: what was compared."""
+    """For people: the compared values."""
 
     def __post_init__(self) -> None:
-        """Checks the ranges.
-
-        Raises:
-            VerifierError: the reward is not finite, or the accuracy is not within 0..1.
-        """
+        """Raises VerifierError when the reward is not finite, or the accuracy is not within 0..1."""
         if not math.isfinite(self.reward):
             raise VerifierError(f"reward must be finite, not {self.reward}")
         if not 0.0 <= self.accuracy <= 1.0:
@@ -42,10 +38,9 @@ class Score:
 class Verifier(Protocol):
     """A check of one response. It runs in a process of its own that may be killed at any moment.
 
-    A response that makes no sense is a wrong answer: the verifier says so with a Score. Any exception is read as a failure of the
-    verifier itself: the check is made once more, and then the verdict is FAILED, without a reward. A check that takes more time or memory
-    than it may counts as a wrong answer, with the lowest reward that the verifier gives: its attribute `lowest_reward` says it, and
-    without one it is 0.
+    A response without a meaning is a wrong answer: the verifier returns a Score for it. Any exception counts as a failure of the
+    verifier itself: the check is repeated once, and then the verdict is FAILED, without a reward. A check that takes more time or memory
+    than allowed counts as a wrong answer, with the lowest reward of the verifier: its attribute `lowest_reward`, by default 0.
     """
 
     def __call__(self, response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:
@@ -56,16 +51,15 @@ class Verifier(Protocol):
             ground_truth: the row's reference answer.
             extra_info: the row's extra_info (JSON values), plus the row's `data_source`.
         """
-        ...
 
 
-Judge = TypeVar("Judge", bound=Callable[..., Score])
+V = TypeVar("V", bound=Callable[..., Score])
 
 
-def scores_from(lowest: float) -> Callable[[Judge], Judge]:
-    """Declares the lowest reward that a verifier gives."""
+def scores_from(lowest: float) -> Callable[[V], V]:
+    """Decorator that declares the lowest reward of a verifier."""
 
-    def declare(verifier: Judge) -> Judge:
+    def declare(verifier: V) -> V:
         vars(verifier)["lowest_reward"] = lowest
         return verifier
 
@@ -73,11 +67,7 @@ def scores_from(lowest: float) -> Callable[[Judge], Judge]:
 
 
 def lowest_reward(verifier: object) -> float:
-    """What a verifier gives the worst answer, as it declares.
-
-    Raises:
-        VerifierError: what it declares is no finite number.
-    """
+    """The lowest reward that a verifier declares. Raises VerifierError when it is not a finite number."""
     declared = getattr(verifier, "lowest_reward", 0.0)
     if isinstance(declared, bool) or not isinstance(declared, int | float) or not math.isfinite(declared):
         raise VerifierError(f"lowest_reward must be a finite number, not {declared!r}")
@@ -85,8 +75,7 @@ def lowest_reward(verifier: object) -> float:
 
 
 def right_or_wrong(right: bool, found: str | None, reference: str, *, wrong_reward: float = 0.0) -> Score:
-    """Reward 1 for a right answer, `wrong_reward` for any other, with a line that tells why."""
+    """Reward 1 for a right answer, `wrong_reward` for any other, with the reason as its detail."""
     if right:
         return Score(1.0, 1.0, f"{found} is right")
-    told = "no answer found" if found is None else f"{found} is not {reference}"
-    return Score(wrong_reward, 0.0, told)
+    return Score(wrong_reward, 0.0, "no answer found" if found is None else f"{found} is not {reference}")

@@ -1,7 +1,7 @@
-"""The rule reward of DAPO (arXiv 2503.14476): the end of the response must say `Answer: …`. Reward 1 or −1.
+"""DAPO's rule reward (arXiv 2503.14476): the end of the response must contain `Answer: …`. Reward 1 or −1.
 
 Answers are compared as text after the normalisation of quantitative reasoning benchmarks (arXiv 2206.14858, appendix on answer
-normalisation): units, articles, spaces and TeX decoration go, shorthand fractions and roots get their braces.
+normalisation): it removes units, articles, spaces and TeX decoration, and adds the braces of shorthand fractions and roots.
 """
 
 from __future__ import annotations
@@ -10,33 +10,23 @@ import re
 from typing import Any
 
 from services.reward.verifiers.base import Score, right_or_wrong, scores_from
-from services.reward.verifiers.boxed import last_boxed
 
 WRONG = -1.0
 """Reward of a wrong answer."""
 
 TAIL_CHARS = 300
-"""Only this much of the response's end is read."""
+"""Only this part of the response, its end, is read."""
 
 _ANSWER = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
+_BOX = r"\boxed{"
 
 _UNITS = [
     "square", "ways", "integers", "dollars", "mph", "inches", "hours", "km", "units", "sue", "points", "feet", "minutes", "digits",
     "cents", "degrees", "cm", "gm", "pounds", "meters", "meals", "edges", "students", "childrentickets", "multiples",
 ]  # fmt: skip
 _DECORATION = [
-    r"\ldots",
-    r"\dots",
-    r"\mathrm{th}",
-    r"^\circ",
-    r"^{\circ}",
-    r"\;",
-    r",\!",
-    "{,}",
-    '"',
-    r"\text{s}",
-    r"\text{.}",
-]
+    r"\ldots", r"\dots", r"\mathrm{th}", r"^\circ", r"^{\circ}", r"\;", r",\!", "{,}", '"', r"\text{s}", r"\text{.}",
+]  # fmt: skip
 _EMPTY_TEXT = [r"\text{}^2", r"\text{}^3", r"\text{}"]
 
 _REPLACED = [
@@ -56,7 +46,7 @@ _REWRITTEN = [
 
 @scores_from(WRONG)
 def verify(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:  # noqa: ARG001
-    r"""The last `Answer: …` line, or where there is none the last `\boxed{…}`, says what the reference says."""
+    r"""Compares the last `Answer: …` line, or where there is none the last `\boxed{…}`, with the reference."""
     found = stated_answer(response[-TAIL_CHARS:])
     reference = normalise(ground_truth)
     answer = None if found is None else normalise(found)
@@ -64,13 +54,26 @@ def verify(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Scor
 
 
 def stated_answer(text: str) -> str | None:
-    """What the text says is its answer, or None."""
+    r"""The text's last `Answer: …`, else its last `\boxed{…}`, else None."""
     stated = _ANSWER.findall(text)
     return stated[-1] if stated else last_boxed(text)
 
 
+def last_boxed(text: str) -> str | None:
+    r"""The content of the last `\boxed{…}`, in which models are prompted to put their answers; None where there is none that is closed."""
+    start = text.rfind(_BOX)
+    if start < 0:
+        return None
+    depth, begin = 1, start + len(_BOX)
+    for position in range(begin, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[position], 0)
+        if depth == 0:
+            return text[begin:position]
+    return None
+
+
 def normalise(answer: str) -> str:
-    """The answer without what does not change its meaning; of an equation, the right-hand side."""
+    """The answer without parts that do not change its meaning; of an equation, the right-hand side."""
     answer = answer.rpartition("=")[2]
     for old, new in _REPLACED:
         answer = answer.replace(old, new)
@@ -83,11 +86,10 @@ def normalise(answer: str) -> str:
 
 
 def unwrapped(text: str) -> str:
-    r"""The text without `\text{…}`, `\textbf{…}`, `\overline{…}`, however deep and whatever they hold; one that is never closed stays."""
+    r"""The text without the wrappers `\text{…}`, `\textbf{…}`, `\overline{…}` at any depth; their content and unclosed wrappers stay."""
     pieces: list[str] = []
-    opened: list[
-        int
-    ] = []  # places of what waits for its closing brace; a wrapper's own piece is empty until it proves unclosed
+    # Places of unclosed braces. The piece of a wrapper is empty, unless it proves to be unclosed at the end.
+    opened: list[int] = []
     wrappers: dict[int, str] = {}
     end = 0
     for match in _WRAPPER.finditer(text):

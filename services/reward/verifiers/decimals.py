@@ -1,4 +1,4 @@
-"""Numbers as people write them: signs, thousands commas, currency, decimals."""
+"""Decimals as people write them: signs, thousands commas, currency."""
 
 from __future__ import annotations
 
@@ -31,13 +31,12 @@ def last_number(text: str) -> Decimal | None:
 
 
 def whole_number(text: str) -> Decimal | None:
-    """The number that the whole text is, or None."""
+    """The number that fills the whole text, or None."""
     match = _NUMBER.fullmatch(text.strip().translate(_MINUS_SIGNS))
     return _value(match) if match else None
 
 
 def _value(match: re.Match[str]) -> Decimal:
     sign = "-" if (match["sign"] or "").startswith("-") else ""
-    return Decimal(
-        sign + match["digits"].replace(",", "")
-    )  # made from text, so exact at any length; arithmetic would round
+    # Made from text, so exact at any length; arithmetic would round.
+    return Decimal(sign + match["digits"].replace(",", ""))

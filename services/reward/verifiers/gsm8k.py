@@ -1,4 +1,4 @@
-"""GSM8K: the final number counts. Reward 1 or 0."""
+"""GSM8K verifier: compares the final number. Reward 1 or 0."""
 
 from __future__ import annotations
 
@@ -13,12 +13,9 @@ MARK = "####"
 
 
 def verify(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:  # noqa: ARG001
-    """The number after the last `####` that one follows, or where there is no such mark the last number, equals the reference's.
+    """Compares the number after the last `####` that has one, or without any mark the last number, with the reference's.
 
-    The reference may be the number itself or the dataset's whole worked answer.
-
-    Raises:
-        VerifierError: the reference holds no number.
+    The reference is the number itself or the dataset's whole worked answer. Raises VerifierError when it contains no number.
     """
     reference = final_number(ground_truth)
     if reference is None:
@@ -28,7 +25,7 @@ def verify(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Scor
 
 
 def final_number(text: str) -> Decimal | None:
-    """The number that a worked answer ends with, or None. Of several marks the last with a number before the next one counts."""
+    """The final number of a worked answer, or None. Of several marks, the last that a number follows before the next mark counts."""
     before, *marked = text.split(MARK)
     if not marked:
         return last_number(before)

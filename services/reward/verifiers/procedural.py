@@ -1,10 +1,10 @@
-"""Procedural tasks: `reasoning-gym`'s own score of an answer, 0..1. Accuracy is 1 from 0.999 on.
+"""Procedural tasks' verifier: `reasoning-gym`'s own score of an answer, 0..1. Accuracy is 1 from 0.999 on.
 
-The row's extra_info carries `entry` (what the generator made: question, answer, metadata, as JSON values), `task` (its name; else the
-data_source or the metadata tells it) and, where it is not the default, the generator's `config`.
+The row's extra_info contains `entry` (of the generator: question, answer, metadata, as JSON values), `task` (its name; by default that in
+the data_source or the metadata) and, where it is not the default, the generator's `config`.
 
-Which text is the answer: the last `<answer>…</answer>` of the response; else, when the reference is a plain number, the last number of the
-response; else the whole response, stripped.
+The answer is the last `<answer>…</answer>` of the response; else, when the reference is a plain number, the last number of the response;
+else the whole response, stripped.
 """
 
 from __future__ import annotations
@@ -29,24 +29,23 @@ RIGHT = 0.999
 _TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 
 _COMPARES_TUPLES = frozenset({"arc_agi", "rearc"})
-"""Tasks whose scoring compares grids as tuples: after their way over the wire they are lists."""
+"""Tasks whose scoring compares grids as tuples: JSON and MessagePack turn these into lists."""
 
 
 def verify(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:
     """The task's own score of the answer.
 
     Raises:
-        VerifierError: the row does not carry the task's entry, there is no such task, or its score is not a number.
+        VerifierError: the row lacks the task's entry, there is no such task, or its score is not a number.
     """
     entry = extra_info.get("entry")
     if not isinstance(entry, dict) or not isinstance(entry.get("metadata"), dict):
         raise VerifierError("extra_info.entry is missing: a procedural row carries question, answer and metadata there")
     task = _task(entry, extra_info)
-    config = json.dumps(_plain(extra_info.get("config") or {}), sort_keys=True)
+    config = json.dumps(_with_sequences(list, extra_info.get("config") or {}), sort_keys=True)
     answer = answer_text(response, ground_truth)
-    score = _dataset(task, config).score_answer(
-        answer, entry=_tuples(entry) if task in _COMPARES_TUPLES else _plain(entry)
-    )
+    plain_entry = _with_sequences(tuple if task in _COMPARES_TUPLES else list, entry)
+    score = _dataset(task, config).score_answer(answer, entry=plain_entry)
     if not isinstance(score, int | float) or not math.isfinite(score):
         raise VerifierError(f"task {task} scored {score!r}")
     reward = min(1.0, max(0.0, float(score)))
@@ -54,7 +53,7 @@ def verify(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Scor
 
 
 def answer_text(response: str, ground_truth: str) -> str:
-    """The part of a response that is its answer, by the rule above."""
+    """The answer in a response, by the rule above."""
     tagged = _TAGGED.findall(response)
     if tagged:
         return str(tagged[-1]).strip()
@@ -76,14 +75,8 @@ def _dataset(task: str, config: str) -> Any:  # noqa: ANN401  reasoning-gym has 
     return reasoning_gym.create_dataset(task, **json.loads(config))
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401  any JSON value
-    """JSON's own types: sequences are lists again, whatever the wire made of them."""
+def _with_sequences(kind: type[list[Any] | tuple[Any, ...]], value: Any) -> Any:  # noqa: ANN401  any JSON value
+    """The value with every list or tuple in it as this kind."""
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
-
-
-def _tuples(value: Any) -> Any:  # noqa: ANN401  any JSON value
-    if isinstance(value, list | tuple):
-        return tuple(_tuples(item) for item in value)
-    return {key: _tuples(item) for key, item in value.items()} if isinstance(value, dict) else value
+        return kind(_with_sequences(kind, item) for item in value)
+    return {key: _with_sequences(kind, item) for key, item in value.items()} if isinstance(value, dict) else value

@@ -1,4 +1,4 @@
-"""From a verifier's name to the verifier. Only worker processes come here: the imports are heavy and the code may be foreign."""
+"""Registry of verifiers by name. Only worker processes use it: the imports are heavy and the code may be foreign."""
 
 from __future__ import annotations
 
@@ -21,16 +21,12 @@ _MODULES = {
 
 @cache
 def offered() -> dict[str, EntryPoint]:
-    """What installed packages offer, by name; nothing of it is imported. It takes a look at every installed package."""
+    """Verifiers of installed packages, by name, not imported. Reads the metadata of every installed package."""
     return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
 
 
 def load(name: str) -> Verifier:
-    """The verifier of this name: a built-in one, else the one that an installed package offers.
-
-    Raises:
-        VerifierError: there is none, or its package cannot be imported.
-    """
+    """The verifier of this name: built-in, else of an installed package. Raises VerifierError when there is none, or its import fails."""
     try:
         if name in _MODULES:
             module = importlib.import_module(f"services.reward.verifiers.{_MODULES[BuiltIn(name)]}")

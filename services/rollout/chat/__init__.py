@@ -1,1 +1,1 @@
-"""Chats: a gRPC server whose requests wait behind training, of running jobs and of their exports."""
+"""Chats: a gRPC server answers them from running jobs and from exports of ended ones, at a lower priority than training."""

@@ -1,10 +1,10 @@
-"""A job's exported checkpoint in the engine: checked against its manifest, then taken in place like any other version.
+"""Exports in the engine: an exported checkpoint is checked against its manifest, then activated in place like any other version.
 
 checkpoints/step-00000200/MANIFEST.json     sizes and xxh3-128 of every file, by the learner
 checkpoints/step-00000200/hf/               config, tokenizer, safetensors: the export
 
-the engine of the job's own model (already up after the job) ◄── weights of the export, staged and activated
-the model is gone or is another one by now: the engine starts with the export itself
+the engine runs the job's own model (or can start with it)   ◄── weights of the export, staged and activated
+the model is gone, or differs in more than the weights       the engine starts with the export itself
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ import filecmp
 import json
 import logging
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
-import xxhash
 from redis.asyncio import Redis
 from safetensors import SafetensorError, safe_open
 
+from services.common.checkpoints.manifest import MANIFEST, digest_of_file
 from services.common.config.settings import Settings
 from services.common.errors import MillraceError, ModelError, WeightSyncError
 from services.common.jobs import deaths
@@ -32,36 +31,35 @@ from services.common.weights.snapshot import TensorSpec, UInt8Array, digest_of
 from services.common.weights.tensor_file import map_tensors
 from services.common.weights.version import PolicyVersion
 from services.rollout.engine.engine import Engine
-from services.rollout.engine.model_tensors import EMBEDDING, LM_HEAD, model_shapes
+from services.rollout.engine.model_tensors import EMBEDDING, INDEX, LM_HEAD, model_shapes, weight_bytes
 from services.rollout.engine.types import StagedWeights
 from services.rollout.engine.update import EngineError
 from services.rollout.weights.staging import Stage, default_stage_directory
 
 log = logging.getLogger(__name__)
 
-MANIFEST = "MANIFEST.json"
-BLOCK_BYTES = 8 << 20
-_WEIGHTS = {".safetensors"}
-_INDEX = "model.safetensors.index.json"
-DEADLY = 2
-"""So many servers that died while they loaded a checkpoint are enough."""
+_MAX_DEATHS = 2
+"""A checkpoint is refused after so many servers died while they loaded it."""
 
 
 class ExportLoader:
-    """Brings exported checkpoints into one engine."""
+    """Loads exported checkpoints into one engine."""
 
     def __init__(self, engine: Engine, settings: Settings, redis: Redis, name: str) -> None:
-        """`redis`: where deaths of servers are kept; `name`: this rollout server's."""
+        """`redis`: stores the deaths of servers; `name`: this rollout server's."""
         self._engine, self._settings, self._redis, self._name = engine, settings, redis, name
 
     async def load(self, record: JobRecord, export: Path) -> None:
-        """The engine samples with the export's weights, under their version, once this returns.
+        """Loads the export's weights; the engine samples with them, under their version, once this returns.
 
         Raises:
-            ModelError: the checkpoint is gone or damaged, the engine does not take it, or servers died of it.
-            EngineError: the weights in the engine are not known to be whole.
+            ModelError: the checkpoint is gone or damaged, the engine refuses it, or servers died while they loaded it.
+            EngineError: the weights in the engine are not known to be complete.
         """
-        await self._refuse_deadly(record)
+        found, ended = await deaths.deaths(self._redis, record.id), record.finished_at or 0.0
+        dead = [death for death in found if death.loading and death.at > ended]
+        if len(dead) >= _MAX_DEATHS:  # refused until these deaths are forgotten
+            raise ModelError(f"{len(dead)} servers ended while they loaded it: {dead[-1].cause}")
         await deaths.serving(self._redis, record.id, self._name, loading=True)
         try:
             await self._load(record, export)
@@ -71,13 +69,6 @@ class ExportLoader:
             raise
         finally:
             await deaths.served(self._redis, record.id, self._name)
-
-    async def _refuse_deadly(self, record: JobRecord) -> None:
-        """A checkpoint that servers died of, again and again, is loaded no more until those deaths are forgotten."""
-        ended = record.finished_at or 0.0
-        dead = [one for one in await deaths.deaths(self._redis, record.id) if one.loading and one.at > ended]
-        if len(dead) >= DEADLY:
-            raise ModelError(f"{len(dead)} servers ended while they loaded it: {dead[-1].cause}")
 
     async def _load(self, record: JobRecord, export: Path) -> None:
         started = time.monotonic()
@@ -93,12 +84,12 @@ class ExportLoader:
             raise ModelError(f"{export}: {error}") from error
         except MillraceError:
             raise
-        except Exception as error:  # whatever the libraries raise that read it
+        except Exception as error:  # whatever the libraries raise for its files
             raise ModelError(f"{export}: {type(error).__name__}: {error}") from error
         log.info("policy version %s from %s after %.1f s", version, export, time.monotonic() - started)
 
     def _base(self, record: JobRecord, export: Path) -> Path | None:
-        """The job's own model, if it still is what the export was made from in all but the weights."""
+        """The job's own model, if the export still differs from it in the weights only."""
         try:
             base = resolve_model(record.spec.model.path, self._settings)
             return base if model_shapes(base) == model_shapes(export) and same_tokenizer(base, export) else None
@@ -107,7 +98,7 @@ class ExportLoader:
 
     async def _activate(self, export: Path, version: PolicyVersion) -> None:
         home, shared_memory = self._settings.home.resolve(), self._settings.shared_memory
-        stage = Stage(default_stage_directory(self._name, home, 2 * _bytes(export), shared_memory))
+        stage = Stage(default_stage_directory(self._name, home, 2 * weight_bytes(export), shared_memory))
         try:
             staged = await asyncio.to_thread(stage_export, export, stage, version)
             await self._engine.activate(staged)
@@ -116,7 +107,7 @@ class ExportLoader:
 
 
 def check_export(export: Path) -> PolicyVersion:
-    """The policy version of an export whose every file is as the manifest says. Blocks: it hashes the weights.
+    """Policy version of an export, after a check of all its files against the manifest. Blocks: it hashes the weights.
 
     Raises:
         ModelError: the checkpoint is gone, or a file of the export is missing or damaged; names it.
@@ -132,18 +123,24 @@ def check_export(export: Path) -> PolicyVersion:
     if not exported:
         raise ModelError(f"{manifest}: names no file of {export.name}/")
     for name, entry in exported.items():
-        _check(export.parent / name, entry)
+        file = export.parent / name
+        try:
+            digest = digest_of_file(file)
+        except OSError as error:
+            raise ModelError(f"{file}: cannot be read: {error.strerror}") from error
+        if digest != entry.get("xxh3"):
+            raise ModelError(f"{file}: its checksum differs from the manifest's")
     return version
 
 
 def same_tokenizer(base: Path, export: Path) -> bool:
-    """Whether config, tokenizer and chat template of the export are those of the model, byte by byte."""
-    names = [file.name for file in export.iterdir() if file.suffix not in _WEIGHTS and file.name != _INDEX]
+    """Whether config, tokenizer and chat template of the export are byte for byte those of the model."""
+    names = [file.name for file in export.iterdir() if file.suffix != ".safetensors" and file.name != INDEX]
     return all((base / name).is_file() and filecmp.cmp(base / name, export / name, shallow=False) for name in names)
 
 
 def stage_export(export: Path, stage: Stage, version: PolicyVersion) -> StagedWeights:
-    """The export's weights as one staged file, the output head included. Blocks: it copies the weights.
+    """Stages the export's weights, the output head included, as one file. Blocks: it copies the weights.
 
     Raises:
         WeightSyncError: a file cannot be read, or there is no room.
@@ -167,7 +164,7 @@ def stage_export(export: Path, stage: Stage, version: PolicyVersion) -> StagedWe
 
 
 def _tensors(export: Path) -> dict[str, tuple[str, tuple[int, ...], UInt8Array]]:
-    """Name → dtype, shape and plain bytes, mapped."""
+    """Name → dtype, shape and plain bytes of the tensors, mapped from the files."""
     found: dict[str, tuple[str, tuple[int, ...], UInt8Array]] = {}
     for file in sorted(export.glob("*.safetensors")):
         data = map_tensors(file)
@@ -177,19 +174,3 @@ def _tensors(export: Path) -> dict[str, tuple[str, tuple[int, ...], UInt8Array]]
                 dtype = TORCH.get(part.get_dtype(), part.get_dtype())
                 found[name] = (dtype, tuple(part.get_shape()), data[name])
     return found
-
-
-def _bytes(export: Path) -> int:
-    return sum(file.stat().st_size for file in export.glob("*.safetensors"))
-
-
-def _check(file: Path, entry: Mapping[str, object]) -> None:
-    digest = xxhash.xxh3_128()
-    try:
-        with file.open("rb") as opened:
-            while block := opened.read(BLOCK_BYTES):
-                digest.update(block)
-    except OSError as error:
-        raise ModelError(f"{file}: cannot be read: {error.strerror}") from error
-    if digest.hexdigest() != entry.get("xxh3"):
-        raise ModelError(f"{file}: its checksum differs from the manifest's")

@@ -1,7 +1,7 @@
-"""Which policy this server answers chats with: the attached job's, or, while no job in training needs it, an ended job's export.
+"""Policies for chats: the attached job's, or, while no job in training needs this server, the export of an ended job.
 
 a job is activated ──► claim ──► chats in flight are aborted; the engine belongs to training
-the job is retired ──► release ──► idle: the first chat to an ended job loads its export, the next ones find it
+the job is retired ──► release ──► idle: the first chat with an ended job loads its export, the next ones use it
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ from services.rollout.engine.update import EngineError
 log = logging.getLogger(__name__)
 
 Load = Callable[[JobRecord, Path], Awaitable[None]]
-"""Brings a job's export into the engine (`services.rollout.chat.exports.ExportLoader.load`)."""
+"""Loads a job's export into the engine (`services.rollout.chat.exports.ExportLoader.load`)."""
 
 
 class Policies:
-    """The policy of one server. Training wins at once."""
+    """The policy of one server. Training has precedence at any time."""
 
     def __init__(
         self, engine: Engine, lane: ChatLane, store: JobStore, load: Load, *, load_limit_s: float = LOAD_LIMIT_S
     ) -> None:
-        """No job is attached, nothing is loaded."""
         self._engine, self._lane, self._store, self._load = engine, lane, store, load
         self._load_limit_s = load_limit_s
         self._attached: str | None = None
@@ -40,45 +39,44 @@ class Policies:
         self.hosted: str | None = None
         """The ended job whose export is loaded, or is being loaded."""
         self.fault: EngineError | None = None
-        """What a load did to the engine, when it is not fit for use any more: the process must end."""
+        """Error of a load after which the engine cannot be used: the process must end."""
         self.epoch = 0
-        """Grows whenever the engine's model may become another."""
+        """Increases whenever the engine's model may change."""
 
     @property
     def hosting(self) -> str | None:
-        """A word for people, while an export is loaded or loading."""
+        """State for the list of workers, while an export is loaded or loading."""
         if self.hosted is None:
             return None
         return "loading" if self._loading is not None else "serving"
 
     async def claim(self, job_id: str) -> None:
-        """Training takes the engine: what chats have of it ends now."""
+        """Gives the engine to training: ends all chats and any load."""
         self._attached = job_id
         self._lane.pace_s = PACE_S
-        await self._let_go("a job in training took this server: ask again, another may be free")
+        await self._end_chats("a job in training took this server: ask again, another may be free")
 
     async def clear(self, reason: str) -> None:
-        """Aborts the chats in flight; the attached job is about to be let go, so no more are taken."""
+        """Aborts the chats in flight and refuses new ones, until the attached job is released."""
         self._leaving = True
         self.epoch += 1
         await self._lane.clear(reason)
 
     def release(self) -> None:
-        """The attached job was let go: the engine is free."""
-        self._attached = None
-        self._leaving = False
+        """Makes the engine free for exports, after the attached job has ended."""
+        self._attached, self._leaving = None, False
         self._lane.pace_s = 0.0
 
     async def drain(self) -> None:
-        """Takes no chat any more, and aborts those in flight."""
+        """Refuses new chats, and aborts those in flight."""
         self._draining = True
-        await self._let_go("this server shuts down: ask again")
+        await self._end_chats("this server shuts down: ask again")
 
     async def open(self, job_id: str) -> asyncio.Task[None] | None:
-        """The load that a chat to this job has to wait for (with `loaded`), begun now if need be; None when there is nothing to wait for.
+        """The load that a chat with this job must wait for (`loaded`), started now if necessary; None when the policy is ready.
 
         Raises:
-            ChatRefused: this server has no policy of that job to offer now.
+            ChatRefused: this server has no policy of that job now.
         """
         if self._draining:
             raise ChatRefused("this server shuts down", Problem.NOT_HERE)
@@ -90,13 +88,13 @@ class Policies:
             raise ChatRefused("this server is attached to another job", Problem.NOT_HERE)
         if self.hosted == job_id:
             return self._loading
-        return await self._begin(job_id)
+        return await self._start_load(job_id)
 
     async def loaded(self, job_id: str, loading: asyncio.Task[None]) -> None:
         """Waits for a load.
 
         Raises:
-            ChatRefused: it failed, training took the engine, or it was not done within the limit (it goes on then).
+            ChatRefused: it failed, training took the engine, or it exceeded the limit (then it goes on).
         """
         done, _ = await asyncio.wait([loading], timeout=self._load_limit_s)
         if not done:
@@ -110,12 +108,12 @@ class Policies:
         if error is not None:
             raise ChatRefused(f"the checkpoint of job {job_id} cannot be loaded: {error}", Problem.NOT_LOADED)
 
-    async def _begin(self, job_id: str) -> asyncio.Task[None] | None:
-        """Starts to load a job's export, unless somebody talks to the one that is there."""
+    async def _start_load(self, job_id: str) -> asyncio.Task[None] | None:
+        """Starts to load a job's export, unless the present one has chats in flight."""
         record = await self._store.find(job_id)
         if record is None or record.export is None or not record.state.ended:
             raise ChatRefused(f"job {job_id} has no exported checkpoint to load", Problem.NOT_FOUND)
-        if self._attached is not None or self._draining:  # since the record was asked for
+        if self._attached is not None or self._draining:  # since the request for the record
             raise ChatRefused("this server is attached to another job", Problem.NOT_HERE)
         if self.hosted == job_id:
             return self._loading
@@ -143,8 +141,8 @@ class Policies:
             if not loaded:
                 self.hosted = None
 
-    async def _let_go(self, reason: str) -> None:
-        """Ends every chat and any load; the engine stays as it is, without a label once an export was in it."""
+    async def _end_chats(self, reason: str) -> None:
+        """Ends every chat and any load; the engine keeps running, without a label if an export was in it."""
         self.epoch += 1
         loading, hosted = self._loading, self.hosted
         self._loading = self.hosted = None

@@ -1,7 +1,7 @@
-"""The lower-priority lane: few places, a short queue, a measured pace beside training, and it can be cleared at once.
+"""Queue of chat requests: few places, a short wait, a limited pace beside training; all requests can be aborted at once.
 
-engine ──► pump ──► box ──► whoever reads the answer
-           at the engine's pace: stamps are true however slow the reader is
+engine ──► pump ──► outbox ──► reader of the answer
+           at the engine's pace: the stamps are right however slow the reader is
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ QUEUE_S = 10.0
 """Longest wait for a place."""
 MAX_WAITING = 32
 PACE_S = 0.25
-"""Beside training, answers begin no closer together than this: each costs the processes around the engine some milliseconds."""
+"""Least time between the starts of two answers beside training: each costs the processes around the engine some milliseconds."""
 
-Box = asyncio.Queue[ChatPiece | MillraceError | None]
+_Outbox = asyncio.Queue[ChatPiece | MillraceError | None]
 
 
 class ChatLane:
@@ -35,8 +35,8 @@ class ChatLane:
         self._waiting = 0
         self._next_at = 0.0
         self.pace_s = 0.0
-        """Seconds from the beginning of one answer to that of the next, at least."""
-        self._pumps: dict[asyncio.Task[None], Box] = {}
+        """Least seconds between the starts of two answers."""
+        self._pumps: dict[asyncio.Task[None], _Outbox] = {}
 
     @property
     def chats(self) -> int:
@@ -45,10 +45,10 @@ class ChatLane:
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
-        """One place; others wait for it, first come first served.
+        """Waits for a place, first come first served, and holds it.
 
         Raises:
-            ChatRefused: none became free within `queue_s` seconds, or too many wait already.
+            ChatRefused: no place became free within `queue_s` seconds, or too many requests wait already.
         """
         if self._places.locked() and self._waiting >= self._max_waiting:
             raise ChatRefused(f"{self._waiting} requests wait already; try again in a moment", Problem.BUSY)
@@ -62,36 +62,32 @@ class ChatLane:
         finally:
             self._waiting -= 1
         try:
-            await self._turn(until)
+            now = time.monotonic()
+            start = max(now, self._next_at)
+            if start > until:
+                raise self._busy()
+            self._next_at = start + self.pace_s
+            await asyncio.sleep(start - now)
             yield
         finally:
             self._places.release()
-
-    async def _turn(self, until: float) -> None:
-        """Waits until the pace allows the next answer."""
-        now = time.monotonic()
-        begin = max(now, self._next_at)
-        if begin > until:
-            raise self._busy()
-        self._next_at = begin + self.pace_s
-        await asyncio.sleep(begin - now)
 
     def _busy(self) -> ChatRefused:
         return ChatRefused(f"every place of this server stayed taken for {self._queue_s:g} s; try again", Problem.BUSY)
 
     async def through(self, pieces: AsyncGenerator[ChatPiece, None]) -> AsyncGenerator[ChatPiece, None]:
-        """The pieces, read from the engine as they come, whatever the pace of the reader. Closing it aborts the request.
+        """Yields the pieces, which are read from the engine at its own pace. Closing the generator aborts the request.
 
         Raises:
-            ChatRefused: the lane was cleared.
-            MillraceError: the engine died, or did not take the request.
+            ChatRefused: the queue was cleared.
+            MillraceError: the engine died, or refused the request.
         """
-        box: Box = asyncio.Queue()
-        pump = asyncio.create_task(_pump(pieces, box), name="chat")
-        self._pumps[pump] = box
+        outbox: _Outbox = asyncio.Queue()
+        pump = asyncio.create_task(_pump(pieces, outbox), name="chat")
+        self._pumps[pump] = outbox
         metrics.CHAT_IN_FLIGHT.set(len(self._pumps))
         try:
-            while (item := await box.get()) is not None:
+            while (item := await outbox.get()) is not None:
                 if isinstance(item, MillraceError):
                     raise item
                 yield item
@@ -102,24 +98,24 @@ class ChatLane:
             await asyncio.gather(pump, return_exceptions=True)
 
     async def clear(self, reason: str) -> None:
-        """Aborts every answer being sampled; when this returns, the engine has none of them."""
+        """Aborts every answer being sampled; when this returns, the engine has no chat request any more."""
         pumps, self._pumps = self._pumps, {}
-        for pump, box in pumps.items():
+        for pump, outbox in pumps.items():
             pump.cancel()
-            box.put_nowait(ChatRefused(reason, Problem.ABORTED))
+            outbox.put_nowait(ChatRefused(reason, Problem.ABORTED))
         await asyncio.gather(*pumps, return_exceptions=True)
 
 
-async def _pump(pieces: AsyncGenerator[ChatPiece, None], box: Box) -> None:
+async def _pump(pieces: AsyncGenerator[ChatPiece, None], outbox: _Outbox) -> None:
     try:
         async with aclosing(pieces):
             async for piece in pieces:
-                box.put_nowait(piece)
+                outbox.put_nowait(piece)
     except MillraceError as error:
-        box.put_nowait(error)
-    except Exception as error:  # noqa: BLE001  whoever reads the box must not wait for ever, whatever it is
+        outbox.put_nowait(error)
+    except Exception as error:  # noqa: BLE001  whatever it is, the reader must not wait for ever
         wrapped = MillraceError(f"the engine refused the request: {error}")
         wrapped.__cause__ = error
-        box.put_nowait(wrapped)
+        outbox.put_nowait(wrapped)
     else:
-        box.put_nowait(None)
+        outbox.put_nowait(None)

@@ -1,6 +1,6 @@
-"""The rollout server's gRPC answer to people: `proto/inference.proto`.
+"""Server of chats over gRPC, for users: `proto/inference.proto`.
 
-Generate ──► policies: which policy, loaded? ──► lane: a place ──► prompt ──► engine.chat ──► replies, stamped
+Generate ──► policies: which policy, loaded? ──► queue: a place ──► prompt ──► engine.chat ──► replies, stamped
 """
 
 from __future__ import annotations
@@ -34,13 +34,12 @@ from services.rollout import metrics
 from services.rollout.chat.policies import Policies
 from services.rollout.chat.queue import ChatLane
 from services.rollout.engine.engine import Engine
-from services.rollout.engine.prompts import CHARACTERS_PER_TOKEN
 from services.rollout.engine.types import ChatPiece, ChatRefused, ChatSampling
 
 log = logging.getLogger(__name__)
 
-CHATS_END_S = 2.0
-"""Time for the last words of chats that a drain has aborted."""
+_STOP_GRACE_S = 2.0
+"""Time for the last replies of chats that a drain has aborted."""
 
 _STATUS = {
     Problem.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
@@ -58,13 +57,13 @@ class InferenceService(pb_grpc.InferenceServicer):
     """The contract's one call."""
 
     def __init__(self, engine: Engine, policies: Policies, lane: ChatLane) -> None:
-        """Answers with what `policies` has in `engine`, as many at once as `lane` has places."""
+        """Answers with the policy that `policies` has in `engine`, as many requests at once as `lane` has places."""
         self._engine, self._policies, self._lane = engine, policies, lane
 
     async def Generate(  # noqa: N802  the contract's name
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateReply]
     ) -> AsyncIterator[pb.GenerateReply]:
-        """One answer, as it is sampled; a refusal ends the call with its status."""
+        """Streams one answer while it is sampled; a refusal ends the call with its status."""
         outcome = "left"
         try:
             with log_context(job_id=request.model):
@@ -97,14 +96,14 @@ class InferenceService(pb_grpc.InferenceServicer):
                 raise ChatRefused(f"not done within {GENERATE_LIMIT_S:.0f} s", Problem.TOO_SLOW) from error
 
     async def _answer(self, request: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateReply, None]:
-        if await self._policies.open(request.model) is not None:  # while it waited for a place
+        if await self._policies.open(request.model) is not None:  # changed while this waited for a place
             raise ChatRefused("training took this server in between: ask again", Problem.NOT_HERE)
         epoch = self._policies.epoch
         prompt = await self._prompt(request)
         sampling = self._sampling(request, len(prompt))
         version = self._version(epoch)
         yield pb.GenerateReply(started=pb.Started(prompt_tokens=len(prompt), policy_version=version.n))
-        self._version(epoch)  # from here to the lane nothing is waited for: what clears the lane finds the request
+        self._version(epoch)  # no await from here to the queue: `clear` always finds the request
         started, first, last, tokens = time.monotonic(), None, None, 0
         async with aclosing(self._lane.through(self._engine.chat(prompt, sampling))) as pieces:
             async for piece in pieces:
@@ -119,18 +118,17 @@ class InferenceService(pb_grpc.InferenceServicer):
         yield _finished(first, last, len(prompt), tokens)
 
     def _version(self, epoch: int) -> PolicyVersion:
-        """The policy version, if the engine has the model that it had."""
+        """The policy version, if the engine still has the same model."""
         version = self._engine.version
         if self._policies.epoch != epoch or version is None:
             raise ChatRefused("training took this server in between: ask again", Problem.NOT_HERE)
         return version
 
     async def _prompt(self, request: pb.GenerateRequest) -> list[int]:
-        limit = CHARACTERS_PER_TOKEN * self._engine.max_model_len
         param = "messages" if request.HasField("chat") else "prompt"
         messages = [_message(message) for message in request.chat.messages]
         characters = sum(len(message.content) for message in messages) + len(request.text)
-        if characters > limit:
+        if characters > self._engine.max_prompt_chars:
             raise ChatRefused(
                 f"the prompt has {characters} characters, far more than the model's context holds",
                 Problem.TOO_LONG,
@@ -143,15 +141,12 @@ class InferenceService(pb_grpc.InferenceServicer):
 
     def _sampling(self, request: pb.GenerateRequest, prompt_tokens: int) -> ChatSampling:
         room = self._engine.max_model_len - prompt_tokens
-        asked = request.max_tokens if request.HasField("max_tokens") else None
-        if room < (asked or 1):
-            raise ChatRefused(
-                f"this model's context is {self._engine.max_model_len} tokens; the prompt has {prompt_tokens}"
-                + (f" and max_tokens asks for {asked}" if asked else ""),
-                Problem.TOO_LONG,
-                param="messages" if request.HasField("chat") else "prompt",
-            )
-        if asked is not None and not 1 <= asked <= MAX_TOKENS:
+        max_tokens = request.max_tokens if request.HasField("max_tokens") else None
+        if room < (max_tokens or 1):
+            reason = f"this model's context is {self._engine.max_model_len} tokens; the prompt has {prompt_tokens}"
+            reason += f" and max_tokens asks for {max_tokens}" if max_tokens else ""
+            raise ChatRefused(reason, Problem.TOO_LONG, param="messages" if request.HasField("chat") else "prompt")
+        if max_tokens is not None and not 1 <= max_tokens <= MAX_TOKENS:
             raise ChatRefused(f"max_tokens must be 1 to {MAX_TOKENS}", Problem.INVALID, param="max_tokens")
         if not 0 <= request.temperature <= 2:
             raise ChatRefused("temperature must be 0 to 2", Problem.INVALID, param="temperature")
@@ -159,15 +154,14 @@ class InferenceService(pb_grpc.InferenceServicer):
             raise ChatRefused("top_p must be above 0 and at most 1", Problem.INVALID, param="top_p")
         if not all(request.stop):
             raise ChatRefused("stop must not be an empty string", Problem.INVALID, param="stop")
-        length = min(MAX_TOKENS, room) if asked is None else asked
-        return ChatSampling(length, request.temperature, request.top_p, tuple(request.stop))
+        max_tokens = min(MAX_TOKENS, room) if max_tokens is None else max_tokens
+        return ChatSampling(max_tokens, request.temperature, request.top_p, tuple(request.stop))
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):
     """Refuses every call without the token, whatever its method."""
 
     def __init__(self, token: str) -> None:
-        """The one token that is good."""
         self._check = TokenCheck(token)
 
     async def intercept_service(
@@ -175,7 +169,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Lets the call through, or puts a refusal of the same kind in its place."""
+        """Passes the call on, or replaces its handler by a refusal of the same kind."""
         handler = await continuation(handler_call_details)
         if self._check.passes(handler_call_details):
             return handler
@@ -186,7 +180,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
 
 @asynccontextmanager
 async def serving(service: InferenceService, host: str, port: int, token: str | None) -> AsyncIterator[int]:
-    """Serves on a port, which it gives; 0 takes a free one. In the end chats have CHATS_END_S for their last words.
+    """Serves on a port, which it yields; 0 takes a free one.
 
     Raises:
         ConfigError: the address is taken, or is not of this machine.
@@ -199,7 +193,7 @@ async def serving(service: InferenceService, host: str, port: int, token: str | 
     try:
         yield bound
     finally:
-        await server.stop(CHATS_END_S)
+        await server.stop(_STOP_GRACE_S)
 
 
 def _finished(first: ChatPiece | None, last: ChatPiece | None, prompt_tokens: int, tokens: int) -> pb.GenerateReply:

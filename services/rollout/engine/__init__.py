@@ -1,7 +1,7 @@
-"""Engine: vLLM in processes of its own, started, updated, watched and ended.
+"""Engine: vLLM in processes of its own, started, updated, monitored and ended.
 
-engine     the one that samples            process     vLLM's arguments, start and end
-update     new weights at once for all     verify      that they are the published ones
-health     hangs and slow starts           prompts     tokenizer and template, in a child
-types      what the other folders see of it
+engine     one vLLM engine                 process     vLLM's arguments, start and end
+update     new weights for all requests    verify      comparison of installed and published weights
+health     hangs and slow starts           prompts     tokenizer and template, in a child process
+types      data types for the other folders
 """

@@ -1,12 +1,12 @@
-"""The watch over the engine: progress decides whether it hangs, not what it says of its health.
+"""Health of the engine: a hang is detected by missing progress, not by the engine's own health check.
 
-the heartbeat is a token; while nothing is sampled, an answer of every worker to a call
+heartbeat: a token; while nothing is sampled, a reply of every worker to a call
 
-one of its processes is stopped by a signal, two periods long       ──► it hangs, whatever it was doing
-no heartbeat for two periods, and none of its processes computes    ──► it hangs
-no heartbeat for BUSY_S, though they compute                        ──► it hangs
+one process is stopped by a signal for two periods                  ──► hang, whatever the engine was doing
+no heartbeat for two periods, and no process computes               ──► hang
+no heartbeat for BUSY_S, though processes compute                   ──► hang
 
-While it starts there is no heartbeat: then its processes must compute or read (`StartWatch`).
+There is no heartbeat during a start: then the processes must compute or read (`StartWatch`).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from services.common.service.watchdog import Vitals
 
 _LOOK_S = 1.0
 START_STILL_S = 120.0
-"""An engine that starts, and whose processes neither compute nor read for so long, hangs."""
+"""A start whose processes neither compute nor read for so long hangs."""
 STILL_COMPUTES_S = 0.5
 STILL_BYTES = 1 << 20
-"""What processes that stand still may compute and read all the same: their threads tick."""
+"""Processor time and bytes that processes of a hanging start may still use: their threads tick."""
 
 
 class Watched(Protocol):
-    """What the watch needs of an engine (`services.rollout.engine.engine.Engine`)."""
+    """The part of an engine that the watch uses (`services.rollout.engine.engine.Engine`)."""
 
     requests: int
     chats: int
@@ -40,101 +40,100 @@ class Watched(Protocol):
 
     @property
     def up(self) -> bool:
-        """Whether there is an engine that could answer."""
+        """Whether an engine runs."""
 
     @property
     def starting(self) -> bool:
-        """Whether one is being started, which has a watch of its own."""
+        """Whether an engine is starting; `StartWatch` monitors that."""
 
     @property
     def changing(self) -> bool:
-        """Whether the weights are being changed: no token is to be expected."""
+        """Whether the weights are being changed: no token can come."""
 
     @property
     def processes(self) -> list[psutil.Process]:
         """Its topmost processes."""
 
     async def beat(self) -> None:
-        """A sign of life from every worker; sets `progress_at`."""
+        """Waits for a reply of every worker, and sets `progress_at`."""
 
 
 class EngineWatch:
-    """Looks after one engine; call `trouble` once a second."""
+    """Watch over one engine; call `trouble` once a second."""
 
     def __init__(self, engine: Watched) -> None:
-        """Has seen nothing yet."""
         self._engine = engine
         self._vitals = Vitals()
         self._beating: asyncio.Task[None] | None = None
-        self._since = time.monotonic()
+        self._regular_since = time.monotonic()
         self._family: list[psutil.Process] = []
-        self._next_count = 0.0
+        self._next_listing_at = 0.0
 
     def trouble(self) -> str | None:
         """Why the engine should be killed, or None."""
         engine, now = self._engine, time.monotonic()
-        if now >= self._next_count:  # not each time: it goes through every process of the machine
-            self._next_count = now + watchdog.PERIOD_S
+        if now >= self._next_listing_at:  # not on each call: it reads every process of the machine
+            self._next_listing_at = now + watchdog.PERIOD_S
             self._family = [relative for root in engine.processes for relative in family(root.pid)]
         if not self._vitals.look(self._family):
-            self._since = now
+            self._regular_since = now
         if engine.starting:
             return None
         if self._vitals.stopped_too_long(_LOOK_S):
             return f"the engine hangs: {self._vitals.still()}"
         if not engine.up or engine.changing:
-            return None  # both have limits of their own
-        silent_s = now - max(engine.progress_at, self._since)
+            return None  # starts and weight changes have limits of their own
+        silent_s = now - max(engine.progress_at, self._regular_since)
         busy = engine.requests + engine.chats
         if not busy and silent_s > watchdog.PERIOD_S:
-            self._ask()
+            self._request_beat()
         hang = self._vitals.hang(silent_s, 2 * watchdog.PERIOD_S)
         what = f"no token with {busy} requests in flight" if busy else "no answer"
         return f"the engine hangs: {what} for {hang}" if hang else None
 
     def close(self) -> None:
-        """Waits for no answer any more."""
+        """Cancels the request for a heartbeat."""
         if self._beating is not None:
             self._beating.cancel()
 
-    def _ask(self) -> None:
+    def _request_beat(self) -> None:
         if self._beating is None or self._beating.done():
             if self._beating is not None and not self._beating.cancelled():
-                self._beating.exception()  # an engine that died is noticed by its own error
+                self._beating.exception()  # retrieved and ignored: `Engine.check` reports an engine that died
             self._beating = asyncio.create_task(self._engine.beat(), name="beat")
 
 
 class StartWatch:
-    """Looks after an engine that is being started; call `trouble` once a second."""
+    """Watch over an engine that starts; call `trouble` once a second."""
 
     def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         """`limit_s`: the longest start, seconds; `clock`: for tests."""
         self._limit_s, self._clock = limit_s, clock
         self._vitals = Vitals(clock)
-        self._began = self._moved_at = clock()
-        self._done = (0.0, 0)
+        self._started_at = self._progress_at = clock()
+        self._used = (0.0, 0)
 
     def trouble(self, processes: Iterable[psutil.Process]) -> str | None:
-        """Why the start should be given up, or None; `processes`: all of the engine's, as far as there are any yet."""
+        """Why the start should be aborted, or None; `processes`: those of the engine that exist so far."""
         now, members = self._clock(), list(processes)
         regular = self._vitals.look(members)
-        done = [_done(member) for member in members]
-        computed_s, moved_bytes = sum(used for used, _ in done), sum(size for _, size in done)
+        used = [_usage(member) for member in members]
+        computed_s, moved_bytes = sum(seconds for seconds, _ in used), sum(size for _, size in used)
         if (
             not (members and regular)
-            or abs(computed_s - self._done[0]) > STILL_COMPUTES_S
-            or abs(moved_bytes - self._done[1]) > STILL_BYTES
+            or abs(computed_s - self._used[0]) > STILL_COMPUTES_S
+            or abs(moved_bytes - self._used[1]) > STILL_BYTES
         ):
-            self._done, self._moved_at = (computed_s, moved_bytes), now
+            self._used, self._progress_at = (computed_s, moved_bytes), now
         if self._vitals.stopped_too_long(_LOOK_S):
             return f"hangs while it starts: {self._vitals.still()}"
-        if now - self._moved_at >= START_STILL_S:
+        if now - self._progress_at >= START_STILL_S:
             return f"hangs while it starts: its processes have neither computed nor read for {START_STILL_S:.0f} s"
-        return f"is not up after {self._limit_s:.0f} s" if now - self._began >= self._limit_s else None
+        return f"is not up after {self._limit_s:.0f} s" if now - self._started_at >= self._limit_s else None
 
 
-def _done(process: psutil.Process) -> tuple[float, int]:
-    """Processor seconds that it has used, and bytes that it has read and written, as far as the system says."""
+def _usage(process: psutil.Process) -> tuple[float, int]:
+    """Processor seconds used, and bytes read and written, as far as the system reports them."""
     with contextlib.suppress(psutil.Error, AttributeError):  # AttributeError: macOS does not count bytes
         times, io = process.cpu_times(), process.io_counters()
         return times.user + times.system, io.read_bytes + io.write_bytes + io.read_chars + io.write_chars

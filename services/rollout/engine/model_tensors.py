@@ -1,4 +1,4 @@
-"""Which tensors a new version must bring, and of what shape, so that none of the old one stays and none breaks the load midway."""
+"""Tensors of a model: names and shapes that a new version must bring, so that no old tensor stays and none breaks the load midway."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ from services.common.errors import ModelError
 
 Shapes = dict[str, tuple[int, ...]]
 
+INDEX = "model.safetensors.index.json"
 LM_HEAD = "lm_head.weight"
-"""Tied models' files leave it out, but engines keep a packed copy of it that would go stale."""
-
+"""Files of tied models leave it out, but engines keep a packed copy of it that would become stale."""
 EMBEDDING = "model.embed_tokens.weight"
-_BUFFERS = ("rotary_emb.inv_freq",)  # endings of what old files carry and nobody trains
+_BUFFERS = ("rotary_emb.inv_freq",)  # name endings of tensors in old files that are not trained
+
+
+def weight_bytes(model_dir: Path) -> int:
+    """Size of a model's safetensors files."""
+    return sum(file.stat().st_size for file in model_dir.glob("*.safetensors"))
 
 
 def model_shapes(model_dir: Path) -> Shapes:
@@ -24,17 +29,15 @@ def model_shapes(model_dir: Path) -> Shapes:
     Raises:
         ModelError: there are no such files, or they cannot be read; names the file.
     """
-    index = model_dir / "model.safetensors.index.json"
+    index = model_dir / INDEX
     files = [model_dir / "model.safetensors"]
     if index.is_file():
         try:
             files = [model_dir / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(f"{index}: cannot be read: {error}") from error
-    shapes: Shapes = {}
-    for file in files:
-        shapes |= file_shapes(file)
-    shapes = {name: shape for name, shape in shapes.items() if not name.endswith(_BUFFERS)}
+    found = {name: shape for file in files for name, shape in file_shapes(file).items()}
+    shapes = {name: shape for name, shape in found.items() if not name.endswith(_BUFFERS)}
     if LM_HEAD not in shapes and EMBEDDING in shapes:
         shapes[LM_HEAD] = shapes[EMBEDDING]
     return shapes
@@ -54,7 +57,7 @@ def file_shapes(path: Path) -> Shapes:
 
 
 def misfits(wanted: Shapes, got: Shapes) -> list[str]:
-    """What of `wanted` is missing in `got`, or has another shape; one line each."""
+    """Differences of `got` from `wanted`: tensors that are missing, unknown or of another shape; one line each."""
     lines = [f"{name} is missing" for name in sorted(wanted.keys() - got.keys())]
     lines += [f"{name} is not in the model" for name in sorted(got.keys() - wanted.keys())]
     both = sorted(wanted.keys() & got.keys())

@@ -1,10 +1,10 @@
-"""What the engine's processes print, as lines of our own log: the root cause of their end stands there and nowhere else.
+"""Output of the engine's processes, as lines of our own log: the root cause of their end is printed there and nowhere else.
 
-begin ──► descriptors 1 and 2 are a pipe ──► the engine's processes start, and inherit it ──► release: they are what they were
+begin ──► descriptors 1 and 2 are a pipe ──► the engine's processes start and inherit it ──► release: 1 and 2 are restored
               │
-              └──► a thread: each line is logged as of the job that the engine serves; the newest are kept ──► last_error
+              └──► a thread logs each line in the context of the job that the engine serves; it keeps the newest ──► last_error
 
-This process's own log goes where it went all the while. The pipe ends with this process, however that ends.
+This process's own log goes to its old place all the time. The pipe ends with this process, however that ends.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import TextIO
 
 log = logging.getLogger(__name__)
 
-KEPT_LINES = 400
+_KEPT_LINES = 400
 LINE_CHARS = 4096
 RECENT_S = 60.0
-"""A line that is older says nothing about an end that is noticed now."""
-SETTLE_S = 2.0
-REPEATED_S = 600.0
-"""A warning of the engine that was logged so lately is not logged again: it gives the same one at every weight sync."""
+"""An older line is not the cause of an end that is detected now."""
+_SETTLE_TIMEOUT_S = 2.0
+_REPEAT_INTERVAL_S = 600.0
+"""The same warning is logged at most this often: the engine repeats some at every weight sync."""
 _STANDARD = (1, 2)
 _BLOCK_BYTES = 1 << 16
 _PREFIX = re.compile(r"(?:\([^()]*\) *)?(?:(DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d [\d:]+ (?:\[[^\]]*\] )?)?")
@@ -44,8 +44,8 @@ class EngineOutput:
     """The output of one engine's processes, from their start to their end."""
 
     def __init__(self) -> None:
-        """Takes nothing yet; lines are logged in the context of whoever makes this (`about`)."""
-        self._lines: deque[tuple[float, str]] = deque(maxlen=KEPT_LINES)
+        """Lines are logged in the context of the caller, until `about` changes it."""
+        self._lines: deque[tuple[float, str]] = deque(maxlen=_KEPT_LINES)
         self._context = contextvars.copy_context()
         self._lock = threading.Lock()
         self._saved: dict[int, int] = {}
@@ -53,16 +53,16 @@ class EngineOutput:
         self._pipe: tuple[int, int] | None = None
         self._marks: dict[str, threading.Event] = {}
         self._logged: dict[str, float] = {}
-        """Kinds of warnings → when one was logged, the newest last."""
+        """Kind of warning → when one was logged, the newest last."""
 
     def about(self) -> None:
-        """From now on lines are logged in the context of whoever calls this: the engine serves another job."""
+        """Logs all later lines in the context of the caller: the engine serves another job now."""
         self._context = contextvars.copy_context()
         self._logged = {}
 
     @contextmanager
     def captured(self) -> Iterator[None]:
-        """What is started within prints into this."""
+        """Captures the output of the processes that are started within."""
         self._begin()
         try:
             yield
@@ -70,7 +70,7 @@ class EngineOutput:
             self.release()
 
     def release(self) -> None:
-        """Gives this process its own output back, if it has not got it yet; what was started keeps the pipe."""
+        """Restores this process's own output, if that is not done yet; the processes that were started keep the pipe."""
         with self._lock:
             for number, saved in self._saved.items():
                 os.dup2(saved, number)
@@ -82,29 +82,25 @@ class EngineOutput:
             self._handlers = []
 
     def last_error(self) -> str:
-        """The newest line of late that names what went wrong, without what its logger put before it; empty when there is none.
-
-        Blocks for up to `SETTLE_S`.
-        """
+        """The newest recent line that names an error, without its logger's prefix, or "". Blocks for up to `_SETTLE_TIMEOUT_S`."""
         self._settle()
         since = time.monotonic() - RECENT_S
-        lines = [line for at, line in reversed(self._lines) if at >= since]
-        said = [(_PREFIX.match(line), line) for line in lines]
-        texts = [(match.group(1), line[match.end() :].strip()) for match, line in said if match]
-        causes = [text for _, text in texts if _ERROR.match(text) and not _NO_CAUSE.search(text)]
-        told = [text for level, text in texts if level in {"ERROR", "CRITICAL"} and text and not _NO_CAUSE.search(text)]
-        return next(iter(causes + told), "")
+        lines = [_split(line) for at, line in reversed(self._lines) if at >= since]
+        lines = [(level, text) for level, text in lines if text and not _NO_CAUSE.search(text)]
+        causes = [text for _, text in lines if _ERROR.match(text)]
+        errors = [text for level, text in lines if level in {"ERROR", "CRITICAL"}]
+        return next(iter(causes + errors), "")
 
     def close(self) -> None:
-        """The engine's processes have ended: reads what they left, and lets go of the pipe. Blocks for up to `SETTLE_S`."""
+        """Reads the rest of the output of ended processes, and closes the pipe. Blocks for up to `_SETTLE_TIMEOUT_S`."""
         self.release()
         self._settle()
         pipe, self._pipe = self._pipe, None
         if pipe is not None:
-            os.close(pipe[1])  # the thread reads to the end; a process that kept its end keeps the thread
+            os.close(pipe[1])  # the thread ends at the end of the pipe: when no process has it open
 
     def _begin(self) -> None:
-        resource_tracker.ensure_running()  # Python's own, which lives as long as this process: it must not inherit the pipe
+        resource_tracker.ensure_running()  # Python's own process, as long-lived as this one: it must not inherit the pipe
         read, write = os.pipe()
         self._pipe = (read, write)
         threading.Thread(target=self._read, args=(read,), name="engine output", daemon=True).start()
@@ -119,17 +115,17 @@ class EngineOutput:
                 os.dup2(write, number)
 
     def _settle(self) -> None:
-        """Waits, for a moment, until all that is in the pipe now was read."""
+        """Waits until the thread has read all that is in the pipe now, at most `_SETTLE_TIMEOUT_S`."""
         if self._pipe is None:
             return
         mark, reached = f"<{secrets.token_hex(16)}>", threading.Event()
         self._marks[mark] = reached
-        os.write(self._pipe[1], f"\n{mark}\n".encode())  # behind what is in it; the thread always reads
-        reached.wait(SETTLE_S)
+        os.write(self._pipe[1], f"\n{mark}\n".encode())  # after all that is in the pipe; the thread always reads
+        reached.wait(_SETTLE_TIMEOUT_S)
         del self._marks[mark]
 
     def _read(self, descriptor: int) -> None:
-        """Every line until the last process that prints has ended; runs in a thread of its own."""
+        """Takes every line until the last process that prints has ended; runs in a thread of its own."""
         rest = b""
         with os.fdopen(descriptor, "rb", buffering=0) as pipe:
             while block := pipe.read(_BLOCK_BYTES):
@@ -146,24 +142,27 @@ class EngineOutput:
             reached.set()
         elif line:
             self._lines.append((time.monotonic(), line))
-            found = _PREFIX.match(line)
-            name = found and found.group(1)
-            if name != "WARNING" or self._is_new(line):
-                level = logging.getLevelNamesMapping()[name or "INFO"]
-                self._context.run(log.log, level, "%s", line)
+            level, _ = _split(line)
+            if level != "WARNING" or self._is_new(line):
+                self._context.run(log.log, logging.getLevelNamesMapping()[level], "%s", line)
 
     def _is_new(self, line: str) -> bool:
-        """Whether nothing like it, numbers aside, was logged of late."""
-        # `about` may begin another table meanwhile.
-        logged = self._logged
+        """Whether no warning that differs in numbers only was logged recently."""
+        logged = self._logged  # `about` may replace the table meanwhile
         kind, now = _NUMBER.sub("0", line), time.monotonic()
-        if now - logged.get(kind, -REPEATED_S) < REPEATED_S:
+        if now - logged.get(kind, -_REPEAT_INTERVAL_S) < _REPEAT_INTERVAL_S:
             return False
         logged.pop(kind, None)
         logged[kind] = now
-        if len(logged) > KEPT_LINES:
+        if len(logged) > _KEPT_LINES:
             del logged[next(iter(logged))]
         return True
+
+
+def _split(line: str) -> tuple[str, str]:
+    """Level of a line, INFO if it has none, and its text without the logger's prefix."""
+    _, level, text = _PREFIX.split(line, maxsplit=1)  # it matches every line, perhaps only its empty beginning
+    return level or "INFO", text.strip()
 
 
 def _descriptor(stream: TextIO) -> int | None:

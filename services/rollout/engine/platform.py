@@ -1,4 +1,4 @@
-"""The only file of the rollout service that differs by what the engine computes on: its environment and its engine arguments."""
+"""Platform: the engine's environment and arguments for each; the only file of the rollout service that differs by platform."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ _GIB = 1 << 30
 _NO_NZ = {"weight_nz_mode": 0, "rl_config": {"enabled": True}}
 """vLLM-Ascend's settings for weights that are loaded again in place: they must not be cast to the NPU's FRACTAL_NZ format.
 
-0.23.0 knows the first; releases after it gather what reinforcement learning needs in the second. Each leaves alone what it does not know.
+Release 0.23.0 reads the first; later releases read the second, for reinforcement learning. Each ignores the one that it does not know.
 """
 
-_EVERYWHERE = {
-    "HF_HUB_OFFLINE": "1",  # models are directories; nothing is looked up
+_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",  # models are directories; no download
     "TOKENIZERS_PARALLELISM": "false",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has threads: forking it is not safe
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has threads: a fork is not safe
 }
 
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """How the engine is to be started on this platform."""
+    """Environment and arguments of an engine start."""
 
     environment: dict[str, str]
     """Variables to set before vLLM is imported."""
     arguments: dict[str, Any]
-    """Engine arguments besides those that are the same everywhere."""
+    """Engine arguments besides those that are the same on every platform."""
 
 
 def plan_engine(platform: Platform, spec: JobSpec, environment: Mapping[str, str]) -> EnginePlan:
-    """The plan for a job.
+    """The plan for a job. Variables in `environment` are the operator's, and are left out of the plan.
 
-    On CPUs the cores are vLLM's to bind: VLLM_CPU_OMP_THREADS_BIND ("0", "0-3", …; default: all but one) says on which cores
-    the worker computes, so that a learner on the same machine can have the others. What the operator has set stays as it is.
+    On CPUs vLLM binds the cores: VLLM_CPU_OMP_THREADS_BIND ("0", "0-3", …; default: all but one) names the cores of the worker, so that
+    a learner on the same machine can have the others.
     """
-    wanted = dict(_EVERYWHERE)
+    variables = dict(_ENVIRONMENT)
     arguments: dict[str, Any] = {"gpu_memory_utilization": spec.rollout.gpu_memory_utilization}
     if platform is Platform.CPU:
-        # VLLM_CPU_KVCACHE_SPACE, where the operator sets it, wins over this; it takes whole GiB only.
+        # VLLM_CPU_KVCACHE_SPACE, where the operator sets it, overrides this; it takes whole GiB only.
         arguments["kv_cache_memory_bytes"] = int(spec.rollout.kv_cache_gib * _GIB)
     elif platform is Platform.NPU:
         arguments["additional_config"] = copy.deepcopy(_NO_NZ)
-        wanted["VLLM_ASCEND_ENABLE_NZ"] = "0"  # its worker looks at this one too
-    return EnginePlan({name: value for name, value in wanted.items() if name not in environment}, arguments)
+        variables["VLLM_ASCEND_ENABLE_NZ"] = "0"  # its worker reads this one too
+    return EnginePlan({name: value for name, value in variables.items() if name not in environment}, arguments)

@@ -1,7 +1,7 @@
-"""A model's tokenizer in a child process: killed when it takes too long or too much, and replaced.
+"""Prompt process: a model's tokenizer in a child process, which is killed and replaced when it exceeds its time or memory.
 
 encode, decode ──► one request at a time, each with a deadline ──► child: tokenizer and chat template (`services.rollout.engine.prompts`)
-                            └── passed ──► the child is killed: the prompt has failed, and the next request has a new child
+                            └── exceeded ──► the child is killed, the prompt has failed, and the next request gets a new child
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from services.common.errors import ChildDied, ChildLost, ChildTimeout, ModelError, PromptError, SandboxError
 from services.common.sandbox.limits import Limits
@@ -17,21 +17,23 @@ from services.common.sandbox.pool import Child, Sandbox
 from services.common.streams.types import Message
 from services.rollout.engine.types import SamplingError
 
-LOAD_S = 120.0
-"""Longest load of a tokenizer, on a busy machine."""
 REQUEST_S = 10.0
-"""Longest work on one prompt, or on one group's answers; a thousand times what it takes."""
-LIMITS = Limits(wall_s=LOAD_S, memory_mib=2048)
-TRIES = 3
-"""Children that are ended from outside before a request is given up."""
+"""Longest work on one prompt, or on one group's answers; a thousand times the usual."""
+LIMITS = Limits(wall_s=120.0, memory_mib=2048)
+"""Of a child; the time is that of the tokenizer's load, on a busy machine."""
+_TRIES = 3
+"""A request fails when so many children in a row were ended from outside."""
 _OPEN = "services.rollout.engine.prompts:open_encoder"
 
 
 class PromptProcess:
-    """One model's tokenizer."""
+    """One model's tokenizer.
+
+    Requests raise PromptError (template or tokenizer refuse the input, fail, or need too much time or memory), SamplingError (no child
+    process could be used) or ModelError (the tokenizer had to be loaded again, and cannot be).
+    """
 
     def __init__(self, sandbox: Sandbox, model_dir: Path) -> None:
-        """Starts nothing yet."""
         self._sandbox, self._model_dir = sandbox, model_dir
         self._turn = asyncio.Lock()
         self._child: Child | None = None
@@ -40,42 +42,23 @@ class PromptProcess:
         """Loads the tokenizer.
 
         Raises:
-            ModelError: it cannot be loaded, whatever the reason.
+            ModelError: it cannot be loaded, for whatever reason.
         """
         async with self._turn:
             await self._opened()
 
     async def encode(self, messages: Iterable[Message], *, most_chars: int) -> list[int]:
-        """Token ids of the prompt, up to where the assistant begins to speak; `most_chars`: longest text that the template may make.
-
-        Raises:
-            PromptError: template or tokenizer refuse it, fail at it, or take too long or too much for it.
-            SamplingError: there is no child process to be had.
-            ModelError: the tokenizer, which had to be loaded again, cannot be.
-        """
+        """Token ids of the prompt, generation prompt included; `most_chars`: longest text that the template may produce."""
         values = [[message.role, message.content] for message in messages]
-        token_ids: list[int] = await self._ask(
-            "the model's chat template, or its tokenizer,", "encode", values, most_chars
-        )
-        return token_ids
+        return await self._request("the model's chat template, or its tokenizer,", "encode", values, most_chars)
 
     async def encode_text(self, text: str) -> list[int]:
-        """Token ids of a text that is continued as it stands, begun as the model's texts begin.
-
-        Raises:
-            PromptError, SamplingError, ModelError: as `encode`.
-        """
-        token_ids: list[int] = await self._ask("the model's tokenizer", "encode_text", text)
-        return token_ids
+        """Token ids of a plain text, without the chat template, special tokens added as the model's texts have them."""
+        return await self._request("the model's tokenizer", "encode_text", text)
 
     async def decode(self, rollouts: Sequence[Sequence[int]]) -> list[str]:
-        """The rollouts' texts, special tokens left out.
-
-        Raises:
-            PromptError, SamplingError, ModelError: as `encode`.
-        """
-        texts: list[str] = await self._ask("the model's tokenizer, decoding,", "decode", rollouts)
-        return texts
+        """Texts of the rollouts, without special tokens."""
+        return await self._request("the model's tokenizer, decoding,", "decode", rollouts)
 
     async def close(self) -> None:
         """Ends the child."""
@@ -83,14 +66,15 @@ class PromptProcess:
         if child is not None:
             await child.close()
 
-    async def _ask(self, who: str, method: str, *arguments: object) -> Any:  # noqa: ANN401  MessagePack values
-        async with self._turn:  # so that nobody else's request ends with a child that this one's ends
-            for tries_left in reversed(range(TRIES)):
+    async def _request(self, subject: str, method: str, *arguments: object) -> list[Any]:
+        """Calls the child's method; `subject`: of the error message."""
+        async with self._turn:  # a request that gets its child killed must not fail another one
+            for tries_left in reversed(range(_TRIES)):
                 child = await self._opened()
                 try:
-                    return await child.request(method, *arguments, wall_s=REQUEST_S)
+                    return cast("list[Any]", await child.request(method, *arguments, wall_s=REQUEST_S))
                 except (ChildTimeout, ChildDied) as error:
-                    raise PromptError(f"{who} {error}") from error
+                    raise PromptError(f"{subject} {error}") from error
                 except ChildLost as error:
                     if not tries_left:
                         raise SamplingError(f"the tokenizer's process was ended again and again: {error}") from error

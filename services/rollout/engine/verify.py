@@ -1,19 +1,18 @@
-"""Whether the weights in the model are those of the file: sums of bits, taken from the file before the pause and from the model after it.
+"""Verification of installed weights: sums of bits, of the file before the pause and of the model after it, must be equal.
 
-Engines fuse tensors (q, k, v into one) and may pad them; each part of a fused parameter is compared by itself, so a part that is missing,
-stale or damaged is found. Sums are taken where the weights lie, at the speed of that memory.
+Engines fuse tensors (q, k, v into one) and may pad them; each part of a fused parameter is compared by itself, so that a part that is
+missing, stale or damaged is found. Sums are computed on the device of the weights, at the speed of its memory.
 
-Not covered, and counted as such: parameters that the engine keeps in another layout (the CPU build repacks linear layers; a parameter that
-holds the right elements in another order counts here too) or spreads over devices. For those it is known only that the loader was handed
-the right bytes.
+Not covered, and counted as such: parameters that the engine keeps in another layout (the CPU build repacks linear layers; a parameter with
+the right elements in another order is counted here too) or spreads over devices. Of those it is only known that the loader received the
+right bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,46 +22,43 @@ from services.common.errors import WeightSyncError
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 Facts = dict[str, tuple[str, list[int], int]]
-"""What a file says of its tensors: dtype, shape and sum of bits, as they travel to the engine's workers."""
+"""Tensor name → dtype, shape and sum of bits in the file, in a form that can be sent to the engine's workers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """What the file says of one tensor."""
+class Expected(NamedTuple):
+    """Facts of one tensor of the file."""
 
     dtype: str
     shape: tuple[int, ...]
     bits: int
 
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> Expected:
-        """Of a tensor of the file."""
-        return cls(str(tensor.dtype), tuple(tensor.shape), bit_sum(tensor))
-
 
 class Model(Protocol):
-    """What is asked of vLLM's model."""
+    """The part of vLLM's model that is used here."""
 
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
         """Names and values."""
 
 
 def read_facts(path: Path) -> Facts:
-    """Of every tensor in a safetensors file.
+    """Facts of every tensor in a safetensors file.
 
     Raises:
         WeightSyncError: it cannot be read.
     """
+    facts: Facts = {}
     try:
         with safe_open(path, framework="pt") as file:
-            found = {name: Expected.of(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118  not a mapping
+            for name in file.keys():  # noqa: SIM118  not a mapping
+                tensor = file.get_tensor(name)
+                facts[name] = (str(tensor.dtype), list(tensor.shape), bit_sum(tensor))
     except (OSError, SafetensorError) as error:
         raise WeightSyncError(f"{path}: cannot be read: {error}") from error
-    return {name: (expected.dtype, list(expected.shape), expected.bits) for name, expected in found.items()}
+    return facts
 
 
 def bit_sum(tensor: torch.Tensor) -> int:
-    """The tensor's bytes, read as the widest integers that their number allows, summed up modulo 2⁶⁴ on the tensor's own device."""
+    """Sum modulo 2⁶⁴ of the tensor's bytes, read as the widest integers that divide their number; computed on the tensor's device."""
     data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     width = next(width for width in _WORDS if data.numel() % width == 0)
     if data.storage_offset() % width:
@@ -71,12 +67,12 @@ def bit_sum(tensor: torch.Tensor) -> int:
 
 
 def check_installed(model: Model, facts: Facts, read: Callable[[str], torch.Tensor]) -> tuple[int, int]:
-    """Compares every parameter that can be compared; returns how many those were, and how many there are.
+    """Compares every parameter that can be compared; returns how many those are, and how many there are in all.
 
-    `read`: a tensor of the file, asked for only where sums disagree.
+    `read`: reads a tensor of the file, which is needed only where sums differ.
 
     Raises:
-        WeightSyncError: one of them does not hold what the file says; names the tensor.
+        WeightSyncError: a parameter differs from the file; names the tensor.
     """
     expected = {name: Expected(dtype, tuple(shape), bits) for name, (dtype, shape, bits) in facts.items()}
     packed: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", None) or {}
@@ -85,7 +81,7 @@ def check_installed(model: Model, facts: Facts, read: Callable[[str], torch.Tens
         total += 1
         parts = _parts(name, packed, expected)
         if parts and _comparable(parameter, [expected[part] for part in parts]):
-            wrong = _differing(parameter, parts, expected)
+            wrong = _first_difference(parameter, parts, expected)
             if wrong is None:
                 checked += 1
             elif _element_sum(parameter) != sum(_element_sum(read(part)) for part in parts):
@@ -94,7 +90,7 @@ def check_installed(model: Model, facts: Facts, read: Callable[[str], torch.Tens
 
 
 def _parts(name: str, packed: Mapping[str, Sequence[str]], expected: Mapping[str, Expected]) -> list[str]:
-    """The file's tensors that make up a parameter, in order; empty when they are not known."""
+    """Tensors of the file that a parameter consists of, in order; empty when they are not known."""
     if name in expected:
         return [name]
     for fused, parts in packed.items():
@@ -105,7 +101,7 @@ def _parts(name: str, packed: Mapping[str, Sequence[str]], expected: Mapping[str
 
 
 def _comparable(parameter: torch.Tensor, parts: Sequence[Expected]) -> bool:
-    """Whether the parts lie one after the other in it, perhaps with padding behind them."""
+    """Whether the parameter can be the parts one after the other, perhaps with padding after them."""
     if parameter.is_meta or parameter.dim() == 0 or any(part.dtype != str(parameter.dtype) for part in parts):
         return False
     rest = tuple(parameter.shape[1:])
@@ -113,8 +109,8 @@ def _comparable(parameter: torch.Tensor, parts: Sequence[Expected]) -> bool:
     return rows <= parameter.shape[0] and all(part.shape[1:] == rest and part.shape for part in parts)
 
 
-def _differing(parameter: torch.Tensor, names: Sequence[str], expected: Mapping[str, Expected]) -> str | None:
-    """The first of its parts that is not where it should be."""
+def _first_difference(parameter: torch.Tensor, names: Sequence[str], expected: Mapping[str, Expected]) -> str | None:
+    """The first part that the parameter does not hold at its place; None when it holds all."""
     begin = 0
     for name in names:
         rows = expected[name].shape[0]
@@ -125,6 +121,6 @@ def _differing(parameter: torch.Tensor, names: Sequence[str], expected: Mapping[
 
 
 def _element_sum(tensor: torch.Tensor) -> int:
-    """The elements' bits, read as integers and summed up: the same in any order."""
+    """Sum of the elements' bits, read as integers: the same in any order."""
     data = tensor.detach().contiguous().reshape(-1)
     return int(data.view(_WORDS[tensor.element_size()]).sum(dtype=torch.int64))

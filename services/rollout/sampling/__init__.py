@@ -1,1 +1,1 @@
-"""Sampling: tasks from the stream to groups of rollouts, each token with its version."""
+"""Sampling: tasks from the stream become groups of rollouts, each token with its policy version."""

@@ -1,4 +1,4 @@
-"""From streamed pieces to rollouts: which version sampled which token is decided here. Pure, no engine."""
+"""Builder of rollouts from streamed pieces: it records the version that sampled each token. Pure, without an engine."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from services.rollout.engine.types import Piece, SamplingError
 
 
 class RolloutBuilder:
-    """Grows one rollout, piece by piece."""
+    """One rollout, built piece by piece."""
 
     def __init__(self) -> None:
-        """Empty."""
         self.token_ids: list[int] = []
         self._logprobs: list[float] = []
         self._spans: list[VersionSpan] = []
@@ -20,21 +19,25 @@ class RolloutBuilder:
 
     @property
     def finished(self) -> bool:
-        """Whether the last piece has come."""
+        """Whether the last piece was added."""
         return self._finish_reason is not None
 
     def add(self, piece: Piece) -> None:
         """Appends a piece; a new version starts a new span.
 
         Raises:
-            SamplingError: tokens and log-probs disagree in number, the version went back, or the rollout had ended.
+            SamplingError: the numbers of tokens and log-probs differ, the version is older, or the rollout had ended.
         """
         if len(piece.token_ids) != len(piece.logprobs):
             raise SamplingError(f"{len(piece.token_ids)} tokens came with {len(piece.logprobs)} log-probs")
         if self.finished:
             raise SamplingError(f"rollout {piece.index} went on after its end")
         if piece.token_ids:
-            self._stamp(piece.policy_version)
+            newest = self._spans[-1].policy_version if self._spans else -1
+            if piece.policy_version < newest:
+                raise SamplingError(f"policy version {piece.policy_version} after {newest} in one rollout")
+            if piece.policy_version > newest:
+                self._spans.append(VersionSpan(len(self.token_ids), piece.policy_version))
             self.token_ids.extend(piece.token_ids)
             self._logprobs.extend(piece.logprobs)
         self._finish_reason = piece.finish_reason
@@ -43,7 +46,7 @@ class RolloutBuilder:
         """The finished rollout.
 
         Raises:
-            SamplingError: it is not finished, was given up, is empty, or has a log-prob that is not finite.
+            SamplingError: it is not finished, was aborted, is empty, or has a log-prob that is not finite.
         """
         if self._finish_reason not in set(FinishReason):
             raise SamplingError(f"a rollout ended with {self._finish_reason!r} after {len(self.token_ids)} tokens")
@@ -53,16 +56,6 @@ class RolloutBuilder:
         if not np.isfinite(logprobs).all():
             raise SamplingError(f"log-prob of token {int(np.argmin(np.isfinite(logprobs)))} is not finite")
         return Rollout(
-            token_ids=np.asarray(self.token_ids, TOKEN_DTYPE).tobytes(),
-            inference_logprobs=logprobs.tobytes(),
-            text=text,
-            finish_reason=FinishReason(self._finish_reason),
-            versions=tuple(self._spans),
-        )
-
-    def _stamp(self, policy_version: int) -> None:
-        newest = self._spans[-1].policy_version if self._spans else -1
-        if policy_version < newest:
-            raise SamplingError(f"policy version {policy_version} after {newest} in one rollout")
-        if policy_version > newest:
-            self._spans.append(VersionSpan(len(self.token_ids), policy_version))
+            np.asarray(self.token_ids, TOKEN_DTYPE).tobytes(), inference_logprobs=logprobs.tobytes(), text=text,
+            finish_reason=FinishReason(self._finish_reason), versions=tuple(self._spans),
+        )  # fmt: skip

@@ -24,9 +24,7 @@ log = logging.getLogger(__name__)
 CONSUMER_GROUP = "rollout"
 READ_COUNT = 32
 """Most tasks of one read."""
-
-
-COUNTERS = WorkerCounters(
+_COUNTERS = WorkerCounters(
     blocked_s=metrics.BLOCKED_SECONDS,
     dead_letters=metrics.GROUPS.labels(outcome="dead_letter"),
     idle_s=metrics.IDLE_SECONDS,
@@ -34,7 +32,7 @@ COUNTERS = WorkerCounters(
 
 
 class TaskLoop:
-    """One job's tasks; `run` until the drain, or cancelled."""
+    """Loop over one job's tasks."""
 
     def __init__(
         self, consumer: Consumer, sampler: Sampler, label: VersionLabel, limits: WorkerLimits, drain: Drain
@@ -42,46 +40,37 @@ class TaskLoop:
         """`consumer`: of the job's tasks; `label`: the version that the sampler's engine holds."""
         self._sampler, self._label, self._drain = sampler, label, drain
         self._job_id = consumer.job_id
-        self._worker = StreamWorker(consumer, Stage.ROLLOUTS, limits, COUNTERS, drain)
+        self._worker = StreamWorker(consumer, Stage.ROLLOUTS, limits, _COUNTERS, drain)
 
     @property
     def groups(self) -> int:
-        """Groups being worked on."""
+        """Groups in flight."""
         return self._worker.in_flight
 
     async def run(self) -> None:
         """Samples groups.
 
         Consumes:     the tasks stream.
-        Waits for:    the first weights, then tasks, while fewer than the most groups are worked on.
-        Unblocked by: the weights loop, then the learner.
-        Produces:     groups on the rollouts stream.
+        Waits for:    the first weights, then tasks, while fewer than `limits.entries` groups are in flight.
+        Unblocked by: the weight loop, then the learner.
+        Produces:     groups on the rollouts stream. Returns on drain.
         """
-        if await self._caught_up():
-            await self._worker.run(self._handle)
-
-    async def _caught_up(self) -> bool:
-        """Waits for the weights; False when the drain came first. The server takes nothing before it holds the current version."""
-        while not self._drain.requested:
+        while not self._drain.requested:  # the server takes no task before it has a version
             if await self._label.wait_for(PolicyVersion(0, 0), timeout_s=BLOCK_S / 4):
-                return True
-        return False
+                await self._worker.run(self._handle)
+                return
 
     async def _handle(self, entry: Entry) -> None:
-        """One task, from its delivery to what becomes of it."""
-        task = self._open(entry)
+        """Handles one task, from its delivery to its group."""
+        task = codec.decode(Task, entry.payload)
+        require_place(entry, task, self._job_id)
         if entry.deliveries > MAX_DELIVERIES:
             reason = f"delivered {entry.deliveries} times without success"
             await self._worker.give_up(entry, codec.encode(self._sampler.failed(task, reason, permanent=True)), reason)
         with log_context(group_id=task.group_id):
-            await self._answer(entry, task)
+            await self._sample_and_send(entry, task)
 
-    def _open(self, entry: Entry) -> Task:
-        task = codec.decode(Task, entry.payload)
-        require_place(entry, task, self._job_id)
-        return task
-
-    async def _answer(self, entry: Entry, task: Task) -> None:
+    async def _sample_and_send(self, entry: Entry, task: Task) -> None:
         group = await self._sample(task)
         if group is None or self._stale(task):
             await self._worker.drop(entry)
@@ -97,14 +86,12 @@ class TaskLoop:
             metrics.GROUPS.labels(outcome=_outcome(group)).inc()
 
     async def _sample(self, task: Task) -> RolloutGroup | None:
-        """The group; None when the task's lineage ended before it did."""
+        """Samples the group; None when the task's lineage ended first."""
         if self._stale(task):
             return None
         wanted = PolicyVersion(task.lineage, task.min_policy_version)
         if not await self._label.wait_for(wanted, task.timeout_s):
-            return self._sampler.failed(
-                task, f"policy version {tuple(wanted)} did not arrive within {task.timeout_s:g} s"
-            )
+            return self._sampler.failed(task, f"policy version {wanted} did not arrive within {task.timeout_s:g} s")
         if self._stale(task):
             return None
         sampling = asyncio.create_task(self._sampler.sample(task), name=f"sample {task.member}")

@@ -1,7 +1,7 @@
-"""From a task to its group: `group_size` rollouts at once, within the task's time. What goes wrong is data, not a crash.
+"""Sampler: from a task to its group, `group_size` rollouts at once, within the task's time. A failure is data, not a crash.
 
-All rollouts of a group begin together, so one deadline is each rollout's. When it passes, those that are whole are the group if they are
-enough (`min_group_size`); the others are aborted.
+All rollouts of a group begin together, so that one deadline holds for each of them. At the deadline the finished rollouts are the group if
+they are enough (`min_group_size`); the others are aborted.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from services.rollout.sampling.builder import RolloutBuilder
 
 
 class SamplingEngine(Protocol):
-    """What the sampler needs of an engine (`services.rollout.engine.engine.Engine`)."""
+    """The part of an engine that the sampler uses (`services.rollout.engine.engine.Engine`)."""
 
     max_model_len: int
 
     async def prompt_token_ids(self, messages: Iterable[Message]) -> list[int]:
-        """The prompt's token ids; PromptError when the model's template refuses it."""
+        """Token ids of the prompt; PromptError when the model's template refuses it."""
 
     async def decode(self, rollouts: Sequence[Sequence[int]]) -> list[str]:
-        """The rollouts' texts."""
+        """Texts of the rollouts."""
 
     def generate(
         self, prompt_token_ids: list[int], *, count: int, temperature: float, max_tokens: int
@@ -42,9 +42,8 @@ class Sampler:
     """Samples groups, any number at once."""
 
     def __init__(self, engine: SamplingEngine, server: str) -> None:
-        """`server`: this rollout server's name, which the groups carry."""
-        self._engine = engine
-        self._server = server
+        """`server`: this rollout server's name, for the groups."""
+        self._engine, self._server = engine, server
 
     async def sample(self, task: Task) -> RolloutGroup:
         """The task's group; with `failure` and no rollouts when it could not be sampled in time, or at all."""
@@ -59,7 +58,7 @@ class Sampler:
             return self.failed(task, str(error), started=started, prompt=prompt)
         seconds = time.monotonic() - started
         metrics.GENERATE_SECONDS.observe(seconds)
-        return RolloutGroup(task, self._server, _packed(prompt), tuple(rollouts), seconds)
+        return RolloutGroup(task, self._server, _bytes_of(prompt), tuple(rollouts), seconds)
 
     def failed(
         self,
@@ -70,9 +69,9 @@ class Sampler:
         prompt: Sequence[int] = (),
         permanent: bool = False,
     ) -> RolloutGroup:
-        """A group without rollouts, and why. `started`: on the monotonic clock; `permanent`: to ask again would not help."""
+        """A group without rollouts, with the reason. `started`: monotonic seconds; `permanent`: a retry would fail too."""
         seconds = 0.0 if started is None else time.monotonic() - started
-        return RolloutGroup(task, self._server, _packed(prompt), (), seconds, failure, permanent)
+        return RolloutGroup(task, self._server, _bytes_of(prompt), (), seconds, failure, permanent)
 
     async def _encode(self, task: Task) -> list[int]:
         if task.group_size < 1 or task.max_tokens < 1:
@@ -97,27 +96,23 @@ class Sampler:
                     builders[piece.index].add(piece)
                     metrics.TOKENS.inc(len(piece.token_ids))
         except TimeoutError:
-            builders = _whole(builders, task, limit_s)
+            builders = _finished(builders, task, limit_s)
         texts = await self._engine.decode([builder.token_ids for builder in builders])
         rollouts = [builder.build(text) for builder, text in zip(builders, texts, strict=True)]
         metrics.ROLLOUTS.inc(len(rollouts))
         return rollouts
 
 
-def _whole(builders: list[RolloutBuilder], task: Task, limit_s: float) -> list[RolloutBuilder]:
-    """The rollouts that are finished at the deadline.
-
-    Raises:
-        SamplingError: they are too few for a group.
-    """
-    whole = [builder for builder in builders if builder.finished]
+def _finished(builders: list[RolloutBuilder], task: Task, limit_s: float) -> list[RolloutBuilder]:
+    """The rollouts that are finished at the deadline; raises SamplingError if they are too few for a group."""
+    done = [builder for builder in builders if builder.finished]
     needed = task.group_size if task.min_group_size is None else task.min_group_size
-    if len(whole) < needed:
+    if len(done) < needed:
         raise SamplingError(
-            f"{len(whole)} of {task.group_size} rollouts were sampled within {limit_s:g} s; the group needs {needed}"
+            f"{len(done)} of {task.group_size} rollouts were sampled within {limit_s:g} s; the group needs {needed}"
         )
-    return whole
+    return done
 
 
-def _packed(token_ids: Sequence[int]) -> bytes:
+def _bytes_of(token_ids: Sequence[int]) -> bytes:
     return np.asarray(token_ids, TOKEN_DTYPE).tobytes()

@@ -1,1 +1,1 @@
-"""Weights from the learner: announced, fetched, staged, and given to the engine."""
+"""Weights from the learner: announced, fetched, staged, and activated in the engine."""

@@ -1,4 +1,4 @@
-"""The rollout server's end of the weight transfer: hears of versions, brings them into the stage, reports what became of them.
+"""Client of the weight transfer: receives announcements of versions, fetches versions into the stage, reports their outcome.
 
 watch() ──► (lineage, n) ──► fetch(lineage, n) ──► StagedWeights ──► the engine applies ──► report(…)
 any newer version            blocking: run it in a thread
@@ -23,14 +23,14 @@ from services.rollout.weights.staging import Stage
 from services.rollout.weights.transfer import describe
 from services.rollout.weights.watch import Announcements
 
-_REPORT_S = 10.0
+_REPORT_TIMEOUT_S = 10.0
 
 
 class WeightReceiver:
     """One job's weights, from one learner, for one rollout server."""
 
     def __init__(self, address: str, job_id: str, server: str, stage: Stage, token: str | None = None) -> None:
-        """Connects when it is first used; `server` is this rollout server's stable name."""
+        """Connects on first use; `server`: this rollout server's stable name."""
         self._address, self._stage = address, stage
         self._channel = grpc.insecure_channel(address, options=CLIENT_OPTIONS)
         stub = pb_grpc.WeightSyncStub(self._channel)  # type: ignore[no-untyped-call]  # generated code
@@ -40,7 +40,7 @@ class WeightReceiver:
         self._watches: list[Announcements] = []
 
     async def watch(self, *, unreachable_s: float = 60.0) -> AsyncIterator[PolicyVersion]:
-        """Versions, each newer than the one before; those that a slow caller missed are left out. Ends after `close`.
+        """Versions, each newer than the one before; a slow caller gets only the newest. Ends after `close`.
 
         Raises:
             WeightSyncError: refused (wrong token, another job), or the learner could not be reached for `unreachable_s` seconds.
@@ -56,12 +56,12 @@ class WeightReceiver:
             self._watches.remove(announcements)
 
     def fetch(self, lineage: int, n: int, *, deadline_s: float = 1800.0) -> StagedWeights:
-        """Brings the version into the stage, whole and verified: by a delta from the one fetched last where possible, else in full.
+        """Fetches the version into the stage, complete and verified: by a delta from the one fetched last if possible, else in full.
 
         Blocks; one fetch at a time. Nothing is visible in the stage unless this returns.
 
         Raises:
-            WeightSyncError: the version is not to be had, broke off too often, or failed verification; says what and where.
+            WeightSyncError: the version is not available, broke off too often, or failed verification; names the place.
         """
         version, deadline = PolicyVersion(lineage, n), time.monotonic() + deadline_s
         if not self._fetching.acquire(timeout=deadline_s):
@@ -76,44 +76,28 @@ class WeightReceiver:
             self._fetching.release()
 
     def report(
-        self,
-        lineage: int,
-        n: int,
-        *,
-        error: str = "",
-        fetch_s: float = 0.0,
-        pause_s: float = 0.0,
-        apply_s: float = 0.0,
-        wire_bytes: int = 0,
-    ) -> PolicyVersion | None:
-        """Tells the learner that the version is active (no `error`) or what went wrong; returns the newest version there is.
-
-        Blocks for at most 10 s.
+        self, lineage: int, n: int, *, error: str = "", fetch_s: float = 0.0, pause_s: float = 0.0,
+        apply_s: float = 0.0, wire_bytes: int = 0,
+    ) -> PolicyVersion | None:  # fmt: skip
+        """Reports that the version is active, or its `error`; returns the learner's newest version. Blocks for at most 10 s.
 
         Raises:
             WeightSyncError: the learner did not answer.
         """
+        source, version = self._source, PolicyVersion(lineage, n)
         request = pb.ReportRequest(
-            job_id=self._source.job_id,
-            server=self._source.server,
-            version=PolicyVersion(lineage, n).message(),
-            error=error,
-            fetch_seconds=fetch_s,
-            pause_seconds=pause_s,
-            apply_seconds=apply_s,
-            wire_bytes=wire_bytes,
-        )
+            job_id=source.job_id, server=source.server, version=version.message(), error=error,
+            fetch_seconds=fetch_s, pause_seconds=pause_s, apply_seconds=apply_s, wire_bytes=wire_bytes,
+        )  # fmt: skip
         try:
-            reply: pb.ReportReply = self._source.stub.Report(request, timeout=_REPORT_S, metadata=self._source.metadata)
+            reply: pb.ReportReply = source.stub.Report(request, timeout=_REPORT_TIMEOUT_S, metadata=source.metadata)
         except (grpc.RpcError, ValueError) as failure:
             why = describe(failure) if isinstance(failure, grpc.RpcError) else str(failure)
-            raise WeightSyncError(
-                f"report of version {PolicyVersion(lineage, n)} to {self._address}: {why}"
-            ) from failure
+            raise WeightSyncError(f"report of version {version} to {self._address}: {why}") from failure
         return PolicyVersion.of(reply.current) if reply.HasField("current") else None
 
     def close(self) -> None:
-        """Ends a watch and a fetch that are under way (the fetch raises). The stage and its files stay."""
+        """Ends a watch and a fetch that are in progress (the fetch raises). The stage and its files stay."""
         self._source.closed.set()
         for watch in list(self._watches):
             watch.stop()

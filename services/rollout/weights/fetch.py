@@ -1,4 +1,4 @@
-"""Brings one version in, over as many Fetch calls as it takes: resumes broken streams, falls back from a delta to the whole."""
+"""Fetch of one version, over as many calls as necessary: resumes broken streams, falls back from a delta to the full version."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from services.common.weights.tensor_file import map_tensors
 from services.common.weights.version import PolicyVersion
 from services.rollout.engine.types import StagedWeights
 from services.rollout.weights.staging import Stage
-from services.rollout.weights.transfer import HOPELESS, BrokenStream, Plan, Transfer, describe, read_manifest
+from services.rollout.weights.transfer import PERMANENT_STATUSES, BrokenStream, Plan, Transfer, describe, read_manifest
 
 log = logging.getLogger(__name__)
 
-_CALL_S = 120.0  # deadline of one Fetch; after it the next goes on where it ended
-_TRIES = 5  # in a row, without a byte beyond the furthest
+_CALL_TIMEOUT_S = 120.0  # of one Fetch call; the next one continues where it ended
+_TRIES = 5  # calls in a row without progress
 _BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A version in the stage that deltas can be from."""
+    """A version in the stage, which can be the base of a delta."""
 
     weights: StagedWeights
     specs: tuple[TensorSpec, ...]
@@ -44,23 +44,23 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a version comes from."""
+    """Source of the versions: one learner's weights of one job."""
 
     stub: pb_grpc.WeightSyncStub
     job_id: str
     server: str
-    """The name under which this rollout server asks."""
+    """This rollout server's name."""
     metadata: Metadata
     closed: threading.Event
 
 
 class Download:
-    """One version on its way; `run` once."""
+    """Download of one version; call `run` once."""
 
     def __init__(
         self, source: Source, version: PolicyVersion, held: Held | None, stage: Stage, deadline: float
     ) -> None:
-        """`held`: what a delta may be from, and what the tensors must look like. `deadline`: on the monotonic clock."""
+        """`held`: possible base of a delta, with the layout that the version must have. `deadline`: monotonic seconds."""
         self._source, self._version, self._stage = source, version, stage
         self._started, self._deadline = time.monotonic(), deadline
         self._held = held
@@ -74,7 +74,7 @@ class Download:
         """Returns the staged version.
 
         Raises:
-            WeightSyncError: not to be had, broke off too often, too late, or failed verification; nothing is visible in the stage.
+            WeightSyncError: not available, broke off too often, too late, or failed verification; nothing is visible in the stage.
         """
         try:
             while True:
@@ -87,8 +87,12 @@ class Download:
         finally:
             self._restart()
 
+    @property
+    def _offset(self) -> int:
+        return self._transfer.received if self._transfer is not None else 0
+
     def _attempt(self) -> str | None:
-        """One Fetch call; returns what went wrong when another one may mend it."""
+        """Makes one Fetch call; returns the fault if another call can repair it."""
         try:
             self._call()
         except BrokenStream as error:
@@ -97,32 +101,29 @@ class Download:
             if self._base is None:
                 raise WeightSyncError(f"version {self._version}: {error}") from error
             log.warning("version %s by delta from %s: %s; fetching it whole", self._version, self._base, error)
-            self._base = None
-            self._furthest = 0
+            self._base, self._furthest = None, 0
             self._restart()
             return str(error)
         except grpc.RpcError as error:
-            if error.code() in HOPELESS:
+            if error.code() in PERMANENT_STATUSES:
                 raise WeightSyncError(f"version {self._version}: {describe(error)}") from error
-            if error.code() is grpc.StatusCode.OUT_OF_RANGE:  # the server encodes it otherwise now
+            if error.code() is grpc.StatusCode.OUT_OF_RANGE:  # the server uses another encoding now
                 self._restart()
             return describe(error)
         return None
 
     def _call(self) -> None:
-        if self._source.closed.is_set():
+        source = self._source
+        if source.closed.is_set():
             raise BrokenStream("the receiver is closed")
         request = pb.FetchRequest(
-            job_id=self._source.job_id,
-            server=self._source.server,
-            version=self._version.message(),
-            base=self._base.message() if self._base else None,
-            offset=self._transfer.received if self._transfer is not None else 0,
-        )
-        timeout_s = max(0.001, min(_CALL_S, self._deadline - time.monotonic()))
+            job_id=source.job_id, server=source.server, version=self._version.message(),
+            base=self._base.message() if self._base else None, offset=self._offset,
+        )  # fmt: skip
+        timeout_s = max(0.001, min(_CALL_TIMEOUT_S, self._deadline - time.monotonic()))
         try:
-            call = self._source.stub.Fetch(request, timeout=timeout_s, metadata=self._source.metadata)
-        except ValueError as error:  # how grpc says that the channel was closed meanwhile
+            call = source.stub.Fetch(request, timeout=timeout_s, metadata=source.metadata)
+        except ValueError as error:  # grpc's error for a channel that was closed meanwhile
             raise BrokenStream(f"the receiver is closed: {error}") from error
         try:
             self._take(iter(call))
@@ -145,7 +146,7 @@ class Download:
             raise BrokenStream(f"the stream ended at offset {transfer.received}, before the last tensor")
 
     def _begin(self, plan: Plan) -> Transfer:
-        """The transfer to go on with."""
+        """The transfer to continue, or a new one."""
         if self._transfer is not None and self._transfer.plan != plan:
             self._restart()
             raise BrokenStream("the server encodes the version otherwise than before")
@@ -156,7 +157,7 @@ class Download:
         return self._transfer
 
     def _check_layout(self, plan: Plan) -> None:
-        """Within a job, names, dtypes and shapes never change."""
+        """Checks that names, dtypes and shapes are those of the version before: within a job they never change."""
         if self._held is None:
             return
         for new, old in zip(plan.specs, self._held.specs, strict=False):
@@ -173,12 +174,8 @@ class Download:
             self._transfer = None
 
     def _pause(self, fault: str) -> None:
-        """Waits before the next call, longer each time.
-
-        Raises:
-            WeightSyncError: there shall be no next call.
-        """
-        offset = self._transfer.received if self._transfer is not None else 0
+        """Waits before the next call, longer each time; raises WeightSyncError if there must be no next call."""
+        offset = self._offset
         self._tries = 1 if offset > self._furthest else self._tries + 1
         self._furthest = max(self._furthest, offset)
         why = f"{self._tries} tries without progress" if self._tries >= _TRIES else ""

@@ -1,4 +1,4 @@
-"""Keeps the engine's weights as new as the learner's."""
+"""Weight loop: keeps the engine's weights at the learner's newest version."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 
 from services.common.errors import WeightSyncError
 from services.common.weights.version import PolicyVersion
 from services.rollout import metrics
 from services.rollout.engine.engine import Engine
-from services.rollout.engine.types import StagedWeights
-from services.rollout.engine.update import Activation
 from services.rollout.weights.client import WeightReceiver
 from services.rollout.weights.staging import Stage
 
 log = logging.getLogger(__name__)
 
-UNREACHABLE_S = 30.0
+_UNREACHABLE_S = 30.0
 _BACKOFF_S = 0.2
 _MAX_BACKOFF_S = 5.0
 
@@ -30,15 +29,15 @@ class WeightLoop:
     def __init__(
         self, engine: Engine, stage: Stage, address: str, *, job_id: str, server: str, token: str | None
     ) -> None:
-        """`address`: host:port of the learner's gRPC; it may change (`move`)."""
+        """`address`: host:port of the learner's gRPC server; `move` changes it."""
         self._engine, self._stage = engine, stage
         self._address, self._job_id, self._server, self._token = address, job_id, server, token
         self._moved = asyncio.Event()
         self.updating = False
-        """Whether the engine is being changed right now."""
+        """Whether the engine's weights are being changed."""
 
     def move(self, address: str) -> None:
-        """The learner listens elsewhere now (it was started again)."""
+        """Takes the learner's address, which may be a new one after a restart."""
         if address != self._address:
             self._address = address
             self._moved.set()
@@ -46,9 +45,10 @@ class WeightLoop:
     async def run(self) -> None:
         """Keeps the engine up to date.
 
-        Consumes: announcements of the learner. Waits for: a version newer than the engine's; the whole old weights stay meanwhile.
-        Unblocked by: the learner's publish, or its coming back (asked again with a back-off, at the address that holds then).
-        Produces: fetched, verified, activated versions, and a report of each to the learner.
+        Consumes:     announcements of the learner.
+        Waits for:    a version newer than the engine's, which keeps its weights meanwhile.
+        Unblocked by: the learner's publish, or its restart (the watch is retried with a back-off, at the newest address).
+        Produces:     fetched, verified, activated versions, and a report of each to the learner.
         """
         backoff = _BACKOFF_S
         while True:
@@ -78,59 +78,41 @@ class WeightLoop:
             follow.result()
 
     async def _follow(self, receiver: WeightReceiver) -> None:
-        """Brings in the newest version each time there is one; those announced meanwhile are skipped."""
-        async for version in receiver.watch(unreachable_s=UNREACHABLE_S):
+        """Activates the newest version whenever there is one; those announced meanwhile are skipped."""
+        async for version in receiver.watch(unreachable_s=_UNREACHABLE_S):
             if self._engine.version is None or version > self._engine.version:
-                await self._bring(receiver, version)
+                await self._fetch_and_activate(receiver, version)
 
-    async def _bring(self, receiver: WeightReceiver, version: PolicyVersion) -> None:
+    async def _fetch_and_activate(self, receiver: WeightReceiver, version: PolicyVersion) -> None:
+        report, failure = partial(receiver.report, *version), "fetch_failed"
         try:
-            staged = await asyncio.to_thread(receiver.fetch, version.lineage, version.n)
-        except WeightSyncError as error:
-            metrics.WEIGHT_SYNCS.labels(outcome="fetch_failed").inc()
-            await self._report(receiver, version, error=str(error))
-            raise
-        metrics.FETCH_SECONDS.observe(staged.fetch_s)
-        metrics.WIRE_BYTES.inc(staged.wire_bytes)
-        self.updating = True
-        try:
+            staged = await asyncio.to_thread(receiver.fetch, *version)
+            metrics.FETCH_SECONDS.observe(staged.fetch_s)
+            metrics.WIRE_BYTES.inc(staged.wire_bytes)
+            failure, self.updating = "activate_failed", True
             done = await self._engine.activate(staged)
         except WeightSyncError as error:
-            metrics.WEIGHT_SYNCS.labels(outcome="activate_failed").inc()
-            await self._report(receiver, version, error=str(error))
+            metrics.WEIGHT_SYNCS.labels(outcome=failure).inc()
+            await _send(partial(report, error=str(error)))
             raise
         finally:
             self.updating = False
-        _observe(done)
+        metrics.WEIGHT_SYNCS.labels(outcome="activated").inc()
+        metrics.PAUSE_SECONDS.observe(done.pause_s)
+        metrics.APPLY_SECONDS.observe(done.apply_s)
+        metrics.POLICY_VERSION.set(done.version.n)
+        metrics.LINEAGE.set(done.version.lineage)
         log.info(
             "policy version %s: fetched in %.3f s, %d bytes; paused %.3f s", version, staged.fetch_s, staged.wire_bytes,
             done.pause_s,
         )  # fmt: skip
-        await self._report(receiver, version, staged=staged, done=done)
-
-    async def _report(
-        self, receiver: WeightReceiver, version: PolicyVersion, *, error: str = "", staged: StagedWeights | None = None,
-        done: Activation | None = None,
-    ) -> None:  # fmt: skip
-        """Tells the learner. That it does not listen is no reason to stop: the next watch finds out."""
-        try:
-            await asyncio.to_thread(
-                receiver.report,
-                version.lineage,
-                version.n,
-                error=error,
-                fetch_s=staged.fetch_s if staged else 0.0,
-                wire_bytes=staged.wire_bytes if staged else 0,
-                pause_s=done.pause_s if done else 0.0,
-                apply_s=done.apply_s if done else 0.0,
-            )
-        except WeightSyncError as failure:
-            log.warning("weights: %s", failure)
+        report = partial(report, fetch_s=staged.fetch_s, wire_bytes=staged.wire_bytes)
+        await _send(partial(report, pause_s=done.pause_s, apply_s=done.apply_s))
 
 
-def _observe(done: Activation) -> None:
-    metrics.WEIGHT_SYNCS.labels(outcome="activated").inc()
-    metrics.PAUSE_SECONDS.observe(done.pause_s)
-    metrics.APPLY_SECONDS.observe(done.apply_s)
-    metrics.POLICY_VERSION.set(done.version.n)
-    metrics.LINEAGE.set(done.version.lineage)
+async def _send(report: Callable[[], object]) -> None:
+    """Sends a report to the learner. A failure is only logged: the next watch detects a learner that is gone."""
+    try:
+        await asyncio.to_thread(report)
+    except WeightSyncError as failure:
+        log.warning("weights: %s", failure)

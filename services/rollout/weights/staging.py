@@ -1,7 +1,7 @@
-"""Where received weights wait, whole and verified, until the engine takes them: safetensors files in host memory.
+"""Staging of received weights, complete and verified, until the engine takes them: safetensors files in host memory.
 
-begin(specs) → write(…) … → commit → StagedWeights(path)        the newest two stay, older ones go
-                         ↘ discard                              a file that is not whole never has its final name
+begin(specs) → write(…) … → commit → StagedWeights(path)        the newest two stay, older ones are removed
+                         ↘ discard                              an incomplete file never has its final name
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import re
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from services.common.config.private_folder import is_own, make_private, prefix_of
@@ -28,13 +27,13 @@ _OURS = re.compile(r"v\d+-\d+-\d+\.safetensors(\.part)?")
 
 
 class Stage:
-    """A directory of staged versions that belongs to one living process at a time."""
+    """A directory of staged versions, locked by one process at a time."""
 
     def __init__(self, directory: Path, keep: int = 2) -> None:
-        """Takes the directory, and removes what a dead predecessor left there.
+        """Locks the directory, and removes the files of a dead predecessor.
 
         Raises:
-            ConfigError: the directory cannot be used, is not private, or belongs to a process that still lives.
+            ConfigError: the directory cannot be used, is not private, or another process uses it.
         """
         self.directory = directory
         self._keep = keep
@@ -62,15 +61,15 @@ class Stage:
         return StageWriter(self, lineage, n, self._serial, specs)
 
     def close(self) -> None:
-        """Removes all staged files and gives the directory up."""
+        """Removes all staged files and the directory, and unlocks it."""
         self._remove(self._staged)
         self._staged.clear()
-        with contextlib.suppress(OSError):  # something of others lies there, or the directory is gone
+        with contextlib.suppress(OSError):  # it has other files in it, or is gone
             self.directory.rmdir()
         os.close(self._lock)
 
     def admit(self, part: Path) -> Path:
-        """Gives a whole file its final name, at once, and lets the oldest ones go."""
+        """Gives a complete file its final name, in one step, and removes the oldest files."""
         path = part.with_name(part.name.removesuffix(_PART))
         part.replace(path)
         self._staged.append(path)
@@ -85,10 +84,9 @@ class Stage:
 
 
 class StageWriter:
-    """A version on its way into the stage; leaving the `with` block without `commit` discards it."""
+    """Writer of one version into the stage; leaving the `with` block without `commit` discards it."""
 
     def __init__(self, stage: Stage, lineage: int, n: int, serial: int, specs: Sequence[TensorSpec]) -> None:
-        """Use `Stage.begin`."""
         self._stage = stage
         self._lineage, self._n = lineage, n
         self._specs = tuple(specs)
@@ -107,7 +105,7 @@ class StageWriter:
             ) from error
 
     def write(self, name: str, start: int, data: bytes | memoryview) -> None:
-        """Puts plain bytes of a tensor at a byte offset within it.
+        """Writes plain bytes of a tensor at a byte offset within it.
 
         Raises:
             WeightSyncError: the file could not be written; names the tensor.
@@ -118,20 +116,16 @@ class StageWriter:
             raise WeightSyncError(f"{name}: cannot write {self._part}: {error.strerror}") from error
 
     def commit(self, *, fetch_s: float, wire_bytes: int) -> StagedWeights:
-        """Makes the version visible, at once. The caller has verified everything."""
+        """Makes the version visible, in one step. The caller has verified everything."""
         if self._file is None:
             raise WeightSyncError(f"version {(self._lineage, self._n)} was already committed or discarded")
         os.close(self._file)
         self._file = None
         return StagedWeights(
-            lineage=self._lineage,
-            policy_version=self._n,
-            path=self._stage.admit(self._part),
+            self._lineage, self._n, self._stage.admit(self._part),
             digests={spec.name: spec.digest.hex() for spec in self._specs},
-            total_bytes=sum(spec.nbytes for spec in self._specs),
-            fetch_s=fetch_s,
-            wire_bytes=wire_bytes,
-        )
+            total_bytes=sum(spec.nbytes for spec in self._specs), fetch_s=fetch_s, wire_bytes=wire_bytes,
+        )  # fmt: skip
 
     def discard(self) -> None:
         """Removes the unfinished file; does nothing after a commit."""
@@ -150,13 +144,9 @@ class StageWriter:
             view = view[written:]
 
     def __enter__(self) -> Self:
-        """This writer."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Discards what was not committed."""
+    def __exit__(self, *_: object) -> None:
         self.discard()
 
 
@@ -165,7 +155,7 @@ def default_stage_directory(
 ) -> Path:
     """Shared memory when it has room for `need_bytes` (three versions of the model: two kept, one arriving), else the home directory.
 
-    Not shared memory, either, where somebody else's directory has the name already: other users can make one there.
+    Not shared memory where another user, who can write there too, has made something of that name.
 
     Raises:
         ConfigError: the worker's name cannot name a directory.
@@ -173,8 +163,8 @@ def default_stage_directory(
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", worker):
         raise ConfigError(f"worker: {worker!r} cannot name a directory (letters, digits, '.', '_', '-')")
     shared = shared_memory / f"{prefix_of(home)}{worker}"
-    free = not os.path.lexists(shared) or is_own(shared)
-    usable = free and shared_memory.is_dir() and os.access(shared_memory, os.W_OK)
+    available = not os.path.lexists(shared) or is_own(shared)
+    usable = available and shared_memory.is_dir() and os.access(shared_memory, os.W_OK)
     if usable and shutil.disk_usage(shared_memory).free >= need_bytes:
         return shared
     return home / "stage" / worker

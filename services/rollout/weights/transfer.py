@@ -1,4 +1,4 @@
-"""One snapshot on its way in: takes the manifest and the chunks, in order, and verifies everything before it may be seen.
+"""Transfer of one snapshot: takes the manifest and the chunks, in order, and verifies all of it before it becomes visible.
 
 chunk ── offset? xxh3-64? ──► tensor's bytes (plain, or base ⊕ delta) ── xxh3-128? ──► unfinished file ──► commit
 """
@@ -14,31 +14,24 @@ import xxhash
 
 from services.common.errors import WeightSyncError
 from services.common.pb import weight_sync_pb2 as pb
-from services.common.weights import delta
-from services.common.weights.snapshot import (
-    TensorSpec,
-    UInt8Array,
-    chunk_checksum,
-    digest_of,
-    manifest_digest,
-    plain_bytes,
-)
+from services.common.weights import delta, snapshot
+from services.common.weights.snapshot import TensorSpec, UInt8Array
 from services.common.weights.version import PolicyVersion
 from services.rollout.engine.types import StagedWeights
 from services.rollout.weights.staging import Stage
 
 
-class BrokenStream(WeightSyncError):  # noqa: N818  it is what happened
-    """The stream went wrong after bytes that are good: asking again from `Transfer.received` can mend it."""
+class BrokenStream(WeightSyncError):  # noqa: N818  an event that a retry repairs
+    """The stream failed after good bytes: another call from `Transfer.received` on can repair it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A manifest, checked."""
+    """A checked manifest."""
 
     version: PolicyVersion
     base: PolicyVersion | None
-    """The version that the delta is from; None when the tensors come whole."""
+    """Base of the delta; None when the tensors are sent in full."""
     specs: tuple[TensorSpec, ...]
     wire_sizes: tuple[int, ...]
     """Bytes of each tensor on the wire."""
@@ -46,14 +39,14 @@ class Plan:
 
 
 def read_manifest(manifest: pb.Manifest, version: PolicyVersion, base: PolicyVersion | None) -> Plan:
-    """Checks that the manifest is the one asked for and whole.
+    """Checks that the manifest is complete and the one that was requested.
 
     Raises:
-        WeightSyncError: another version, another base, a broken digest, or sizes that cannot be; names the tensor where there is one.
+        WeightSyncError: another version, another base, a broken digest, or impossible sizes; names the tensor, if one is the cause.
     """
-    told = PolicyVersion.of(manifest.version)
-    if told != version:
-        raise WeightSyncError(f"asked for version {version}, the manifest is of {told}")
+    received = PolicyVersion.of(manifest.version)
+    if received != version:
+        raise WeightSyncError(f"asked for version {version}, the manifest is of {received}")
     if manifest.encoding not in {pb.ENCODING_FULL, pb.ENCODING_XOR_ZSTD}:
         raise WeightSyncError(f"version {version}: unknown encoding {manifest.encoding}")
     is_delta = manifest.encoding == pb.ENCODING_XOR_ZSTD
@@ -62,30 +55,28 @@ def read_manifest(manifest: pb.Manifest, version: PolicyVersion, base: PolicyVer
         raise WeightSyncError(f"version {version}: the delta is from {from_base}, not from {base}")
     specs = []
     for tensor in manifest.tensors:
-        shape = tuple(tensor.shape)
-        spec = TensorSpec(
-            tensor.name, tensor.dtype, shape, plain_bytes(tensor.name, tensor.dtype, shape), tensor.digest
-        )
+        name, dtype, shape = tensor.name, tensor.dtype, tuple(tensor.shape)
+        spec = TensorSpec(name, dtype, shape, snapshot.plain_bytes(name, dtype, shape), tensor.digest)
         if tensor.wire_bytes > delta.largest_delta(spec.nbytes) if is_delta else tensor.wire_bytes != spec.nbytes:
             raise WeightSyncError(f"{spec.name}: {tensor.wire_bytes} bytes on the wire for {spec.nbytes}")
         specs.append(spec)
-    if not specs or manifest_digest(specs) != manifest.digest:
+    if not specs or snapshot.manifest_digest(specs) != manifest.digest:
         raise WeightSyncError(f"version {version}: the manifest does not match its digest")
     return Plan(version, from_base, tuple(specs), tuple(t.wire_bytes for t in manifest.tensors), manifest.digest)
 
 
 class Transfer:
-    """Feeds on chunks; holds one chunk, or for a delta one tensor, in memory."""
+    """Takes chunks; holds one chunk, or for a delta one tensor, in memory."""
 
     def __init__(self, plan: Plan, stage: Stage, base: Mapping[str, UInt8Array]) -> None:
-        """Reserves the room in the stage. `base`: plain bytes of the tensors that a delta is from.
+        """Reserves the room in the stage. `base`: plain bytes of the tensors of a delta's base.
 
         Raises:
             WeightSyncError: no room, or the base lacks a tensor or has it in another size.
         """
         self.plan = plan
         self.received = 0
-        """Good payload bytes so far: where to resume."""
+        """Good payload bytes so far: the offset to resume from."""
         self._base = base
         self._wire_bytes = sum(plan.wire_sizes)
         if plan.base is not None:
@@ -106,12 +97,12 @@ class Transfer:
         """Takes the next chunk.
 
         Raises:
-            BrokenStream: not the next bytes, or not what was sent; nothing of the chunk was taken.
-            WeightSyncError: the bytes arrived as sent and are wrong all the same; names the tensor. The transfer is void.
+            BrokenStream: not the next bytes, or not the bytes that were sent; nothing of the chunk was taken.
+            WeightSyncError: the bytes arrived as sent, but are wrong; names the tensor. The transfer cannot go on.
         """
         if offset != self.received:
             raise BrokenStream(f"a chunk at offset {offset} came where {self.received} was next")
-        if not data or chunk_checksum(data) != checksum:
+        if not data or snapshot.chunk_checksum(data) != checksum:
             raise BrokenStream(f"the chunk at offset {offset} does not match its checksum")
         if offset + len(data) > self._wire_bytes:
             raise BrokenStream(f"the chunk at offset {offset} goes beyond the end")
@@ -145,7 +136,7 @@ class Transfer:
             self._end_tensor()
 
     def _take(self, view: memoryview) -> int:
-        """Bytes of the current tensor; returns how many were its."""
+        """Takes the bytes of the current tensor; returns their number."""
         spec, size = self.plan.specs[self._tensor], self.plan.wire_sizes[self._tensor]
         part = view[: size - self._got]
         if self.plan.base is None:
@@ -168,7 +159,7 @@ class Transfer:
                 plain = delta.decode(self._delta, self._base[spec.name])
             except WeightSyncError as error:
                 raise WeightSyncError(f"{spec.name}: {error}") from error
-            digest = digest_of(plain)
+            digest = snapshot.digest_of(plain)
             self._writer.write(spec.name, 0, np.ascontiguousarray(plain).data)
         if digest != spec.digest:
             raise WeightSyncError(f"{spec.name}: the bytes do not match their digest (offset {self.received})")
@@ -176,19 +167,14 @@ class Transfer:
         self._start_tensor()
 
 
-HOPELESS = frozenset(
-    {
-        grpc.StatusCode.NOT_FOUND,
-        grpc.StatusCode.UNAUTHENTICATED,
-        grpc.StatusCode.PERMISSION_DENIED,
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.UNIMPLEMENTED,
-    }
-)
-"""Answers that asking again does not change."""
+PERMANENT_STATUSES = frozenset({
+    grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED,
+})  # fmt: skip
+"""Statuses that a retry does not change."""
 
 
 def describe(error: grpc.RpcError) -> str:
-    """`UNAVAILABLE: failed to connect …`."""
+    """Status and details of an error: `UNAVAILABLE: failed to connect …`."""
     code, details = error.code(), error.details()
     return f"{code.name}: {details}" if code is not None else str(error)

@@ -1,4 +1,4 @@
-"""Listens for announced versions in a thread and hands the newest to asyncio; a slow listener skips what it missed."""
+"""Watch of announced versions: a thread receives them, asyncio gets the newest; a slow reader skips the older ones."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from services.common.pb import weight_sync_pb2 as pb
 from services.common.pb import weight_sync_pb2_grpc as pb_grpc
 from services.common.weights.channel import Metadata
 from services.common.weights.version import PolicyVersion
-from services.rollout.weights.transfer import HOPELESS, describe
+from services.rollout.weights.transfer import PERMANENT_STATUSES, describe
 
 log = logging.getLogger(__name__)
 
-_CALL_S = 120.0  # deadline of one Watch; then it is asked again
+_CALL_TIMEOUT_S = 120.0  # of one Watch call; the next one follows it
 _BACKOFF_S = 0.2
 _MAX_BACKOFF_S = 5.0
 
@@ -33,7 +33,6 @@ class Announcements:
     def __init__(
         self, stub: pb_grpc.WeightSyncStub, request: pb.WatchRequest, metadata: Metadata, unreachable_s: float
     ) -> None:
-        """Does not connect yet."""
         self._stub, self._request, self._metadata = stub, request, metadata
         self._unreachable_s = unreachable_s
         self._stop = threading.Event()
@@ -55,13 +54,13 @@ class Announcements:
         seen: PolicyVersion | None = None
         try:
             while True:
-                await self._changed.wait()  # the reader's calls have deadlines, and it always says when it ends
+                await self._changed.wait()  # no deadline: the reader's calls have deadlines, and its end sets the event
                 self._changed.clear()
                 newest = self._newest
                 if newest is not None and (seen is None or newest > seen):
                     seen = newest
                     yield newest
-                    self._changed.set()  # look again: the end may have come meanwhile
+                    self._changed.set()  # the end may have come meanwhile: check again
                 elif self._fault is not None:
                     raise self._fault
                 elif self._stop.is_set():
@@ -74,32 +73,31 @@ class Announcements:
         self._stop.set()
         if self._call is not None:
             self._call.cancel()
-        self._tell()
+        self._notify()
 
     def _read(self) -> None:
         """Watches until `stop` or a fault; runs in its own thread."""
-        heard = time.monotonic()
-        backoff = _BACKOFF_S
+        last_contact, backoff = time.monotonic(), _BACKOFF_S
         while not self._stop.is_set():
             fault = "the watch ended"
             try:
-                self._call = self._stub.Watch(self._request, timeout=_CALL_S, metadata=self._metadata)
+                self._call = self._stub.Watch(self._request, timeout=_CALL_TIMEOUT_S, metadata=self._metadata)
                 if self._stop.is_set():  # `stop` came before there was a call to cancel
                     self._call.cancel()
                 for announcement in self._call:
                     self._newest = PolicyVersion.of(announcement.version)
-                    heard, backoff = time.monotonic(), _BACKOFF_S
-                    self._tell()
-                heard = time.monotonic()
+                    last_contact, backoff = time.monotonic(), _BACKOFF_S
+                    self._notify()
+                last_contact = time.monotonic()
             except grpc.RpcError as error:
                 fault = describe(error)
-                if error.code() in HOPELESS:
+                if error.code() in PERMANENT_STATUSES:
                     return self._end(f"watch refused: {fault}")
-                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:  # nothing new for a while, on a living connection
-                    heard = time.monotonic()
+                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:  # no new version, on a working connection
+                    last_contact = time.monotonic()
             except ValueError:  # the channel was closed between two calls
                 return self._end("the receiver is closed")
-            if time.monotonic() - heard > self._unreachable_s:
+            if time.monotonic() - last_contact > self._unreachable_s:
                 return self._end(f"not reachable for {self._unreachable_s:g} s: {fault}")
             self._stop.wait(backoff * random.uniform(0.5, 1.0))  # noqa: S311  spreads reconnects, hides nothing
             backoff = min(2 * backoff, _MAX_BACKOFF_S)
@@ -108,9 +106,9 @@ class Announcements:
     def _end(self, fault: str) -> None:
         if not self._stop.is_set():
             self._fault = WeightSyncError(f"watching job {self._request.job_id}: {fault}")
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody listens any more
+            with contextlib.suppress(RuntimeError):  # the loop has ended: there is no reader
                 self._loop.call_soon_threadsafe(self._changed.set)

@@ -22,6 +22,7 @@ import redis.asyncio
 from fastapi import FastAPI
 
 from services.common.config.settings import Settings
+from services.common.errors import ConfigError
 from services.common.jobs.store import JobStore
 from services.common.sandbox.pool import Sandbox
 from services.common.spec.job import JobSpec
@@ -29,6 +30,7 @@ from services.gateway.admission.admission import PREPARE, ChildAdmission
 from services.gateway.admission.spec_body import parse_body
 from services.gateway.app import create_app
 from services.gateway.dependencies import EventTimes
+from services.gateway.errors import SpecRefused
 from tests.tiny_model import write_tiny_model
 
 TOKEN = "the-token-of-these-tests-0123456789abcdef"  # noqa: S105
@@ -38,7 +40,10 @@ class AllowAll:
     """Admission that finds nothing wrong with a spec: for tests of what comes after it."""
 
     async def read(self, body: bytes, media_type: str) -> JobSpec:
-        return parse_body(body, media_type)
+        try:
+            return parse_body(body, media_type)
+        except ConfigError as error:
+            raise SpecRefused(*error.problems) from error
 
     async def admit(self, spec: JobSpec) -> tuple[str, ...]:
         return ()

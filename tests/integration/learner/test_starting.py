@@ -22,7 +22,7 @@ from services.common.jobs.store import JobStore
 from services.common.redis import keys
 from services.common.service.lifecycle import Drain
 from services.common.spec.job import JobSpec
-from services.learner.agent import waits as named_wait
+from services.learner.agent import starts as named_wait
 from services.learner.agent.agent import MOST_LOADING, RESTARTS, Agent
 from services.learner.agent.starts import MOST, STARTS_FILE
 from services.learner.groups import data

@@ -17,16 +17,21 @@ from rich.console import Console
 
 from services.cli import doctor
 from services.cli.checks import machine, packages
-from services.cli.checks.docker import check_docker
 from services.cli.checks.finding import Finding, Level, Subject, ok, problem, warning
-from services.cli.checks.gateway import check_gateway
-from services.cli.checks.machine import GIB, available_memory, check_cores, check_disk, check_memory
+from services.cli.checks.machine import (
+    GIB,
+    available_memory,
+    check_cores,
+    check_disk,
+    check_docker,
+    check_memory,
+    check_port,
+    check_python,
+)
 from services.cli.checks.npu import npu_check
 from services.cli.checks.packages import check_packages
-from services.cli.checks.ports import check_port
-from services.cli.checks.python import check_python
-from services.cli.checks.redis_server import check_redis, shown
 from services.cli.checks.secrets import check_secrets
+from services.cli.checks.servers import check_gateway, check_redis, shown
 from services.common.config.settings import Platform, Settings
 from services.common.errors import ConfigError
 

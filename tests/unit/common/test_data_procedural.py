@@ -10,8 +10,7 @@ import pytest
 import reasoning_gym
 
 from services.common.config.settings import Settings
-from services.common.data.jsonable import jsonable
-from services.common.data.record import TaskSource
+from services.common.data.record import TaskSource, jsonable
 from services.common.data.source import open_source
 from services.common.data.trial import TRIED_TASKS, try_source
 from services.common.errors import DataError

@@ -11,7 +11,7 @@ import pytest
 
 from services.common.service.heartbeat import WorkerKind, WorkerStatus
 from services.common.service.lost_processes import LostProcess, lost_processes
-from services.gateway.roster import LOST, roster
+from services.gateway.routes.workers import LOST, roster
 
 CAUSE = "ended with code 1: RuntimeError: no memory"
 

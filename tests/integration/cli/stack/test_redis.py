@@ -17,7 +17,7 @@ import psutil
 import pytest
 import redis
 
-from services.cli.checks.redis_server import shown
+from services.cli.checks.servers import shown
 from services.cli.stack.children import start_child
 from services.cli.stack.plan import _plan_redis
 from services.cli.stack.redis import EmbeddedRedis, server_binary

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.cli.stack.cores import plan_cores
+from services.cli.stack.plan import plan_cores
 
 
 def test_on_two_cores_learner_and_rollout_have_one_each() -> None:

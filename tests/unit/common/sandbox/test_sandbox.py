@@ -14,8 +14,7 @@ import pytest
 import pytest_asyncio
 
 from services.common.errors import ChildDied, ChildLost, ChildTimeout, DataError, SandboxError
-from services.common.sandbox.limits import Limits
-from services.common.sandbox.output import LOG_BYTES
+from services.common.sandbox.limits import LOG_BYTES, Limits
 from services.common.sandbox.pool import Sandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

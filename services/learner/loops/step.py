@@ -1,4 +1,4 @@
-"""Step record: the figures of one step from the job's state."""
+"""Step of a job: training of one batch, the same for a newly journalled batch and for one of the journal, and its record."""
 
 from __future__ import annotations
 
@@ -9,30 +9,37 @@ from statistics import fmean
 import numpy as np
 
 from services.common.jobs.step_record import StepRecord
+from services.learner.groups.batch import Batch
 from services.learner.loops.state import JobContext
-from services.learner.loops.train_batch import Trained
+from services.learner.megatron.stats import StepStats
 
 
-@dataclass(slots=True)
-class StepTimes:
-    """Where a step's wall-clock time went, seconds."""
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A batch, and the results of the step on it."""
 
-    wait_s: float
-    """The learner stood idle, waiting for a batch."""
-    step_s: float = 0.0
-    """From asking for the batch to the published version."""
+    batch: Batch
+    ages: list[int]
+    """policy_age of each group when the step began."""
+    stats: StepStats
+    train_s: float
+    """Wall-clock seconds of the ranks."""
 
 
-def step_record(job: JobContext, trained: Trained, times: StepTimes, record_digest: str, *, lineage: int) -> StepRecord:
-    """Record of the step that `job.progress.step` counts.
+async def train_batch(job: JobContext, batch: Batch) -> Trained:
+    """Runs the job's next optimizer step; `job.progress.step` counts it."""
+    ages = [job.progress.step - judged.scored.group.min_policy_version for judged in batch.groups]
+    started = time.monotonic()
+    stats = await job.ranks.train(job.progress.step + 1, batch.sequences)
+    job.progress.step += 1
+    job.progress.count_skip(stats)
+    return Trained(batch, ages, stats, time.monotonic() - started)
 
-    Args:
-        job: its state when the step has ended.
-        trained: the batch and what training it gave.
-        times: of this step.
-        record_digest: of the batch's journal record.
-        lineage: in which the batch was journalled.
-    """
+
+def step_record(
+    job: JobContext, trained: Trained, record_digest: str, *, lineage: int, wait_s: float, step_s: float
+) -> StepRecord:
+    """Record of the step that has just ended; `record_digest` and `lineage`: of the batch's journal record."""
     flow = job.activity.flow
     groups, ages = trained.batch.groups, trained.ages
     trained_tokens = sum(sequence.response_len for sequence in trained.batch.sequences)
@@ -62,10 +69,10 @@ def step_record(job: JobContext, trained: Trained, times: StepTimes, record_dige
         generated_tokens_per_s=flow.generated_tokens / elapsed,
         wasted_tokens=flow.wasted_tokens,
         trained_tokens=trained_tokens,
-        trained_tokens_per_s=trained_tokens / max(times.step_s, 1e-9),
-        wait_s=times.wait_s,
+        trained_tokens_per_s=trained_tokens / max(step_s, 1e-9),
+        wait_s=wait_s,
         train_s=trained.train_s,
-        step_s=times.step_s,
+        step_s=step_s,
         sync_s=max((r.fetch_s + r.pause_s for r in reports), default=None),
         pause_s=max((r.pause_s for r in reports), default=None),
         groups=job.intake.ledger.summary(),

@@ -1,0 +1,39 @@
+"""Workers: the processes with a fresh heartbeat, and those that the supervisor could not keep alive."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import replace
+
+from fastapi import APIRouter
+
+from services.common.service.heartbeat import WorkerKind, WorkerStatus, alive
+from services.common.service.lost_processes import LostProcess, lost_processes
+from services.gateway.dependencies import ContextDep
+from services.gateway.errors import documented
+from services.gateway.schemas import Worker, WorkerList
+
+router = APIRouter(tags=["workers"])
+
+LOST = "lost"
+"""State of a worker that the supervisor gave up for now."""
+
+
+@router.get("/workers", operation_id="list_workers", summary="Workers", responses=documented())
+async def list_workers(context: ContextDep) -> WorkerList:
+    """Every rollout, reward and learner process whose heartbeat is fresh, and those that the stack cannot keep alive, with the cause."""
+    lost = await asyncio.to_thread(lost_processes, context.settings.home)
+    return WorkerList(workers=[Worker.model_validate(status) for status in roster(await alive(context.redis), lost)])
+
+
+def roster(alive: Iterable[WorkerStatus], lost: Iterable[LostProcess]) -> list[WorkerStatus]:
+    """Workers by name; a lost one has the cause in its detail, also while it is restarted and sends heartbeats."""
+    found = {status.name: status for status in alive}
+    for process in lost:
+        kind = process.name.partition("-")[0]
+        if kind in set(WorkerKind):  # Redis and the gateway are no workers
+            gone = WorkerStatus(process.name, WorkerKind(kind), LOST, pid=0, at=process.at)
+            status = found.get(process.name, gone)
+            found[process.name] = replace(status, detail={**status.detail, "trouble": process.cause})
+    return [found[name] for name in sorted(found)]
