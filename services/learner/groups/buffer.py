@@ -18,7 +18,7 @@ from services.common.streams.consumer import Entry
 from services.common.streams.types import ScoredGroup, VerdictStatus
 from services.learner.algorithms.advantages import filter_values, is_degenerate
 from services.learner.groups.failures import FailureRun
-from services.learner.groups.ledger import ActiveGroup, Ledger
+from services.learner.groups.ledger import ActiveGroup, Ledger, Settled
 from services.learner.groups.off_policy import AcceptRate, ReadyGroup, issue_budget, select_batch
 from services.learner.groups.validate import Limits, unfit
 
@@ -201,6 +201,15 @@ class Intake:
         limit = self._clock() - self._spec.rollout.group_timeout_s
         waiting = [group for group in self.ledger.active.values() if not group.ready]
         return [group for group in waiting if group.failure or group.issued_at < limit]
+
+    def take_for_record(self) -> tuple[tuple[Settled, ...], list[Entry]]:
+        """Fates that no journal record has, for the next one, and the entries to ack once it is written.
+
+        Both are of one moment: an entry never goes before a record has its fate.
+        """
+        return tuple(self.ledger.take_unwritten()), [
+            item.entry for item in self.take_settled() if item.entry is not None
+        ]
 
     def take_settled(self) -> list[Judged]:
         """Groups settled since the last call; their entries may be acked once the journal has their fates."""

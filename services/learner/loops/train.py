@@ -163,11 +163,8 @@ async def _write_journal(job: JobContext, drain: Drain, step: int, groups: tuple
         Stopped: the disk was full until the job was stopped; nothing was written, and the entries are delivered again.
     """
     mark = await job.store.history_mark()
-    ledger = job.intake.ledger
-    # No await between the two `take_…` calls: a group settled between them would lose its entry before a record has its fate.
-    settled = tuple(ledger.take_unwritten())
-    record = BatchRecord(step, job.progress.lineage, groups, settled, ledger.issued, job.publisher.digest, mark)
-    entries = [judged.entry for judged in job.intake.take_settled() if judged.entry is not None]
+    settled, entries = job.intake.take_for_record()
+    record = BatchRecord(step, job.progress.lineage, groups, settled, job.intake.ledger.issued, job.publisher.digest, mark)
     size = await with_disk_space(job, drain, lambda: asyncio.to_thread(job.journal.append, record))
     metrics.JOURNAL_BYTES.inc(size)
     await job.consumer.ack(*entries)

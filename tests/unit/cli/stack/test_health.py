@@ -1,4 +1,4 @@
-"""What a probe of a service costs its supervisor, and what it finds."""
+"""Probes of services: what they cost the supervisor, and what they find."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.cli.children import free_port
-from services.cli.probes import health_probe, ready_probe
+from services.cli.stack.children import free_port
+from services.cli.stack.health import health_probe, ready_probe
 from services.common.errors import DeadlineExceeded
-from services.common.health import HealthServer
+from services.common.service.health import HealthServer
 
 
 @pytest.fixture
 def url() -> Iterator[str]:
     port = free_port()
-    server = HealthServer("127.0.0.1", port, healthy=lambda: "sick", ready=lambda: None, registry=CollectorRegistry())
-    server.start()
-    yield f"http://127.0.0.1:{port}"
-    server.stop()
+    with HealthServer("127.0.0.1", port, healthy=lambda: "sick", ready=lambda: None, registry=CollectorRegistry()):
+        yield f"http://127.0.0.1:{port}"
 
 
 def test_a_probe_loads_no_certificates(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
