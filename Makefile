@@ -9,7 +9,7 @@ SOURCES := services examples tests benchmarks deploy
 MODEL ?= tiny
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down serve test test-all chaos test-compose test-ascend-versions lint format proto dashboards bench lock lock-ascend audit clean
+.PHONY: help setup demo up down serve test-unit test test-all coverage chaos test-compose test-ascend-versions lint format proto dashboards bench lock lock-ascend audit clean
 
 help: ## Shows the verbs
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-20s %s\n", $$1, $$2}'
@@ -33,11 +33,18 @@ down: ## Stops the containers; volumes stay
 serve: setup ## Starts all services on this machine, without containers
 	@$(BIN)/millrace up
 
+test-unit: ## The unit tests, in an environment of their own without torch or an engine: under a minute from clone to green
+	@PYTHON="$(PYTHON)" deploy/install.sh .venv-unit deploy/lock/unit.txt
+	@.venv-unit/bin/python -m pytest -q -n 2 --dist loadfile tests/unit
+
 test: setup ## Unit, integration and a short end-to-end test (under 15 minutes on two cores)
 	@$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not compose and not chaos"
 
 test-all: setup ## Also the long ones
 	@$(BIN)/python -m pytest -q -m "not compose and not chaos"
+
+coverage: setup ## Which lines the unit and integration tests reach, child processes included
+	@$(BIN)/python -m pytest -q -n 3 --dist loadfile --cov --cov-report=term:skip-covered -m "not slow" tests/unit tests/integration
 
 chaos: setup ## Every fault of docs/reliability.md at its full count (hours), and the table written anew
 	@$(BIN)/python -m pytest -q -s -m chaos tests/chaos; status=$$?; $(BIN)/python -m tests.chaos.table; exit $$status
@@ -76,6 +83,9 @@ lock: setup ## Resolves deploy/lock/requirements.in anew
 	@for service in gateway reward rollout learner; do UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/uv pip compile --quiet --python-version 3.11 \
 		--override deploy/lock/overrides.txt --constraint $(LOCK) --extra $$service pyproject.toml --no-annotate --no-header \
 		--output-file deploy/lock/$$service.txt >/dev/null || exit 1; done
+	@UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/uv pip compile --quiet --python-version 3.11 --override deploy/lock/overrides.txt --constraint $(LOCK) \
+		--extra gateway --extra reward --extra weights --extra redis --extra test pyproject.toml --no-annotate --no-header \
+		--output-file deploy/lock/unit.txt >/dev/null
 
 lock-ascend: setup ## Resolves deploy/lock/ascend-*.in anew
 	@$(BIN)/python -m pip install --quiet uv

@@ -16,21 +16,24 @@ wanted=$(cat "$lock" "$root/pyproject.toml" | sha256sum | cut -c1-64)
 started=$(date +%s)
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 pip="$venv/bin/python -m pip --disable-pip-version-check --no-input"
-torch=$(grep '^torch==' "$lock")
+torch=$(grep '^torch==' "$lock") || torch=
 cuda=${lock%.txt}-cuda.txt
 
-echo "install: 1/3 $torch"
-$pip install -qq --no-deps "$torch" 2>"$venv/torch.log" || $pip install -qq --no-deps --index-url "$TORCH_INDEX" "$torch" 2>>"$venv/torch.log" || {
-    [ -f "$cuda" ] && echo "install: there is no CPU build to be had: taking the CUDA build, which computes on a CPU too (4 GB)" &&
-        $pip install -qq --no-deps --progress-bar off -r "$cuda"
-} || {
-    cat "$venv/torch.log" >&2
-    echo "install: neither the configured package sources nor TORCH_INDEX=$TORCH_INDEX have $torch (a CPU build of PyTorch)." >&2
-    echo "install: put the wheel in a directory and run: PIP_FIND_LINKS=/that/directory make setup" >&2
-    exit 1
+install_torch() {
+    echo "install: 1/3 $torch"
+    $pip install -qq --no-deps "$torch" 2>"$venv/torch.log" || $pip install -qq --no-deps --index-url "$TORCH_INDEX" "$torch" 2>>"$venv/torch.log" || {
+        [ -f "$cuda" ] && echo "install: there is no CPU build to be had: taking the CUDA build, which computes on a CPU too (4 GB)" &&
+            $pip install -qq --no-deps --progress-bar off -r "$cuda"
+    } || {
+        cat "$venv/torch.log" >&2
+        echo "install: neither the configured package sources nor TORCH_INDEX=$TORCH_INDEX have $torch (a CPU build of PyTorch)." >&2
+        echo "install: put the wheel in a directory and run: PIP_FIND_LINKS=/that/directory make setup" >&2
+        exit 1
+    }
 }
+[ -z "$torch" ] || install_torch
 count=$(grep -c '==' "$lock")
-echo "install: 2/3 $count packages of $lock (about two minutes)"
+echo "install: 2/3 $count packages of $lock"
 grep -v '^torch==' "$lock" >"$venv/rest.txt"
 $pip install -qq --no-deps --progress-bar off -r "$venv/rest.txt"
 echo "install: 3/3 millrace"

@@ -20,8 +20,8 @@ TIMEOUT_S = 60.0
 """More than the gateway needs to check a job's model and data."""
 SILENCE_S = 60.0
 """Longest silence of a stream of events before the client closes it."""
-POLL_S = 1.0
-PATIENCE_S = 60.0
+POLL_INTERVAL_S = 1.0
+MAX_OUTAGE_S = 60.0
 """Longest time without an answer of the gateway before `follow` raises."""
 ENDED = frozenset({"succeeded", "failed", "cancelled"})
 
@@ -169,7 +169,7 @@ class GatewayClient:
 
         Raises:
             DeadlineExceeded: the job had not ended after `timeout_s` seconds.
-            GatewayError: there is no such job, or the gateway does not answer for `PATIENCE_S`.
+            GatewayError: there is no such job, or the gateway does not answer for `MAX_OUTAGE_S`.
         """
         started = answered = time.monotonic()
         while True:
@@ -180,7 +180,7 @@ class GatewayClient:
                 steps = self.steps(job_id, start)
                 answered = time.monotonic()
             except GatewayError as error:
-                if not error.passing or time.monotonic() - answered > PATIENCE_S:
+                if not error.passing or time.monotonic() - answered > MAX_OUTAGE_S:
                     raise
                 state, steps = "", []
             yield from steps
@@ -190,7 +190,7 @@ class GatewayClient:
             if timeout_s is not None and time.monotonic() - started > timeout_s:
                 raise DeadlineExceeded(f"job {job_id} is {state or 'unknown'} after {timeout_s:.0f} s")
             if not steps:
-                time.sleep(POLL_S)
+                time.sleep(POLL_INTERVAL_S)
 
     def events(self, job_id: str, *, after: str | None = None) -> Iterator[Event]:
         """The job's server-sent events as they arrive, until the gateway ends the stream or is silent for `SILENCE_S`.

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from services.cli.doctor import refuse_problems
 from services.cli.stack.plan import plan_stack
-from services.cli.stack.runtime import remember_segments, remove_left, runtime_of
-from services.cli.stack.state import ProcessState, UpState, only_one, read_state, remove_state, write_state
-from services.cli.stack.supervisor import GaveUp, Supervisor
+from services.cli.stack.runtime import remember_segments, remove_leftovers, runtime_of
+from services.cli.stack.state import ProcessState, UpState, home_lock, read_state, remove_state, write_state
+from services.cli.stack.supervisor import Supervisor, WrongSettingError
 from services.common.config.settings import load_settings
 from services.common.errors import DeadlineExceeded
 from services.common.service.process_tree import created_at, is_same, kill_tree
@@ -35,12 +35,12 @@ def run_up(home: Path, *, servers: int, gateway_port: int, metrics_base: int | N
 
     Raises:
         ConfigError: it is up already, or a setting is wrong.
-        GaveUp: a process refused to start because of a setting.
+        WrongSettingError: a process refused to start because of a setting.
     """
     os.environ["MILLRACE_HOME"] = str(home)
     settings = load_settings()
     with ExitStack() as resources:
-        resources.enter_context(only_one(home))
+        resources.enter_context(home_lock(home))
         _end_leftovers(home, say)
         refuse_problems(home)
         runtime = resources.enter_context(runtime_of(home))
@@ -64,10 +64,10 @@ def detach(home: Path, arguments: list[str], say: Say, timeout_s: float = DETACH
 
     Raises:
         ConfigError: it is up already.
-        GaveUp: it ended before it was ready.
+        WrongSettingError: it ended before it was ready.
         DeadlineExceeded: it was not ready in time; it continues to start.
     """
-    with only_one(home):
+    with home_lock(home):
         pass  # refuses a second one here, where the user reads the error
     log_path = home / "logs" / "up.log"
     log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ def detach(home: Path, arguments: list[str], say: Say, timeout_s: float = DETACH
             return state
         if process.poll() is not None:
             output = log_path.read_text().strip()[-2000:]
-            raise GaveUp(f"millrace ended before it was ready (log: {log_path}):\n{output}")
+            raise WrongSettingError(f"millrace ended before it was ready (log: {log_path}):\n{output}")
         time.sleep(POLL_INTERVAL_S)
     for name, cause in (state.lost if state is not None else {}).items():
         say(f"{name}: {cause}")
@@ -105,9 +105,9 @@ def run_down(home: Path, say: Say, *, timeout_s: float = DOWN_TIMEOUT_S, grace_s
         say(f"nothing is up in {home}")
         return
     if not state.is_alive():
-        with only_one(home):
+        with home_lock(home):
             _end_leftovers(home, say, grace_s)
-            remove_left(home)
+            remove_leftovers(home)
             remove_state(home)
         return
     say(f"draining (process {state.pid})")
@@ -118,7 +118,7 @@ def run_down(home: Path, say: Say, *, timeout_s: float = DOWN_TIMEOUT_S, grace_s
             latest = read_state(home) or state
             os.kill(state.pid, signal.SIGKILL)
             _kill_leftovers(latest)
-            remove_left(home)
+            remove_leftovers(home)
             remove_state(home)
             raise DeadlineExceeded(f"millrace in {home} did not drain within {timeout_s:.0f} s: killed")
         time.sleep(POLL_INTERVAL_S)

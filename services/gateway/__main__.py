@@ -23,10 +23,10 @@ from services.common.jobs.retention import DAY_S, Policy, Retention
 from services.common.redis.connection import connect
 from services.common.sandbox.pool import Sandbox
 from services.common.service.entry import serve
-from services.common.service.preflight import RedisAway, require_redis
+from services.common.service.preflight import RedisUnavailable, require_redis
 from services.gateway.admission.admission import PREPARE, ChildAdmission
 from services.gateway.app import create_app
-from services.gateway.header_deadline import PunctualProtocol
+from services.gateway.header_deadline import HeaderDeadlineProtocol
 from services.gateway.middleware.auth import load_token
 
 log = logging.getLogger("millrace.gateway")
@@ -62,7 +62,7 @@ async def run(settings: Settings) -> None:
         server_header=False,
         proxy_headers=False,
         ws="none",
-        http=PunctualProtocol,
+        http=HeaderDeadlineProtocol,
         timeout_keep_alive=75,  # longer than people and proxies keep an idle connection
         timeout_graceful_shutdown=max(1, int(settings.drain_timeout_s)),
     )
@@ -103,7 +103,7 @@ async def _restore_loop(restorer: Restorer) -> None:
     """Consumes the job folders; waits for a second; unblocked by time; produces the job records that Redis has lost."""
     while True:
         try:
-            await restorer.look()
+            await restorer.restore_lost()
         except RedisError as error:
             log.warning("cannot look after the jobs' records: %s", type(error).__name__)
         await asyncio.sleep(RESTORE_INTERVAL_S)
@@ -141,7 +141,7 @@ async def _check_redis(settings: Settings) -> None:
     """
     try:
         await require_redis(settings.redis_url, settings.redis_password, wait_s=0.0)
-    except RedisAway as error:
+    except RedisUnavailable as error:
         log.error("%s", error)  # noqa: TRY400  the message is complete without a traceback
 
 

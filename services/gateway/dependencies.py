@@ -69,7 +69,7 @@ async def _record(context: ContextDep, job_id: JobIdDep) -> JobRecord:
         record = await context.store.find(job_id)
         if record is not None:
             return record
-        if await asyncio.to_thread(context.store.records.saved, job_id) is not None:
+        if await asyncio.to_thread(context.store.records.load, job_id) is not None:
             headers = {"Retry-After": str(RETRY_AFTER_S)}
             raise HTTPException(503, "Redis has lost the record of this job: it is being put back", headers)
     raise HTTPException(404, "there is no such job")

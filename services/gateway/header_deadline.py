@@ -13,7 +13,7 @@ HEADERS_S = 20.0
 _Installed: Any = AutoHTTPProtocol
 
 
-class Punctual:
+class HeaderDeadline:
     """Mixin with the deadline for any HTTP protocol of uvicorn; stands before it in the list of bases."""
 
     transport: asyncio.Transport
@@ -54,5 +54,5 @@ class Punctual:
             self._deadline = None
 
 
-class PunctualProtocol(Punctual, _Installed):  # type: ignore[misc]
+class HeaderDeadlineProtocol(HeaderDeadline, _Installed):  # type: ignore[misc]
     """The HTTP protocol that uvicorn uses here (httptools or h11), with the deadline."""

@@ -17,7 +17,7 @@ from services.common.jobs.store import JobStore
 from services.common.redis import keys
 from services.common.redis.connection import text
 from services.common.redis.keys import Stage
-from services.common.service.heartbeat import WorkerKind, WorkerStatus, alive
+from services.common.service.heartbeat import WorkerKind, WorkerStatus, live_workers
 
 NO_VERSION = -1
 """Version of a rollout server that has no weights yet."""
@@ -30,7 +30,7 @@ class SystemMetrics:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"millrace_gateway_{name}", text, labels, registry=registry)
 
-        self._job_counts = JobCensus()
+        self._job_counts = JobCounts()
         self.redis_up = gauge("redis_up", "1 when Redis answers, else 0.")
         self.redis_memory = gauge(
             "redis_memory_bytes", "Memory that Redis uses for its data; NaN while it is not told."
@@ -59,13 +59,13 @@ class SystemMetrics:
         self.redis_up.set(1)
 
     async def _refresh(self, redis: Redis) -> None:
-        for state, count in (await self._job_counts.take(redis)).items():
+        for state, count in (await self._job_counts.count(redis)).items():
             self.jobs.labels(state).set(count)
         self.queued.set(await redis.zcard(keys.QUEUE))
         active = await JobStore(redis).active()
         self.active.set(len(active))
         await self._refresh_streams(redis, list(active))
-        self._refresh_workers(await alive(redis), active)
+        self._refresh_workers(await live_workers(redis), active)
         with suppress(ResponseError):  # the ACL may forbid INFO
             self.redis_memory.set((await redis.info("memory"))["used_memory"])
 
@@ -99,7 +99,7 @@ RECORDS_PER_SCRIPT = 500
 """At the first count there may be very many records; Redis answers other requests between two scripts."""
 
 
-class JobCensus:
+class JobCounts:
     """Counts of jobs by state. An ended job never changes: its record is read once, and only the others' again."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class JobCensus:
         self._open: dict[str, None] = {}
         self._newest = 0.0
 
-    async def take(self, redis: Redis) -> dict[JobState, int]:
+    async def count(self, redis: Redis) -> dict[JobState, int]:
         """Jobs by state, every state named."""
         if await redis.zcard(keys.JOBS) < len(self._open) + len(
             self._ended

@@ -13,7 +13,7 @@ from services.common.redis.connection import connect
 from services.common.service.entry import serve
 from services.common.service.health import HealthServer
 from services.common.service.lifecycle import Drain, run_service
-from services.common.service.preflight import require_memory, require_platform, require_redis, require_room
+from services.common.service.preflight import require_disk_space, require_memory, require_platform, require_redis
 from services.learner.agent.agent import Agent
 from services.learner.ranks.launch import Nodes
 from services.learner.storage.folder import METRICS_DIR
@@ -30,7 +30,7 @@ async def run(settings: Settings) -> None:
     journal_key(settings)
     require_platform(settings.platform)
     require_memory(settings.min_memory_gib)
-    require_room(settings.home / "jobs", settings.min_free_gib)
+    require_disk_space(settings.home / "jobs", settings.min_free_gib)
     drain = Drain()
     drain.on_signals()
     name = Nodes.of(settings).own_name(settings.worker_name("learner"))

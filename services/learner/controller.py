@@ -29,14 +29,14 @@ from services.common.service.lifecycle import Drain, run_service
 from services.common.service.logs import log_context
 from services.common.spec.job import JobSpec
 from services.common.streams.consumer import Consumer
-from services.learner.groups.buffer import Intake
+from services.learner.groups.buffer import GroupBuffer
 from services.learner.groups.data import JobData
 from services.learner.groups.ledger import Ledger
 from services.learner.groups.tasks import TaskFactory
 from services.learner.groups.validate import Limits
 from services.learner.loops.collect import collect_loop
 from services.learner.loops.issue import issue_loop
-from services.learner.loops.monitor import watch_loop
+from services.learner.loops.monitor import monitor_loop
 from services.learner.loops.state import JobContext, Progress
 from services.learner.loops.train import train_loop
 from services.learner.ranks.client import Ranks
@@ -115,7 +115,7 @@ class Head:
             await data.open()
             job = self._wire(redis, blocking, publisher, store, data)
             store.on_restored = job.activity.work_lost
-            loops = {"step": train_loop, "issue": issue_loop, "collect": collect_loop, "watch": watch_loop}
+            loops = {"step": train_loop, "issue": issue_loop, "collect": collect_loop, "monitor": monitor_loop}
             bound = {name: partial(loop, job, drain) for name, loop in loops.items()}
             await run_service(drain, bound, drain_timeout_s=settings.drain_timeout_s, blocked_s=BLOCKED_S)
         finally:
@@ -142,7 +142,7 @@ class Head:
             redis=redis,
             store=store,
             ranks=self.ranks,
-            intake=Intake(spec, Limits.of(inspect_model(self._model_dir), spec), Ledger()),
+            buffer=GroupBuffer(spec, Limits.of(inspect_model(self._model_dir), spec), Ledger()),
             tasks=TaskFactory(job_id, spec, lineage=FIRST.lineage, data=data),
             journal=journal,
             checkpoints=CheckpointStore(folder / CHECKPOINTS_DIR, keep=keep_last, guard=store.require_newest),

@@ -19,7 +19,7 @@ from services.common.models.directory import resolve_model
 from services.common.service.logs import configure_logging, log_context
 from services.common.service.process_tree import die_with_parent
 from services.common.spec.job import JobSpec, parse_recorded_spec
-from services.learner.ranks.heartbeat import FOLDER, beat_forever
+from services.learner.ranks.heartbeat import HEARTBEAT_DIR_VARIABLE, beat_forever
 from services.learner.storage.folder import ERROR_FILE, FENCED_FILE
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ def run_rank(job_id: str, settings: Settings) -> None:
     prepare(settings.platform)
     import torch.distributed as dist
 
-    from services.learner.ranks.build import build_trainer
-    from services.learner.ranks.loop import run_loop
+    from services.learner.ranks.loop import build_trainer, run_loop
 
     trainer = build_trainer(spec, model_dir, settings.platform)
     head = _start_head(job_id, spec, model_dir, settings) if dist.get_rank() == 0 else None
@@ -66,8 +65,8 @@ def main() -> None:
     launcher = os.getppid()
     settings, job_id, rank = load_settings(), os.environ["MILLRACE_JOB"], int(os.environ["RANK"])
     configure_logging("learner", settings.log_level)
-    if FOLDER in os.environ:
-        beat_forever(Path(os.environ[FOLDER]), rank, os.getpid())
+    if HEARTBEAT_DIR_VARIABLE in os.environ:
+        beat_forever(Path(os.environ[HEARTBEAT_DIR_VARIABLE]), rank, os.getpid())
     if rank != 0:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 0 drains and commands the others
     with log_context(job_id=job_id, rank=rank):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from services.common.config.verifiers import choose
+from services.common.config.verifiers import choose_verifier
 from services.common.errors import ConfigError
 from services.common.spec.rollout import RewardSpec
 from services.common.streams.types import RolloutGroup, ScoredGroup, Verdict, VerdictStatus
@@ -29,7 +29,7 @@ async def judge_group(pool: Pool, group: RolloutGroup, spec: RewardSpec) -> Scor
         return ScoredGroup(group, (), 0.0)
     began, task = time.monotonic(), group.task
     try:
-        name = choose(task.data_source, spec.verifiers)
+        name = choose_verifier(task.data_source, spec.verifiers)
     except ConfigError as error:
         verdicts = [_failed(str(error)) for _ in group.rollouts]
     else:

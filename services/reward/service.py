@@ -23,7 +23,7 @@ from services.common.jobs.store import JobStore
 from services.common.redis.fencing import Fence
 from services.common.redis.keys import Stage
 from services.common.service.health import HealthServer
-from services.common.service.heartbeat import HEARTBEAT_S, WorkerKind, WorkerStatus, beat
+from services.common.service.heartbeat import HEARTBEAT_S, WorkerKind, WorkerStatus, write_heartbeat
 from services.common.service.lifecycle import Drain, every, run_service
 from services.common.service.worker import worker_process
 from services.common.spec.rollout import RewardSpec
@@ -31,14 +31,14 @@ from services.common.streams.consumer import Consumer
 from services.common.streams.stream import MAX_STREAM_LENGTH, forget
 from services.reward import metrics
 from services.reward.pool.pool import Pool
-from services.reward.session import CONSUMER_GROUP, Attachment
+from services.reward.session import CONSUMER_GROUP, JobSession
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Attached:
-    attachment: Attachment
+    session: JobSession
     task: asyncio.Task[None]
 
 
@@ -78,8 +78,8 @@ class RewardService:
         return self._follower.ready() or self._trouble()
 
     def _trouble(self) -> str | None:
-        pools = [self._pool, *(attached.attachment.pool for attached in self._attached.values())]
-        return next((trouble for pool in pools if (trouble := pool.trouble()) is not None), None)
+        pools = [self._pool, *(attached.session.pool for attached in self._attached.values())]
+        return next((fault for pool in pools if (fault := pool.fault()) is not None), None)
 
     async def follow_jobs(self) -> None:
         """Judges the groups of every active job until the drain, and then those in flight."""
@@ -117,10 +117,10 @@ class RewardService:
             self._commands, self._blocking, job.job_id, Stage.ROLLOUTS,
             group=CONSUMER_GROUP, name=self._name, fence=self._fence,
         )  # fmt: skip
-        pool = self._pool.beside()
-        attachment = Attachment(self._commands, consumer, pool, spec, drain=self._drain, bound=self._bound)
-        task = asyncio.create_task(attachment.run(), name=f"job {job.job_id}")
-        self._attached[job.job_id] = _Attached(attachment, task)
+        pool = self._pool.sibling()
+        session = JobSession(self._commands, consumer, pool, spec, drain=self._drain, bound=self._bound)
+        task = asyncio.create_task(session.run(), name=f"job {job.job_id}")
+        self._attached[job.job_id] = _Attached(session, task)
         log.info("attached to job %s", job.job_id)
 
     async def _detach(self, job_id: str) -> None:
@@ -132,13 +132,13 @@ class RewardService:
         log.info("detached from job %s", job_id)
 
     async def _beat(self) -> None:
-        attachments = [attached.attachment for attached in self._attached.values()]
-        in_flight = sum(attachment.in_flight for attachment in attachments)
-        queued = sum(attachment.pool.queued for attachment in attachments)
+        sessions = [attached.session for attached in self._attached.values()]
+        in_flight = sum(session.in_flight for session in sessions)
+        queued = sum(session.pool.queued for session in sessions)
         metrics.GROUPS_IN_FLIGHT.set(in_flight)
         metrics.CHECKS_QUEUED.set(queued)
         state = "draining" if self._drain.requested else "judging" if in_flight else "idle"
-        progress_at = max((attachment.pool.progress_at for attachment in attachments), default=0.0)
+        progress_at = max((session.pool.progress_at for session in sessions), default=0.0)
         detail: dict[str, str | int | float] = {
             "jobs": len(self._attached), "groups_in_flight": in_flight, "checks_queued": queued,
             "verifier_processes": self._pool.workers,
@@ -147,7 +147,7 @@ class RewardService:
             self._name, WorkerKind.REWARD, state, job_id=next(iter(self._attached), None), metrics_port=self.metrics_port,
             progress_age_s=time.monotonic() - progress_at if in_flight else None, detail=detail,
         )  # fmt: skip
-        await beat(self._commands, status, self._fence)
+        await write_heartbeat(self._commands, status, self._fence)
 
 
 async def run(settings: Settings, *, drain: Drain | None = None, pool: Pool | None = None) -> None:

@@ -11,7 +11,7 @@ from services.common.service.lifecycle import Drain
 from services.common.service.logs import log_context
 from services.common.spec.rollout import RewardSpec
 from services.common.streams import codec
-from services.common.streams.consumer import Consumer, Entry, require_place
+from services.common.streams.consumer import Consumer, Entry, require_match
 from services.common.streams.types import RolloutGroup, ScoredGroup
 from services.common.streams.worker import MAX_DELIVERIES, StreamWorker, WorkerCounters, WorkerLimits
 from services.reward import metrics
@@ -27,7 +27,7 @@ READ_COUNT = 16
 COUNTERS = WorkerCounters(blocked_s=metrics.BLOCKED_SECONDS, dead_letters=metrics.GROUPS.labels(result="dead_letter"))
 
 
-class Attachment:
+class JobSession:
     """Judges one job's groups.
 
     rollouts stream ── read ──► decode ── verdicts (pool) ── send ──► scored stream
@@ -62,12 +62,12 @@ class Attachment:
 
     async def _handle(self, entry: Entry) -> None:
         group = codec.decode(RolloutGroup, entry.payload)
-        require_place(entry, group.task, self._job_id, "task.")
+        require_match(entry, group.task, self._job_id, "task.")
         with log_context(group_id=group.task.group_id):
             if entry.deliveries > MAX_DELIVERIES:
                 reason = f"delivered to be judged {entry.deliveries} times without success"
                 failed = replace(group, rollouts=(), failure=reason, permanent=True)
-                await self._worker.give_up(entry, codec.encode(ScoredGroup(failed, (), 0.0)), reason)
+                await self._worker.reject(entry, codec.encode(ScoredGroup(failed, (), 0.0)), reason)
             scored = await judge_group(self.pool, group, self._spec)
             moved = await self._worker.send(entry, codec.encode(without_text(scored)))
             if moved is not None:

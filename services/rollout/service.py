@@ -30,7 +30,7 @@ from services.common.jobs.follower import JobFollower
 from services.common.jobs.record import ActiveJob
 from services.common.jobs.store import JobStore
 from services.common.service.health import HealthServer
-from services.common.service.heartbeat import HEARTBEAT_S, WorkerKind, WorkerStatus, alive, beat
+from services.common.service.heartbeat import HEARTBEAT_S, WorkerKind, WorkerStatus, live_workers, write_heartbeat
 from services.common.service.lifecycle import Drain, every, run_service
 from services.common.service.logs import log_context
 from services.common.service.preflight import require_memory, require_platform
@@ -39,17 +39,17 @@ from services.common.streams.stream import forget
 from services.rollout import metrics
 from services.rollout.chat.exports import ExportLoader
 from services.rollout.chat.policies import Policies
-from services.rollout.chat.queue import ChatLane
+from services.rollout.chat.queue import ChatQueue
 from services.rollout.chat.server import InferenceService, serving
 from services.rollout.engine.engine import Engine
-from services.rollout.engine.health import EngineWatch
+from services.rollout.engine.health import EngineMonitor
 from services.rollout.engine.process import CHAT_PLACES
 from services.rollout.engine.update import EngineError
-from services.rollout.session import Attachment, Wiring, choose
+from services.rollout.session import JobSession, Wiring, choose
 
 log = logging.getLogger(__name__)
 
-REFUSED_S = 30.0
+RETRY_INTERVAL_S = 30.0
 """A job whose model does not load here is tried again after this."""
 _TROUBLE_CHARS = 500
 _REPORT_TIMEOUT_S = 5.0
@@ -62,7 +62,7 @@ class RolloutService:
 
     def __init__(self, wiring: Wiring) -> None:
         self._wiring = wiring
-        self._attached: Attachment | None = None
+        self._session: JobSession | None = None
         self._serving: asyncio.Task[None] | None = None
         self._refused: dict[str, float] = {}
         self._sampled = False
@@ -79,11 +79,11 @@ class RolloutService:
         """Port of /metrics, for the list of workers."""
         self.inference_address: str | None = None
         """Address of the chat server, for the gateway."""
-        lane = ChatLane(CHAT_PLACES)
+        queue = ChatQueue(CHAT_PLACES)
         loader = ExportLoader(wiring.engine, wiring.settings, wiring.commands, wiring.name)
-        self._policies = Policies(wiring.engine, lane, store, loader.load)
-        self.inference = InferenceService(wiring.engine, self._policies, lane)
-        self._watch = EngineWatch(wiring.engine)
+        self._policies = Policies(wiring.engine, queue, store, loader.load)
+        self.inference = InferenceService(wiring.engine, self._policies, queue)
+        self._monitor = EngineMonitor(wiring.engine)
         self._hang: str | None = None
 
     def healthy(self) -> str | None:
@@ -100,11 +100,11 @@ class RolloutService:
         Consumes:     the active jobs.
         Waits for:    changes of the active jobs, and the end of the attached job's loops.
         Unblocked by: the learner (it activates and retires jobs), or a drain.
-        Produces:     attachments. Returns on drain, when the groups in flight are done.
+        Produces:     sessions. Returns on drain, when the groups in flight are done.
         """
         try:
             await self._follower.run(self._look)
-            if self._serving is not None and self._attached is not None and self._attached.state != "loading":
+            if self._serving is not None and self._session is not None and self._session.state != "loading":
                 await self._serving
         finally:
             await self._policies.drain()
@@ -134,26 +134,26 @@ class RolloutService:
             await self._count_death(error)
             raise
         finally:
-            self._watch.close()
+            self._monitor.close()
 
     async def _look(self, active: dict[str, ActiveJob]) -> None:
-        if self._attached is not None and self._serving is not None:
-            job = active.get(self._attached.job.job_id)
+        if self._session is not None and self._serving is not None:
+            job = active.get(self._session.job.job_id)
             if self._serving.done():
-                await self._handle_end(self._attached.job.job_id, self._serving)
+                await self._handle_end(self._session.job.job_id, self._serving)
             elif job is None:
-                log.info("job %s is retired", self._attached.job.job_id)
+                log.info("job %s is retired", self._session.job.job_id)
                 await self._detach()
             else:
-                self._attached.update(job)
+                self._session.update(job)
                 if self._wiring.engine.sampled and not self._sampled:  # from now on an end is no failed start
                     self._sampled = True
                     await deaths.serving(self._wiring.commands, job.job_id, self._wiring.name, loading=False)
-        if self._attached is None:
+        if self._session is None:
             now = time.monotonic()
             self._refused = {job_id: until for job_id, until in self._refused.items() if until > now}
             open_jobs = {job_id: job for job_id, job in active.items() if job_id not in self._refused}
-            job = choose(open_jobs, await alive(self._wiring.commands), self._wiring.name) if open_jobs else None
+            job = choose(open_jobs, await live_workers(self._wiring.commands), self._wiring.name) if open_jobs else None
             if job is not None:
                 await self._attach(job)
 
@@ -162,17 +162,17 @@ class RolloutService:
         log.info("attaching to job %s", job.job_id)
         self._sampled = False
         await deaths.serving(self._wiring.commands, job.job_id, self._wiring.name, loading=True)
-        self._attached = Attachment(self._wiring, job)
-        self._serving = asyncio.create_task(self._attached.run(), name=f"job {job.job_id}")
+        self._session = JobSession(self._wiring, job)
+        self._serving = asyncio.create_task(self._session.run(), name=f"job {job.job_id}")
 
     async def _handle_end(self, job_id: str, serving: asyncio.Task[None]) -> None:
-        """Handles an attachment that ended by itself: raises its error, unless only the job or a setting caused it."""
+        """Handles a session that ended by itself: raises its error, unless only the job or a setting caused it."""
         try:
             serving.result()
         except ConfigError as error:
             with log_context(job_id=job_id):
                 log.exception("job %s cannot be served here", job_id)
-                self._refused[job_id] = time.monotonic() + REFUSED_S
+                self._refused[job_id] = time.monotonic() + RETRY_INTERVAL_S
                 self._trouble = f"{self._wiring.name} cannot serve job {job_id}: {error}"[:_TROUBLE_CHARS]
                 if isinstance(error, ModelError):
                     await self._count_death(error)
@@ -189,36 +189,36 @@ class RolloutService:
 
     async def _count_death(self, error: Exception) -> None:
         """Counts the end of this server's work against the attached job, once; the cause ends with the engine's own last error."""
-        attached, engine = self._attached, self._wiring.engine
-        if attached is None or self._death_counted:
+        session, engine = self._session, self._wiring.engine
+        if session is None or self._death_counted:
             return
         self._death_counted = True
         cause = str(error) if isinstance(error, MillraceError) else f"{type(error).__name__}: {error}"
         engine_error = await engine.last_error()
         cause = cause if engine_error in cause else f"{cause}: {engine_error}"
         death = deaths.Death(self._wiring.name, cause, time.time(), loading=not self._sampled)
-        with log_context(job_id=attached.job.job_id):
-            log.error("%s: counted against job %s", death.cause, attached.job.job_id)
+        with log_context(job_id=session.job.job_id):
+            log.error("%s: counted against job %s", death.cause, session.job.job_id)
         # Without Redis the mark stays, and the next process of this name counts it.
         with contextlib.suppress(TimeoutError, RedisError):
             async with asyncio.timeout(_REPORT_TIMEOUT_S):
-                await deaths.report(self._wiring.commands, attached.job.job_id, death)
+                await deaths.report(self._wiring.commands, session.job.job_id, death)
 
     async def _detach(self) -> None:
         """Ends the job's loops and aborts its requests."""
-        attached, serving = self._attached, self._serving
-        if attached is None or serving is None:
+        session, serving = self._session, self._serving
+        if session is None or serving is None:
             return
         # First, while the engine is not paused: aborted requests need one that runs.
         await self._policies.clear("the job left this server: ask again")
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
-        self._attached = self._serving = None
+        self._session = self._serving = None
         if not self._death_counted:
-            await deaths.served(self._wiring.commands, attached.job.job_id, self._wiring.name)
+            await deaths.served(self._wiring.commands, session.job.job_id, self._wiring.name)
         self._policies.release()
-        await forget(self._wiring.commands, attached.job.job_id)
-        log.info("detached from job %s", attached.job.job_id)
+        await forget(self._wiring.commands, session.job.job_id)
+        log.info("detached from job %s", session.job.job_id)
 
     def _progress_age_s(self, state: str) -> float:
         """Seconds since the last progress. Loading a model and changing weights have limits of their own: they count as progress."""
@@ -231,16 +231,16 @@ class RolloutService:
         self._wiring.engine.check()
         if self._policies.fault is not None:
             raise self._policies.fault
-        self._hang = self._watch.trouble()
+        self._hang = self._monitor.fault()
         if self._hang is not None:
             self._wiring.engine.kill()  # calls that wait for the engine fail at once, and other servers claim the work
             raise EngineError(self._hang)
 
     async def _beat(self) -> None:
-        attached, engine = self._attached, self._wiring.engine
-        state = attached.state if attached is not None else self._policies.hosting or "idle"
+        session, engine = self._session, self._wiring.engine
+        state = session.state if session is not None else self._policies.hosting or "idle"
         state = "draining" if self._wiring.drain.requested else state
-        version, groups = engine.version, attached.groups if attached is not None else 0
+        version, groups = engine.version, session.groups if session is not None else 0
         metrics.POLICY_VERSION.set(version.n if version is not None else -1)
         metrics.LINEAGE.set(version.lineage if version is not None else -1)
         metrics.GROUPS_IN_FLIGHT.set(groups)
@@ -251,12 +251,12 @@ class RolloutService:
             detail["trouble"] = self._trouble
         status = WorkerStatus(
             self._wiring.name, WorkerKind.ROLLOUT, state,
-            job_id=attached.job.job_id if attached is not None else self._policies.hosted,
+            job_id=session.job.job_id if session is not None else self._policies.hosted,
             policy_version=version.n if version is not None else None,
             metrics_port=self.metrics_port, inference_address=self.inference_address,
             progress_age_s=self._progress_age_s(state), detail=detail,
         )  # fmt: skip
-        await beat(self._wiring.commands, status, self._wiring.fence)
+        await write_heartbeat(self._wiring.commands, status, self._wiring.fence)
 
 
 async def run(settings: Settings, *, drain: Drain | None = None) -> None:
@@ -273,7 +273,7 @@ async def run(settings: Settings, *, drain: Drain | None = None) -> None:
         worker_process(settings, "rollout", drain) as worker,
         aclosing(Engine(settings.platform, settings.log_level)) as engine,
     ):
-        await deaths.adopt(worker.commands, worker.name)
+        await deaths.report_killed(worker.commands, worker.name)
         wiring = Wiring(worker.commands, worker.blocking, engine, settings, worker.name, worker.drain, worker.fence)
         service = RolloutService(wiring)
         host = settings.bind_host

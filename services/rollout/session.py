@@ -37,7 +37,7 @@ _STAGED_VERSIONS = 3  # two are kept while one arrives
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """Objects that all attachments of this process share."""
+    """Objects that all sessions of this process share."""
 
     commands: Redis
     blocking: Redis
@@ -50,7 +50,7 @@ class Wiring:
     """This process's right to that name."""
 
 
-class Attachment:
+class JobSession:
     """One job: its model in the engine, its weights, its tasks."""
 
     def __init__(self, wiring: Wiring, job: ActiveJob) -> None:

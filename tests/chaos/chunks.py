@@ -14,9 +14,9 @@ from services.common.errors import WeightSyncError
 from services.common.pb import weight_sync_pb2 as pb
 from services.common.weights.snapshot import Snapshot, UInt8Array
 from services.common.weights.tensor_file import map_tensors
-from services.learner.weights import store as shelf_module
+from services.learner.weights import store as store_module
 from services.learner.weights.server import WeightService, start_server
-from services.learner.weights.store import Shelf
+from services.learner.weights.store import WeightStore
 from services.rollout.weights import fetch
 from services.rollout.weights.client import WeightReceiver
 from services.rollout.weights.staging import Stage
@@ -32,8 +32,8 @@ TENSORS = {"model.embed_tokens.weight": (400, 128), "model.norm.weight": (128,),
 class TamperingService(WeightService):
     """A server that sends a share of its chunks wrongly."""
 
-    def __init__(self, shelf: Shelf, seed: int) -> None:
-        super().__init__("job-1", shelf, lambda _report: None)
+    def __init__(self, store: WeightStore, seed: int) -> None:
+        super().__init__("job-1", store, lambda _report: None)
         self.tamperer = Tamperer(seed)
 
     def Fetch(self, request: pb.FetchRequest, context: Any) -> Replies:  # noqa: N802
@@ -63,11 +63,11 @@ def fetched(options: Options) -> Result:
     """The learner's server, a rollout server's receiver, and what lies in its stage."""
     started = time.monotonic()
     result = Result("weight chunks flipped, dropped, reordered, repeated", 0, options.seed)
-    shelf_names, download_names = vars(shelf_module), vars(fetch)
-    before = shelf_names["CHUNK_BYTES"], download_names["_BACKOFF_S"]
-    shelf_names["CHUNK_BYTES"], download_names["_BACKOFF_S"] = CHUNK_BYTES, 0.001
-    shelf = Shelf(3)
-    service = TamperingService(shelf, options.seed)
+    store_names, download_names = vars(store_module), vars(fetch)
+    before = store_names["CHUNK_BYTES"], download_names["_BACKOFF_S"]
+    store_names["CHUNK_BYTES"], download_names["_BACKOFF_S"] = CHUNK_BYTES, 0.001
+    store = WeightStore(3)
+    service = TamperingService(store, options.seed)
     server, port = start_server(service, "127.0.0.1", 0, None)
     stage = Stage(options.home / "stage")
     receiver = WeightReceiver(f"127.0.0.1:{port}", "job-1", "rollout-0", stage)
@@ -75,7 +75,7 @@ def fetched(options: Options) -> Result:
     try:
         while sum(service.tamperer.counts.values()) < options.count:
             snapshot = _snapshot(version, rng)
-            shelf.put(snapshot)
+            store.put(snapshot)
             try:
                 path = receiver.fetch(1, version).path
             except WeightSyncError:
@@ -86,10 +86,10 @@ def fetched(options: Options) -> Result:
             version += 1
     finally:
         receiver.close()
-        shelf.close()
+        store.close()
         server.stop(0.5).wait(5.0)
         stage.close()
-        shelf_names["CHUNK_BYTES"], download_names["_BACKOFF_S"] = before
+        store_names["CHUNK_BYTES"], download_names["_BACKOFF_S"] = before
     result.count = sum(service.tamperer.counts.values())
     result.extra = {
         "ways": dict(sorted(service.tamperer.counts.items())),

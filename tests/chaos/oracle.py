@@ -22,7 +22,7 @@ from services.learner.audit.files import audit_job
 from services.learner.audit.report import AuditReport
 from services.learner.groups.batch import assemble
 from services.learner.groups.buffer import Judged
-from services.learner.storage.checkpoints import sound_checkpoints
+from services.learner.storage.checkpoints import verify_checkpoints
 from services.learner.storage.folder import JOURNAL_DIR
 from services.learner.storage.journal import BatchRecord, Journal
 from tests.chaos.job import ROWS
@@ -52,10 +52,10 @@ class Finding:
 def examine(folder: Path, *, ended: bool) -> Finding:
     """Looks at a job's folder, `<home>/jobs/<job>`; of a job that has ended every ordinal must have a fate."""
     spec = parse_spec((folder / SPEC_FILE).read_text())
-    finding = Finding(audit_job(folder, told_state="succeeded" if ended else "running"))
+    finding = Finding(audit_job(folder, reported_state="succeeded" if ended else "running"))
     for violation in finding.audit.violations:
         finding.wrong(f"{violation.breach} in {violation.where}: {violation.message}")
-    saved = {step: states_of(checkpoint.path, spec) for step, checkpoint in sound_checkpoints(folder)[0].items()}
+    saved = {step: states_of(checkpoint.path, spec) for step, checkpoint in verify_checkpoints(folder)[0].items()}
     try:
         for record in Journal(folder / JOURNAL_DIR).records():
             _take(record, spec, saved, finding)

@@ -14,6 +14,7 @@ import psutil
 
 from services.cli.checks.finding import Finding, Subject, ok, problem, warning
 from services.cli.stack.plan import available_cores
+from services.common.service.host import CGROUP, container_memory
 
 GIB = 1024**3
 OLDEST_PYTHON, BEYOND_PYTHON = (3, 11), (3, 13)
@@ -22,8 +23,6 @@ MIN_MEMORY, GOOD_MEMORY = 2 * GIB, 6 * GIB
 GOOD_DISK = 10 * GIB
 """Checkpoints soon fill less than this. The smallest size that is accepted is a setting."""
 DOCKER_TIMEOUT_S = 10.0
-_CGROUP = Path("/sys/fs/cgroup")
-_LIMITS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
 _DOCKER_REMEDY = "`millrace up` does without; for `docker compose up` see https://docs.docker.com/engine/install/"
 
 
@@ -93,16 +92,10 @@ def check_docker(_: Subject) -> list[Finding]:
     ]
 
 
-def available_memory(cgroup: Path = _CGROUP) -> int:
+def available_memory(cgroup: Path = CGROUP) -> int:
     """Bytes that new processes may take without swapping."""
-    free = int(psutil.virtual_memory().available)
-    for limit, usage in _LIMITS:
-        try:
-            room = int((cgroup / limit).read_text()) - int((cgroup / usage).read_text())
-        except (OSError, ValueError):
-            continue  # no such file, or `max`: no limit
-        free = min(free, max(0, room))
-    return free
+    free, container = int(psutil.virtual_memory().available), container_memory(cgroup)
+    return free if container is None else min(free, container.free)
 
 
 def _port_holder(port: int) -> str:

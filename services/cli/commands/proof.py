@@ -61,7 +61,7 @@ def audit(
     key = None if key_file is None else JournalKey.read(key_file)
     reported = read_job(home, url, job)
     state = "succeeded" if ended else reported.state
-    report = audit_job(folder, told=reported.steps, told_state=state, key=key)
+    report = audit_job(folder, reported_steps=reported.steps, reported_state=state, key=key)
     report.remarks += reported.remarks
     if as_json:
         print_json(report.as_record())

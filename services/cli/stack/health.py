@@ -60,7 +60,7 @@ class Prober:
             self._stopped.wait(max(0.0, started + self._interval_s - time.monotonic()))
 
 
-class Pulse:
+class HealthMonitor:
     """Health of one process, from its readiness to its end."""
 
     def __init__(self, pid: int, probe: Probe) -> None:
@@ -74,10 +74,10 @@ class Pulse:
         """Stops the probes."""
         self._prober.stop()
 
-    def trouble(self) -> str | None:
+    def fault(self) -> str | None:
         """The reason to kill the process, or None."""
         now = time.monotonic()
-        if self._vitals.due(_SAMPLE_INTERVAL_S) and not self._vitals.look(process_of(self._pid)):
+        if self._vitals.due(_SAMPLE_INTERVAL_S) and not self._vitals.sample(process_of(self._pid)):
             self._excused_at = now
         if self._prober.complaints_in_a_row >= UNHEALTHY_IN_A_ROW:
             return f"is not healthy ({self._prober.complaint})"

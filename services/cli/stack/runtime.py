@@ -24,7 +24,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from services.cli.stack.segments import Segment, remove_segments
-from services.common.config.private_folder import is_own, prefix_of
+from services.common.config.private_folder import home_prefix, is_own_directory
 from services.common.durable import write_durably
 
 FILE = "runtime.json"
@@ -65,13 +65,13 @@ _RECORD = TypeAdapter(_Record)
 def runtime_of(home: Path) -> Iterator[Runtime]:
     """New directories for a stack. An earlier stack's directories are removed before, and these with their content at the end.
 
-    The caller holds the home's lock (`only_one`). The directories are locked while the stack runs, so that neither another `up` nor
+    The caller holds the home's lock (`home_lock`). The directories are locked while the stack runs, so that neither another `up` nor
     systemd-tmpfiles removes them.
     """
-    remove_left(home)
+    remove_leftovers(home)
     bases = [_temporary_base(), *([SHARED_MEMORY] if os.access(SHARED_MEMORY, os.W_OK | os.X_OK) else [])]
     # The random suffix is needed: another user could create a directory with the home's prefix first.
-    folders = [base / f"{prefix_of(home)}{secrets.token_hex(4)}" for base in bases]
+    folders = [base / f"{home_prefix(home)}{secrets.token_hex(4)}" for base in bases]
     _write(home, _Record(home.stat().st_ino, tuple(map(str, folders))))
     try:
         with ExitStack() as locks:
@@ -82,7 +82,7 @@ def runtime_of(home: Path) -> Iterator[Runtime]:
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield Runtime(folders[0], folders[1] if len(folders) > 1 else None)
     finally:
-        remove_left(home)
+        remove_leftovers(home)
 
 
 def remember_segments(home: Path, segments: tuple[Segment, ...]) -> None:
@@ -92,11 +92,11 @@ def remember_segments(home: Path, segments: tuple[Segment, ...]) -> None:
         _write(home, replace(record, segments=segments))
 
 
-def remove_left(home: Path) -> list[str]:
+def remove_leftovers(home: Path) -> list[str]:
     """Removes the home's directories, segments and record, after its last process has ended; returns the removed paths."""
     record = _read(home) or _Record(0)
     recorded = {Path(name) for name in record.folders}
-    prefixed = {folder for base in (_temporary_base(), SHARED_MEMORY) for folder in base.glob(f"{prefix_of(home)}*")}
+    prefixed = {folder for base in (_temporary_base(), SHARED_MEMORY) for folder in base.glob(f"{home_prefix(home)}*")}
     staged = set((home / "stage").glob("*"))  # also of servers that `up` did not start
     removed = [str(folder) for folder in sorted(recorded | prefixed | staged) if _remove(folder)]
     removed += remove_segments(record.segments)
@@ -107,7 +107,7 @@ def remove_left(home: Path) -> list[str]:
 
 
 def _remove(folder: Path) -> bool:
-    if not is_own(folder):
+    if not is_own_directory(folder):
         return False
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  only listed
-PATIENCE = 20
+MAX_UNOWNED_SCANS = 20
 """Number of scans after which a name that no process of the stack maps counts as another program's."""
 
 
@@ -52,7 +52,7 @@ class SegmentWatch:
         """The segments of the stack at the last scan."""
         return tuple(sorted(self._owners, key=lambda segment: segment.name))
 
-    def look(self, families: Callable[[], Mapping[str, list[psutil.Process]]]) -> None:
+    def scan(self, families: Callable[[], Mapping[str, list[psutil.Process]]]) -> None:
         """Records new segments.
 
         Args:
@@ -62,7 +62,7 @@ class SegmentWatch:
         for gone in (self._owners.keys() | self._scans.keys()) - present:
             self._owners.pop(gone, None)
             self._scans.pop(gone, None)
-        new = {segment for segment in present - self._owners.keys() if self._scans.get(segment, 0) < PATIENCE}
+        new = {segment for segment in present - self._owners.keys() if self._scans.get(segment, 0) < MAX_UNOWNED_SCANS}
         if not new:
             return
         for name, processes in families().items():

@@ -81,7 +81,7 @@ def remove_state(home: Path) -> None:
 
 
 @contextmanager
-def only_one(home: Path) -> Iterator[None]:
+def home_lock(home: Path) -> Iterator[None]:
     """Holds the home's lock; the system releases it however the process ends.
 
     Raises:

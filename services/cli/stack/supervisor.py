@@ -24,7 +24,7 @@ import psutil
 
 from services.cli.logs import parse_line
 from services.cli.stack import children
-from services.cli.stack.health import Probe, Prober, Pulse
+from services.cli.stack.health import HealthMonitor, Probe, Prober
 from services.cli.stack.segments import Segment, SegmentWatch
 from services.cli.stack.state import ProcessState
 from services.common.errors import MillraceError
@@ -43,7 +43,7 @@ SAMPLE_INTERVAL_S = 0.5
 """Interval of readiness probes, of samples of the vitals, and of scans for shared memory."""
 BACK_OFF_S: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Waits before the restarts after quick deaths in a row; after more quick deaths than waits, the process is lost."""
-QUICK_S = 20.0
+QUICK_DEATH_S = 20.0
 """A death is quick before readiness, and within this time after the start."""
 LOST_RETRY_S = 60.0
 """Wait before the next start of a lost process."""
@@ -94,7 +94,7 @@ class _Child:
     """Readiness probes, until it is ready."""
     vitals: Vitals = field(default_factory=Vitals)
     """Sampled until it is ready."""
-    monitor: Pulse | None = None
+    monitor: HealthMonitor | None = None
     """Health probes, from its readiness on."""
     lost: str = ""
     """Cause, while the stack runs without it; else empty."""
@@ -104,7 +104,7 @@ class _Child:
         return self.monitor is not None
 
 
-class GaveUp(MillraceError):  # noqa: N818  it is what happened
+class WrongSettingError(MillraceError):
     """A process refused to start because of a setting; the message names the process and its log."""
 
 
@@ -143,7 +143,7 @@ class Supervisor:
         """Starts all processes, restarts them until SIGINT, SIGTERM or SIGHUP, then drains them; a second signal kills the rest.
 
         Raises:
-            GaveUp: a setting of a process is wrong, found before all were ready for the first time; the others were drained.
+            WrongSettingError: a setting of a process is wrong, found before all were ready for the first time; the others were drained.
         """
         adopt_orphans()
         handlers = {number: signal.signal(number, self._on_signal) for number in _STOP_SIGNALS}
@@ -203,8 +203,8 @@ class Supervisor:
                 self._on_failure(child, _describe_exit(code, child), wrong_setting=code == CONFIG_ERROR_CODE)
             elif child.prober is not None:
                 self._check_start(child, child.prober)
-            elif child.monitor is not None and (trouble := child.monitor.trouble()):
-                self._on_failure(child, trouble)
+            elif child.monitor is not None and (fault := child.monitor.fault()):
+                self._on_failure(child, fault)
         reap_orphans(self._pids())
         self._scan_segments()
 
@@ -212,7 +212,7 @@ class Supervisor:
         if time.monotonic() - self._scanned_at < SAMPLE_INTERVAL_S:
             return
         self._scanned_at = time.monotonic()
-        self._segments.look(self._families)
+        self._segments.scan(self._families)
         if self._segments.known != self._remembered:
             self._remembered = self._segments.known
             self._remember(self._remembered)
@@ -226,7 +226,7 @@ class Supervisor:
     def _check_start(self, child: _Child, prober: Prober) -> None:
         """Checks readiness. While the process, or one below it, is stopped by a signal, it is not ready, whatever it answered before."""
         if child.vitals.due(SAMPLE_INTERVAL_S):
-            child.vitals.look(family(prober.pid))
+            child.vitals.sample(family(prober.pid))
         if child.vitals.stopped_too_long(SAMPLE_INTERVAL_S):
             self._on_failure(child, "hangs: it was stopped before it was ready")
         elif child.vitals.stopped_s():
@@ -240,7 +240,7 @@ class Supervisor:
     def _on_ready(self, child: _Child, pid: int) -> None:
         child.lost = ""
         self._stop_probes(child)
-        child.monitor = Pulse(pid, child.spec.healthy)
+        child.monitor = HealthMonitor(pid, child.spec.healthy)
         if child.restarts:
             self._say(f"{child.spec.name} is ready again, {time.monotonic() - child.started:.1f} s after its start")
         self._report_state()
@@ -254,16 +254,16 @@ class Supervisor:
     def _on_failure(self, child: _Child, cause: str, *, wrong_setting: bool = False, late: bool = False) -> None:
         """Ends the rest of a failed process, and schedules its next start.
 
-        `wrong_setting`: a restart cannot help; raises GaveUp if the stack has never been ready.
+        `wrong_setting`: a restart cannot help; raises WrongSettingError if the stack has never been ready.
         `late`: it was not ready in time; the start of the stack no longer waits for it.
         """
         if child.process is None:
             return
-        quick = not child.ready or time.monotonic() - child.started < QUICK_S
+        quick = not child.ready or time.monotonic() - child.started < QUICK_DEATH_S
         child.quick_deaths = child.quick_deaths + 1 if quick else 0
         self._end(child)
         if wrong_setting and not self._was_ready:
-            raise GaveUp(f"{child.spec.name} {cause}; gave up on it. {_quote_log(child)}")
+            raise WrongSettingError(f"{child.spec.name} {cause}; gave up on it. {_quote_log(child)}")
         hopeless = wrong_setting or child.quick_deaths > len(BACK_OFF_S)
         wait_s = LOST_RETRY_S if hopeless else BACK_OFF_S[max(0, child.quick_deaths - 1)]
         if hopeless or late or child.lost:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from services.cli.client import GatewayClient, JsonObject
-from services.cli.views.progress import Board, eval_line
+from services.cli.views.progress import ProgressBoard, eval_line
 from services.common.jobs.step_record import StepRecord
 
 EXIT_CODES = {"succeeded": 0, "failed": 1, "cancelled": 3}
@@ -34,14 +34,14 @@ def follow_job(client: GatewayClient, job: JsonObject, console: Console) -> tupl
 def show_steps(client: GatewayClient, job: JsonObject, console: Console) -> None:
     """Shows the job's steps and evaluations on a board as they arrive, until it has ended."""
     shown = 0
-    with Board(console, job["steps"]) as board:
+    with ProgressBoard(console, job["steps"]) as board:
         for step in client.follow(job["id"], seen=board.record):
             shown += _show_evals(client, job["id"], shown, board)
             board.step(StepRecord.model_validate(step))
         _show_evals(client, job["id"], shown, board)
 
 
-def _show_evals(client: GatewayClient, job_id: str, shown: int, board: Board) -> int:
+def _show_evals(client: GatewayClient, job_id: str, shown: int, board: ProgressBoard) -> int:
     """Shows the new evaluations; returns their number."""
     new = client.evals(job_id)[shown:]
     for result in new:

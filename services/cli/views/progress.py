@@ -46,7 +46,7 @@ def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-class Board:
+class ProgressBoard:
     """A progress bar below the lines; without a terminal, the lines alone."""
 
     def __init__(self, console: Console, steps: int) -> None:

@@ -111,7 +111,7 @@ def manifest_digest(step: int, state: dict[str, Any], files: Iterable[WrittenFil
 
 def newest_manifest(root: Path) -> Checkpoint | None:
     """The newest checkpoint in the directory whose manifest verifies, or None; changes no file."""
-    return next(manifests(root), None)
+    return next(verified_checkpoints(root), None)
 
 
 def verify_files(checkpoint: Checkpoint) -> None:
@@ -127,16 +127,16 @@ def verify_files(checkpoint: Checkpoint) -> None:
             raise CheckpointError(f"{file}: its checksum differs from the manifest's")
 
 
-def manifests(root: Path) -> Iterator[Checkpoint]:
+def verified_checkpoints(root: Path) -> Iterator[Checkpoint]:
     """Checkpoints whose manifest verifies, newest first; their files are not checked."""
-    for path in reversed(finished(root)):
+    for path in reversed(committed_checkpoints(root)):
         try:
             yield read_manifest(path)
         except CheckpointError as error:
             log.warning("passing over a damaged checkpoint: %s", error)
 
 
-def finished(root: Path) -> list[Path]:
+def committed_checkpoints(root: Path) -> list[Path]:
     """Directories of committed checkpoints, oldest first."""
     return sorted(path for path in root.glob("step-????????") if path.is_dir())
 

@@ -142,7 +142,9 @@ def weights_of(origin: Origin, spec: JobSpec) -> tuple[Path, bool]:
     return origin.path / EXPORT, True
 
 
-def try_origin(spec: JobSpec, settings: Settings, model_dir: Path, dataset: str, until: float) -> OriginFacts | None:
+def check_new_origin(
+    spec: JobSpec, settings: Settings, model_dir: Path, dataset: str, until: float
+) -> OriginFacts | None:
     """Finds the origin and checks that the job can begin there, like the learner but without the files' digests.
 
     The model in `model_dir` has passed its trial. An empty `dataset` (fingerprint of the training source) is unknown and not compared.

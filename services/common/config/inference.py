@@ -18,11 +18,11 @@ GENERATE_LIMIT_S = 300.0
 MAX_TOKENS = 2048
 """Longest answer, tokens."""
 
-PROBLEM_HEADER = "millrace-problem"
+REASON_HEADER = "millrace-problem"
 PARAM_HEADER = "millrace-param"
 
 
-class Problem(StrEnum):
+class RefusalReason(StrEnum):
     """Reason why a rollout server does not answer, or stops answering."""
 
     NOT_FOUND = "model_not_found"

@@ -18,18 +18,18 @@ def make_private(path: Path) -> None:
         OSError: it cannot be created.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not is_own(path):
+    if not is_own_directory(path):
         raise ConfigError(f"{path} is not a directory of this user")
     if stat.S_IMODE(path.lstat().st_mode) & 0o077:
         path.chmod(0o700)
 
 
-def prefix_of(home: Path) -> str:
+def home_prefix(home: Path) -> str:
     """Prefix of a home's directories outside of it: workers of two homes on one machine may have the same name."""
     return f"millrace-{hashlib.sha256(os.fsencode(home.resolve())).hexdigest()[:8]}-"
 
 
-def is_own(path: Path) -> bool:
+def is_own_directory(path: Path) -> bool:
     """Whether the path is a directory of this user, and not a link to one."""
     try:
         status = path.lstat()

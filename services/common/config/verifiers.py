@@ -63,7 +63,7 @@ def built_in_choice(data_source: str) -> str | None:
     return next((name for prefix, name in _BY_PREFIX.items() if dataset.startswith(prefix)), None)
 
 
-def check(overrides: Mapping[str, str]) -> None:
+def check_overrides(overrides: Mapping[str, str]) -> None:
     """Checks a job's `reward.verifiers`.
 
     Raises:
@@ -76,7 +76,7 @@ def check(overrides: Mapping[str, str]) -> None:
             raise ConfigError(f"there is no verifier {name!r}; there are {', '.join(known)}", field=field)
 
 
-def choose(data_source: str, overrides: Mapping[str, str]) -> str:
+def choose_verifier(data_source: str, overrides: Mapping[str, str]) -> str:
     """The name of the verifier that judges tasks of this `data_source`.
 
     Of the overrides, the job's `reward.verifiers`, an exact data_source wins over `*`, and both win over the built-in choice.

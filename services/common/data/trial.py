@@ -30,7 +30,7 @@ class SourceFacts(TypedDict):
     """Those of the checked tasks, by which verifiers are chosen, in alphabetical order, at most MAX_NAMES."""
 
 
-def try_source(
+def check_source(
     source: dict[str, Any], roots: list[str], bounds: dict[str, int], field: str, until: float
 ) -> SourceFacts:
     """Opens a source of tasks and makes some of its tasks.

@@ -2,7 +2,7 @@
 
 serving ──► a mark: this worker serves the job ──┬─ served ──► the mark is removed: an orderly detach
                                                  ├─ report ──► a death with its cause; the mark is removed
-                                                 └─ killed ──► the worker's next process finds the mark (adopt) ──► a death
+                                                 └─ killed ──► the worker's next process finds the mark (report_killed) ──► a death
 
 A stack that ended as a whole (its machine, its supervisor) is no evidence against a job: marks from before that are removed, not counted.
 """
@@ -80,7 +80,7 @@ async def report(redis: Redis, job_id: str, death: Death) -> None:
     await redis.register_script(_REPORT)(keys=names, args=[entry, job_id, MOST_DEATHS, KEPT_S])
 
 
-async def adopt(redis: Redis, worker: str) -> None:
+async def report_killed(redis: Redis, worker: str) -> None:
     """Turns each mark that an earlier process of this worker left into a death, unless the whole stack ended with it."""
     for raw_job, raw_mark in (await redis.hgetall(keys.serving(worker))).items():
         job_id = text(raw_job)

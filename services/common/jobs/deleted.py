@@ -36,7 +36,7 @@ class DeletedJobs:
     def __init__(self, jobs_dir: Path) -> None:
         self._jobs_dir, self._folder = jobs_dir, jobs_dir / FOLDER
 
-    def take(self, job_id: str) -> None:
+    def move_away(self, job_id: str) -> None:
         """Marks the job as deleted and moves its folder away, durably. A repeated call moves a folder that was made again meanwhile.
 
         Raises:
@@ -51,7 +51,7 @@ class DeletedJobs:
             fsync_directory(mark)
             fsync_directory(self._jobs_dir)
 
-    def empty(self, job_id: str) -> None:
+    def remove_files(self, job_id: str) -> None:
         """Removes the folders that were moved; the mark stays. A failure is logged, and the next sweep tries again."""
         for moved in self._moved(job_id):
             try:
@@ -61,7 +61,7 @@ class DeletedJobs:
             except OSError as error:
                 log.warning("%s cannot be removed: %s", moved, error)
 
-    def knows(self, job_id: str) -> bool:
+    def has_mark(self, job_id: str) -> bool:
         """Whether the job has a mark."""
         return is_deleted(self._jobs_dir / job_id)
 

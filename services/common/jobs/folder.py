@@ -41,7 +41,7 @@ class History:
     unreadable: list[int] = field(default_factory=list)
     """Line numbers, from 1, that hold no record: left incomplete by a crash, or damaged."""
 
-    def take(self, kind: str, step: int, data: dict[str, Any]) -> None:
+    def apply(self, kind: str, step: int, data: dict[str, Any]) -> None:
         """Applies one line. A step or an evaluation replaces an older record of its step; a rewind drops the records of later steps."""
         if kind == "step":
             self._drop_steps(step)
@@ -162,7 +162,7 @@ class JobFolder:
         for number, line in enumerate(lines, 1):
             try:
                 item = json.loads(line)
-                found.take(item["kind"], int(item["step"]), dict(item["data"]))
+                found.apply(item["kind"], int(item["step"]), dict(item["data"]))
             except (ValueError, KeyError, TypeError):
                 found.unreadable.append(number)
                 log.warning("%s: line %d cannot be read", self.path / HISTORY_FILE, number)

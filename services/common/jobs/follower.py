@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 
 from services.common.jobs.record import ActiveJob
 from services.common.jobs.store import JobStore
-from services.common.redis.connection import redis_is_away
+from services.common.redis.connection import redis_unavailable
 from services.common.service.lifecycle import Drain
 
 POLL_INTERVAL_S = 0.5
-BLOCKED_S = 60.0
+HUNG_AFTER_S = 60.0
 """Time without a poll, while Redis answers, after which the process counts as hung."""
 
 Changed = Callable[[dict[str, ActiveJob]], Awaitable[None]]
@@ -41,10 +41,10 @@ class JobFollower:
 
     def healthy(self) -> str | None:
         """Why the process should be restarted, or None."""
-        if self._looked_at is None or self._drain.requested or redis_is_away():
+        if self._looked_at is None or self._drain.requested or redis_unavailable():
             return None
-        late = time.monotonic() - self._looked_at > BLOCKED_S
-        return f"no look at the active jobs for {BLOCKED_S:.0f} s" if late else None
+        late = time.monotonic() - self._looked_at > HUNG_AFTER_S
+        return f"no look at the active jobs for {HUNG_AFTER_S:.0f} s" if late else None
 
     def ready(self) -> str | None:
         """Why the process takes no work, or None."""

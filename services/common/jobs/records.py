@@ -47,7 +47,7 @@ class JobRecords:
                 return
             written = record
 
-    def saved(self, job_id: str) -> JobRecord | None:
+    def load(self, job_id: str) -> JobRecord | None:
         """The record in the job's folder; None when there is none, the job was deleted, or it cannot be read (the reason is logged)."""
         if self._jobs_dir is None or is_deleted(self._jobs_dir / job_id):
             return None

@@ -27,7 +27,7 @@ async def restore(redis: Redis, jobs_dir: Path, record: JobRecord, incarnation: 
     Args:
         redis: client whose replies are bytes.
         jobs_dir: the jobs' own folders.
-        record: the result of `JobRecords.saved`.
+        record: the result of `JobRecords.load`.
         incarnation: of the head that restores the job it runs; None for any other process, which never changes an existing record.
     """
     now = time.time()
@@ -62,7 +62,7 @@ class Restorer:
         self._checked = False
         self._checking = asyncio.Lock()
 
-    async def look(self) -> list[str]:
+    async def restore_lost(self) -> list[str]:
         """Puts back the jobs that Redis has lost; returns their ids. Cheap while nothing was lost: then no folder is read.
 
         Something was lost when this process's mark is gone, or the count of submitted jobs is lower than before.
@@ -84,7 +84,7 @@ class Restorer:
         found = [record for record in await asyncio.to_thread(self._folders, known) if self._mine(record)]
         found.sort(key=lambda record: (record.order, record.created_at))
         restored = [record.id for record in found if await restore(self._redis, self._jobs_dir, record)]
-        await self._store.find_held()
+        await self._store.rebuild_held()
         await self._redis.set(self._marker, "1")
         self._checked, self._last_order = True, await self._submitted()
         return restored
@@ -95,4 +95,4 @@ class Restorer:
     def _folders(self, known: set[str]) -> list[JobRecord]:
         """The records of the folders whose jobs Redis does not list."""
         lost = {path.parent.name for path in self._jobs_dir.glob("*/job.json")} - known
-        return [record for job_id in lost if (record := self._store.records.saved(job_id)) is not None]
+        return [record for job_id in lost if (record := self._store.records.load(job_id)) is not None]

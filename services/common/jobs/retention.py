@@ -128,16 +128,16 @@ class Retention:
             return await self._delete(job_id, await self._dependents())
 
     async def _delete(self, job_id: str, dependents: Mapping[str, Sequence[str]]) -> bool:
-        record = await self._store.find(job_id) or await asyncio.to_thread(self._store.records.saved, job_id)
+        record = await self._store.find(job_id) or await asyncio.to_thread(self._store.records.load, job_id)
         if record is None:
-            return await asyncio.to_thread(self._deleted.knows, job_id)
+            return await asyncio.to_thread(self._deleted.has_mark, job_id)
         if not record.state.ended:
             raise JobConflict(f"job {job_id} is {record.state}: only a job that has ended can be deleted")
         if job_id in dependents:
             raise JobConflict(
                 f"job {job_id} cannot be deleted: {', '.join(dependents[job_id])} begins with what is in its folder"
             )
-        await asyncio.to_thread(self._deleted.take, job_id)
+        await asyncio.to_thread(self._deleted.move_away, job_id)
         await self._clear(job_id, record.idempotency)
         log.info("job %s was deleted", job_id)
         self._remove_soon(job_id)
@@ -174,7 +174,7 @@ class Retention:
         named = await asyncio.to_thread(sources, spec, self._settings)
         async with self._deleting if named else nullcontext():
             for job_id in sorted(named):
-                if await asyncio.to_thread(self._deleted.knows, job_id):
+                if await asyncio.to_thread(self._deleted.has_mark, job_id):
                     raise ConfigError(f"job {job_id} was deleted")
             yield
 
@@ -213,10 +213,10 @@ class Retention:
             if record is not None and not record.state.ended:
                 continue
             if await asyncio.to_thread(self._deleted.unfinished, job_id):
-                await asyncio.to_thread(self._deleted.take, job_id)
+                await asyncio.to_thread(self._deleted.move_away, job_id)
             if record is not None:
                 await self._clear(job_id, record.idempotency)
-            await asyncio.to_thread(self._deleted.empty, job_id)
+            await asyncio.to_thread(self._deleted.remove_files, job_id)
         await asyncio.to_thread(self._deleted.forget_old)
 
     async def _dependents(self) -> dict[str, list[str]]:
@@ -233,7 +233,7 @@ class Retention:
         await asyncio.gather(*self._removing, return_exceptions=True)
 
     def _remove_soon(self, job_id: str) -> None:
-        task = asyncio.create_task(asyncio.to_thread(self._deleted.empty, job_id), name=f"remove {job_id}")
+        task = asyncio.create_task(asyncio.to_thread(self._deleted.remove_files, job_id), name=f"remove {job_id}")
         self._removing.add(task)
         task.add_done_callback(self._removing.discard)
 

@@ -166,7 +166,7 @@ class JobStore:
                 return await self.find(job_id)
         return None
 
-    async def find_held(self) -> None:
+    async def rebuild_held(self) -> None:
         """Rebuilds the list of held jobs from all records: for a Redis that has no such list, or an old one."""
         ids = [text(job_id) for job_id in await self._redis.zrange(keys.JOBS, 0, -1)]
         owners = zip(ids, await self._owners(ids), strict=True)
@@ -238,10 +238,10 @@ class JobStore:
         Raises:
             JobConflict: there is no such job.
         """
-        await self.note(job_id, **values)
+        await self.update_in_redis(job_id, **values)
         await self.records.save(job_id)
 
-    async def note(self, job_id: str, **values: str | float) -> None:
+    async def update_in_redis(self, job_id: str, **values: str | float) -> None:
         """As `update`, for fields that change all the time: the job's folder gets them with the next update or change of state.
 
         Raises:

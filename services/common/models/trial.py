@@ -46,12 +46,12 @@ class ModelFacts(TypedDict):
     tensors: int
     parameters: int
     weight_bytes: int
-    looked_bytes: int
+    checked_bytes: int
     """Bytes of values that were checked, and are finite."""
-    all_looked: bool
+    all_checked: bool
 
 
-def try_model(path: str, until: float) -> ModelFacts:
+def check_model(path: str, until: float) -> ModelFacts:
     """Loads the parts of a model directory (from `resolve_model`) once; checks values until `until`, monotonic seconds, the rest always.
 
     Raises:
@@ -74,8 +74,8 @@ def try_model(path: str, until: float) -> ModelFacts:
         tensors=scan.tensors,
         parameters=scan.parameters,
         weight_bytes=scan.of_bytes,
-        looked_bytes=scan.bytes,
-        all_looked=scan.all,
+        checked_bytes=scan.bytes,
+        all_checked=scan.all,
     )
 
 

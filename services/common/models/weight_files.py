@@ -19,7 +19,9 @@ import numpy as np
 
 from services.common.models.directory import INDEX, SINGLE, ModelInfo, read_json, reject
 
+EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
+"""Files of tied models leave it out, but engines keep a packed copy of it that would become stale."""
 BUFFERS = ("rotary_emb.inv_freq",)
 """Suffixes of tensors that old files contain and training ignores."""
 MAX_HEADER_BYTES = 32 * 1024 * 1024
@@ -141,7 +143,7 @@ def needed_tensors(info: ModelInfo, config: Mapping[str, Any]) -> Iterator[tuple
     query, key = info.num_attention_heads * head, info.num_key_value_heads * head
     qwen2, qwen3 = info.architecture == "Qwen2ForCausalLM", info.architecture == "Qwen3ForCausalLM"
     biased = not qwen2 and bool(config.get("attention_bias"))
-    yield "model.embed_tokens.weight", (info.vocab_size, hidden)
+    yield EMBEDDING, (info.vocab_size, hidden)
     yield "model.norm.weight", (hidden,)
     if not info.tie_word_embeddings:
         yield LM_HEAD, (info.vocab_size, hidden)

@@ -39,7 +39,7 @@ OUTAGE_S = 300.0
 """Time for which a service waits for a Redis that does not answer; then it exits and is restarted."""
 REFUSAL_S = 24 * 3600.0
 """Time for which a service waits for a Redis that answers and refuses: its disk or memory is full, or it loads."""
-LONGEST_PAUSE_S = 2.0
+MAX_PAUSE_S = 2.0
 LOG_INTERVAL_S = 30.0
 
 _REFUSALS = ("MISCONF", "OOM", "READONLY", "LOADING", "MASTERDOWN", "TRYAGAIN", "NOREPLICAS")
@@ -64,7 +64,7 @@ _REPEATING: set[asyncio.Task[Any] | None] = set()
 """Tasks whose command has failed and is repeated."""
 
 
-def redis_is_away() -> bool:
+def redis_unavailable() -> bool:
     """Whether a command of this process has failed and is repeated: code that waits for it is then not hung by itself."""
     return bool(_REPEATING)
 
@@ -91,7 +91,7 @@ class Client(Redis):
                 raise asyncio.CancelledError
 
 
-class Patience(Retry):
+class RetryPolicy(Retry):
     """Retry policy: repeats a command until a reply comes, or until the time for its kind of failure is over."""
 
     def __init__(self, outage_s: float = OUTAGE_S, refusal_s: float = REFUSAL_S) -> None:
@@ -131,8 +131,8 @@ class Patience(Retry):
 
 
 def pause_s(failures: int) -> float:
-    """Seconds to wait after so many failures in a row: doubling, at most LONGEST_PAUSE_S, with random jitter so that clients spread."""
-    longest: float = min(LONGEST_PAUSE_S, 0.025 * 2 ** min(failures, 10))
+    """Seconds to wait after so many failures in a row: doubling, at most MAX_PAUSE_S, with random jitter so that clients spread."""
+    longest: float = min(MAX_PAUSE_S, 0.025 * 2 ** min(failures, 10))
     return longest * random.uniform(0.5, 1.0)  # noqa: S311  no secret
 
 
@@ -163,7 +163,7 @@ def connect(
         socket_connect_timeout=CONNECT_TIMEOUT_S,
         socket_timeout=COMMAND_TIMEOUT_S + block_s,
         health_check_interval=15,
-        retry=Patience(0.0, 0.0) if block_s else Patience(outage_s),
+        retry=RetryPolicy(0.0, 0.0) if block_s else RetryPolicy(outage_s),
     )
     return Client.from_pool(pool)
 

@@ -1,9 +1,9 @@
 """Fencing: of all processes that ever wrote for a job, or under a worker's name, only the newest may write.
 
 Each start of a job's head takes the next incarnation of the job (`HeadStore.begin`), and each start of a worker that of its name
-(`heartbeat.begin`); it is sent with every write. The script refuses an older one, so that a process that was stopped and wakes up
-changes nothing. A record with a lower incarnation, or none, is one that Redis has lost or that was restored from a backup: the process
-restores it, and writes again.
+(`heartbeat.take_incarnation`); it is sent with every write. The script refuses an older one, so that a process that was stopped and
+wakes up changes nothing. A record with a lower incarnation, or none, is one that Redis has lost or that was restored from a backup: the
+process restores it, and writes again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ The record's key is not in their KEYS: other Redis users may only read it, or no
 
 LEASE_S = 60.0
 """Work whose holder has not renewed its lease for so long is taken over."""
-HEALS = 3
+MAX_RESTORES = 3
 """Number of times that one write restores the record: a Redis may be emptied again meanwhile."""
 
 
@@ -51,7 +51,7 @@ class Fence:
     """Key of the hash whose `incarnation` is the newest process's."""
     incarnation: int
     """From 1; rises with every start of such a process."""
-    heal: Callable[[], Awaitable[None]]
+    restore: Callable[[], Awaitable[None]]
     """Restores what Redis has lost of the record. Called when a write finds it gone; then the write is repeated."""
 
 
@@ -65,7 +65,7 @@ async def run(
         RecordGone: the record is lost and could not be restored.
     """
     fence_args = ["", ""] if fence is None else [fence.record, str(fence.incarnation)]
-    for heals_left in reversed(range(HEALS + 1)):
+    for restores_left in reversed(range(MAX_RESTORES + 1)):
         try:
             return await redis.register_script(script)(keys=names, args=[*fence_args, *args])
         except ResponseError as error:
@@ -74,9 +74,9 @@ async def run(
             raise_if_fenced(error, fence)
             if "GONE record" not in str(error):
                 raise
-            if not heals_left:
+            if not restores_left:
                 raise RecordGone(f"the record of {fence.what} is gone from Redis, and stays gone") from error
-        await fence.heal()
+        await fence.restore()
     raise AssertionError  # the last round returns or raises
 
 

@@ -36,17 +36,17 @@ class Limits:
     """Address space beyond that at birth."""
     reply_bytes: int = 64 * MIB
     """Longest reply."""
-    makes_way: bool = False
+    low_priority: bool = False
     """Whether it runs at a lower priority than the services."""
 
 
-def limit_child(memory_mib: int, *, makes_way: bool) -> None:
+def limit_child(memory_mib: int, *, low_priority: bool) -> None:
     """Limits this process for good: memory beyond what it has, files, core dumps, priority."""
     most = psutil.Process().memory_info().vms + memory_mib * MIB
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if makes_way:
+    if low_priority:
         os.nice(NICENESS)
 
 

@@ -36,13 +36,13 @@ class Sandbox:
         service: str = "sandbox",
         log_level: str = "INFO",
         environment: Mapping[str, str] | None = None,
-        at_once: int | None = None,
+        max_concurrency: int | None = None,
     ) -> None:
-        """`at_once`: most concurrent children of `call`, others wait, None is no bound; the others as in `Forkserver`."""
+        """`max_concurrency`: most concurrent children of `call`, others wait, None is no bound; the others as in `Forkserver`."""
         self._forkserver = Forkserver(
             _WORK, prepare=prepare, service=service, log_level=log_level, environment=environment
         )
-        self._places = asyncio.Semaphore(at_once) if at_once is not None else nullcontext()
+        self._places = asyncio.Semaphore(max_concurrency) if max_concurrency is not None else nullcontext()
 
     async def __aenter__(self) -> Self:
         return self
@@ -116,7 +116,7 @@ class Child:
     async def make(self, target: str, arguments: Sequence[object]) -> Any:  # noqa: ANN401
         """For the sandbox: the value that `target` returns; None when that is an object, which the child keeps."""
         limits = self._limits
-        message = [target, list(arguments), limits.memory_mib, limits.makes_way, limits.wall_s]
+        message = [target, list(arguments), limits.memory_mib, limits.low_priority, limits.wall_s]
         return await self._exchange(message, limits.wall_s)
 
     async def request(self, method: str, *arguments: object, wall_s: float | None = None) -> Any:  # noqa: ANN401

@@ -140,7 +140,7 @@ class Forkserver:
         """Kills the process when a signal has stopped it; the next command starts another one. Call it every POLL_INTERVAL_S."""
         if self._process is None or self._process.poll() is not None:
             return
-        self._vitals.look(process_of(self._process.pid))
+        self._vitals.sample(process_of(self._process.pid))
         if self._vitals.stopped_too_long(POLL_INTERVAL_S):
             log.error("the forkserver (process %d) is stopped: killed, another one takes over", self._process.pid)
             self._process.kill()

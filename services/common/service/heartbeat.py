@@ -28,7 +28,7 @@ REMEMBERED_S = 7 * 24 * 3600
 
 
 class WorkerKind(StrEnum):
-    """Service of a worker."""
+    """The service that a worker is."""
 
     ROLLOUT = "rollout"
     REWARD = "reward"
@@ -59,14 +59,14 @@ class WorkerStatus:
 
 _STATUS = TypeAdapter(WorkerStatus)
 
-_BEGIN = """#!lua
+_TAKE_INCARNATION = """#!lua
 -- KEYS: incarnation   ARGV: seconds to keep it
 local taken = redis.call('HINCRBY', KEYS[1], 'incarnation', 1)
 redis.call('EXPIRE', KEYS[1], ARGV[1])
 return taken
 """
 
-_KEEP = """#!lua
+_KEEP_INCARNATION = """#!lua
 -- KEYS: incarnation   ARGV: one that was taken, seconds to keep it
 if tonumber(redis.call('HGET', KEYS[1], 'incarnation') or 0) < tonumber(ARGV[1]) then
   redis.call('HSET', KEYS[1], 'incarnation', ARGV[1])
@@ -74,45 +74,45 @@ end
 redis.call('EXPIRE', KEYS[1], ARGV[2])
 """
 
-_BEAT = f"""{FENCE}
+_WRITE_HEARTBEAT = f"""{FENCE}
 -- KEYS: heartbeat, workers, incarnation   ARGV: …, name, heartbeat, milliseconds it is good for, seconds to keep the incarnation
 redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[5])
 redis.call('SADD', KEYS[2], ARGV[3])
 redis.call('EXPIRE', KEYS[3], ARGV[6])
 """
 
-_LEAVE = f"""{FENCE}
+_REMOVE_WORKER = f"""{FENCE}
 -- KEYS: heartbeat, workers   ARGV: …, name
 redis.call('DEL', KEYS[1])
 redis.call('SREM', KEYS[2], ARGV[3])
 """
 
 
-async def begin(redis: Redis, name: str) -> Fence:
+async def take_incarnation(redis: Redis, name: str) -> Fence:
     """Takes the name's next incarnation: from then on no older process of this name can write."""
     key = keys.incarnation(name)
-    taken = int(await redis.register_script(_BEGIN)(keys=[key], args=[REMEMBERED_S]))
+    taken = int(await redis.register_script(_TAKE_INCARNATION)(keys=[key], args=[REMEMBERED_S]))
 
     async def keep() -> None:
-        await redis.register_script(_KEEP)(keys=[key], args=[taken, REMEMBERED_S])
+        await redis.register_script(_KEEP_INCARNATION)(keys=[key], args=[taken, REMEMBERED_S])
 
     return Fence(f"worker {name}", key, taken, keep)
 
 
-async def beat(redis: Redis, status: WorkerStatus, fence: Fence | None = None) -> None:
+async def write_heartbeat(redis: Redis, status: WorkerStatus, fence: Fence | None = None) -> None:
     """Writes a heartbeat that expires after EXPIRES_S. Raises Fenced when a newer process has the name."""
     names = [keys.worker(status.name), keys.WORKERS, keys.incarnation(status.name)]
     arguments = [status.name, json.dumps(asdict(status)), int(EXPIRES_S * 1000), REMEMBERED_S]
-    await run(redis, _BEAT, names, arguments, fence=fence)
+    await run(redis, _WRITE_HEARTBEAT, names, arguments, fence=fence)
 
 
-async def leave(redis: Redis, name: str, fence: Fence | None = None) -> None:
+async def remove_worker(redis: Redis, name: str, fence: Fence | None = None) -> None:
     """Removes a worker from the list at once, on drain; does nothing when a newer process has its name."""
     with contextlib.suppress(Fenced):
-        await run(redis, _LEAVE, [keys.worker(name), keys.WORKERS], [name], fence=fence)
+        await run(redis, _REMOVE_WORKER, [keys.worker(name), keys.WORKERS], [name], fence=fence)
 
 
-async def alive(redis: Redis) -> list[WorkerStatus]:
+async def live_workers(redis: Redis) -> list[WorkerStatus]:
     """Workers whose heartbeat has not expired, by name; removes the others. A heartbeat that cannot be read is logged."""
     found = []
     for raw in sorted(await redis.smembers(keys.WORKERS)):

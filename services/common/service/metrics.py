@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 
 import psutil
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
+
+from services.common.service.host import installed_version
 
 
 class ProcessMetrics(Collector):
@@ -48,7 +49,4 @@ def _memory_bytes(process: psutil.Process) -> int:
 
 def release() -> str:
     """The installed package's version; `unknown` in a source tree that is not installed."""
-    try:
-        return version("millrace")
-    except PackageNotFoundError:
-        return "unknown"
+    return installed_version("millrace") or "unknown"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -15,12 +14,12 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 from services.common.config.settings import Platform
 from services.common.errors import ConfigError
 from services.common.redis.connection import connect
+from services.common.service.host import CGROUP, container_memory, installed_version
 
 _GIB = 1 << 30
-_CGROUP = Path("/sys/fs/cgroup")
 
 
-class RedisAway(ConfigError):  # noqa: N818  a state
+class RedisUnavailable(ConfigError):  # noqa: N818  a state
     """No Redis answers at the address that the settings give."""
 
 
@@ -28,7 +27,7 @@ async def require_redis(url: str, password: SecretStr | None = None, *, wait_s: 
     """Waits at most `wait_s` seconds until Redis answers this user; errors show no password. `password`: where the URL itself has none.
 
     Raises:
-        RedisAway: it does not answer in time.
+        RedisUnavailable: it does not answer in time.
         ConfigError: it refuses the user.
     """
     parts = urlsplit(url)
@@ -42,10 +41,10 @@ async def require_redis(url: str, password: SecretStr | None = None, *, wait_s: 
             "wrong user or password (MILLRACE_REDIS_PASSWORD_FILE)"
         ) from error
     except (RedisError, OSError) as error:
-        raise RedisAway(f"REDIS_URL: no Redis answers at {where}: {error}") from error
+        raise RedisUnavailable(f"REDIS_URL: no Redis answers at {where}: {error}") from error
 
 
-def require_room(folder: Path, min_free_gib: float) -> None:
+def require_disk_space(folder: Path, min_free_gib: float) -> None:
     """Makes the folder, and checks that it can be written and that its volume has at least `min_free_gib` GiB free."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -59,12 +58,12 @@ def require_room(folder: Path, min_free_gib: float) -> None:
         )
 
 
-def require_memory(min_memory_gib: float, cgroup: Path = _CGROUP) -> None:
+def require_memory(min_memory_gib: float, cgroup: Path = CGROUP) -> None:
     """Checks that this machine, and the container's limit where there is one, have at least `min_memory_gib` GiB available."""
     free, whose = psutil.virtual_memory().available, "this machine"
-    limit = _bytes(cgroup / "memory.max")
-    if limit is not None and (left := limit - (_bytes(cgroup / "memory.current") or 0)) < free:
-        free, whose = left, f"the container (limit {limit / _GIB:.2f} GiB)"
+    container = container_memory(cgroup)
+    if container is not None and container.free < free:
+        free, whose = container.free, f"the container (limit {container.limit / _GIB:.2f} GiB)"
     if free < min_memory_gib * _GIB:
         raise ConfigError(
             f"{whose} has {free / _GIB:.2f} GiB of memory left, and MILLRACE_MIN_MEMORY_GIB={min_memory_gib:g} are needed"
@@ -73,7 +72,7 @@ def require_memory(min_memory_gib: float, cgroup: Path = _CGROUP) -> None:
 
 def require_platform(platform: Platform) -> None:
     """Checks that the installed packages compute on the platform; imports none of them."""
-    torch, npu = _version("torch"), _version("torch_npu")
+    torch, npu = installed_version("torch"), installed_version("torch_npu")
     if torch is None:
         trouble = "torch is not installed here"
     elif platform is Platform.NPU and npu is None:
@@ -83,18 +82,3 @@ def require_platform(platform: Platform) -> None:
     else:
         return
     raise ConfigError(f"MILLRACE_PLATFORM={platform}: {trouble}")
-
-
-def _bytes(file: Path) -> int | None:
-    """The number in a control group's file; None where there is no such file, or no limit ("max")."""
-    try:
-        return int(file.read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -28,13 +28,13 @@ PERIOD_S = 5.0
 """Period of the heartbeat: signs of life come at least as often."""
 BUSY_S = 120.0
 """Processes without a sign of life for so long hang, even if they compute."""
-STILL_S = 4.0
+IDLE_S = 4.0
 """Processes that use no processor time for so long stand still. Clocks tick every 10 ms, and even an idle service ticks more often."""
 
 
-def two_beats(look_s: float) -> float:
-    """The longest silence, in seconds, after which a check every `look_s` seconds still kills within two heartbeats."""
-    return 2 * PERIOD_S - 2 * look_s
+def max_silence_s(sample_interval_s: float) -> float:
+    """The longest silence, in seconds, after which a check every `sample_interval_s` seconds still kills within two heartbeats."""
+    return 2 * PERIOD_S - 2 * sample_interval_s
 
 
 class Vitals:
@@ -50,14 +50,14 @@ class Vitals:
         """Whether the last sample is at least `every_s` seconds old."""
         return self._clock() - self._sampled_at >= every_s
 
-    def look(self, processes: Iterable[psutil.Process]) -> bool:
+    def sample(self, processes: Iterable[psutil.Process]) -> bool:
         """Samples the processor time and the status of the processes; those that are gone are left out.
 
         Returns whether the samples are regular. If not, the caller has been held up itself: what it believes to be late may not be, and
         all processes count as alive again.
         """
         now = self._clock()
-        regular = now - self._sampled_at < STILL_S
+        regular = now - self._sampled_at < IDLE_S
         self._sampled_at = now
         cpu_s, stopped, waits_for_a_core = {}, set(), False
         for process in processes:
@@ -82,14 +82,14 @@ class Vitals:
         """Seconds for which one of them has been stopped by a signal; 0 when none is."""
         return self._clock() - self._running_at if self._stopped else 0.0
 
-    def stopped_too_long(self, look_s: float) -> bool:
-        """Whether a signal has stopped one of them for so long that it counts as hanging; `look_s`: seconds between samples."""
-        return self.stopped_s() > two_beats(look_s)
+    def stopped_too_long(self, sample_interval_s: float) -> bool:
+        """Whether a signal has stopped one of them for so long that it counts as hanging; `sample_interval_s`: seconds between samples."""
+        return self.stopped_s() > max_silence_s(sample_interval_s)
 
     def still(self) -> str | None:
         """A text for people on how they stand still; None while they do not."""
-        idle = bool(self._cpu_s) and self._clock() - self._active_at >= STILL_S
-        if self._stopped and (idle or self.stopped_s() >= STILL_S):
+        idle = bool(self._cpu_s) and self._clock() - self._active_at >= IDLE_S
+        if self._stopped and (idle or self.stopped_s() >= IDLE_S):
             return f"process {min(self._stopped)} is stopped"
         return "it uses no processor time" if idle else None
 
@@ -137,11 +137,11 @@ class LoopGuard:
         """Ends the thread."""
         self._over.set()
 
-    def turn(self) -> None:
+    def record_turn(self) -> None:
         """Records that the event loop runs callbacks."""
         self._turned = self._clock()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Ends the process when the event loop is blocked, or when the process was stopped for too long."""
         now = self._clock()
         asleep_s, blocked_s, self._polled = now - self._polled, now - self._turned, now
@@ -156,8 +156,8 @@ class LoopGuard:
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         while not self._over.wait(_POLL_INTERVAL_S):
-            self.look()
+            self.check()
             try:
-                loop.call_soon_threadsafe(self.turn)
+                loop.call_soon_threadsafe(self.record_turn)
             except RuntimeError:  # the loop is closed
                 return

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from services.common.config.settings import Settings
 from services.common.redis.connection import BLOCK_S, connect
 from services.common.redis.fencing import Fence
-from services.common.service.heartbeat import begin, leave
+from services.common.service.heartbeat import remove_worker, take_incarnation
 from services.common.service.lifecycle import Drain
 from services.common.service.preflight import require_redis
 
@@ -44,11 +44,11 @@ async def worker_process(settings: Settings, service: str, drain: Drain | None =
     try:
         await require_redis(url, password, wait_s=settings.redis_wait_s)
         name = settings.worker_name(service)
-        fence = await begin(commands, name)
+        fence = await take_incarnation(commands, name)
         try:
             yield WorkerProcess(commands, blocking, name, fence, drain)
         finally:
-            await leave(commands, name, fence)
+            await remove_worker(commands, name, fence)
     finally:
         await blocking.aclose()
         await commands.aclose()

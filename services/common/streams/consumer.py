@@ -240,7 +240,7 @@ class Consumer:
                 raise
 
 
-def require_place(entry: Entry, task: Task, job_id: str, path: str = "") -> None:
+def require_match(entry: Entry, task: Task, job_id: str, path: str = "") -> None:
     """Checks that a decoded task belongs to the stream's job and matches the entry's name. `path`: of the task in the payload.
 
     Raises:

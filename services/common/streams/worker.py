@@ -117,7 +117,7 @@ class StreamWorker:
         """Acks an entry without a result."""
         await self._consumer.ack(entry)
 
-    async def give_up(self, entry: Entry, payload: bytes, reason: str) -> NoReturn:
+    async def reject(self, entry: Entry, payload: bytes, reason: str) -> NoReturn:
         """Makes a dead letter of an entry that has crashed servers. First `payload` reports it, so that its group gets its fate at once.
 
         Raises:

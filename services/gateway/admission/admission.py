@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from services.common.config.settings import Settings
-from services.common.config.verifiers import check, choose
+from services.common.config.verifiers import check_overrides, choose_verifier
 from services.common.errors import ChildDied, ChildLost, ChildTimeout, ConfigError, Problem, SandboxError
 from services.common.models.directory import ModelInfo
 from services.common.models.trial import ModelFacts
@@ -39,10 +39,10 @@ READ = "services.gateway.admission.checks:read_body"
 
 DEADLINE_S = 20.0
 """All checks of one spec."""
-PLACES = 4
+MAX_CONCURRENT_CHECKS = 4
 """Specs whose checks run at once, and bodies that are parsed at once."""
-PLACE_WAIT_S = 10.0
-READ_LIMITS = Limits(wall_s=5.0, memory_mib=512, reply_bytes=16 * 1024 * 1024, makes_way=True)
+QUEUE_TIMEOUT_S = 10.0
+READ_LIMITS = Limits(wall_s=5.0, memory_mib=512, reply_bytes=16 * 1024 * 1024, low_priority=True)
 CHECK_MEMORY_MIB = 1024
 """In addition to the memory of a dataset file, once as stored and once unpacked."""
 CHECK_REPLY_BYTES = 1024 * 1024
@@ -74,7 +74,10 @@ class ChildAdmission:
         """
         self._sandbox, self._settings = sandbox, settings
         self._deadline_s, self._checks = deadline_s, checks or CHECKS
-        self._reading, self._checking = asyncio.Semaphore(PLACES), asyncio.Semaphore(PLACES)
+        self._reading, self._checking = (
+            asyncio.Semaphore(MAX_CONCURRENT_CHECKS),
+            asyncio.Semaphore(MAX_CONCURRENT_CHECKS),
+        )
 
     async def read(self, body: bytes, media_type: str) -> JobSpec:
         """The spec in a request's body.
@@ -169,13 +172,13 @@ class _SpecChecks:
         """Every verifier of the spec exists, and each `data_source` has one; `fields`: the field of each `data_source`."""
         overrides = self.spec.reward.verifiers
         try:
-            check(overrides)
+            check_overrides(overrides)
         except ConfigError as error:
             self.problems += error.problems
             return
         for name, where in fields.items():
             try:
-                choose(name, overrides)
+                choose_verifier(name, overrides)
             except ConfigError as error:
                 self._add_error(where, error)
 
@@ -205,7 +208,7 @@ class _SpecChecks:
         if self.child is None or not self.child.alive:
             files = any(source.procedural_task is None for _, source in _sources(self.spec))
             memory_mib = CHECK_MEMORY_MIB + (2 * self.settings.max_data_bytes // MIB if files else 0)
-            limits = Limits(wall_s=DEADLINE_S, memory_mib=memory_mib, reply_bytes=CHECK_REPLY_BYTES, makes_way=True)
+            limits = Limits(wall_s=DEADLINE_S, memory_mib=memory_mib, reply_bytes=CHECK_REPLY_BYTES, low_priority=True)
             arguments = self.spec.model_dump_json(), self.settings.public()
             self.child = await self.sandbox.spawn(self.checks, *arguments, limits=limits)
         return self.child
@@ -230,7 +233,7 @@ async def _acquired(semaphore: asyncio.Semaphore) -> AsyncIterator[None]:
         AdmissionBusy: it was not free in time.
     """
     try:
-        async with asyncio.timeout(PLACE_WAIT_S):
+        async with asyncio.timeout(QUEUE_TIMEOUT_S):
             await semaphore.acquire()
     except TimeoutError as error:
         raise AdmissionBusy("too many submissions are being checked: try again in a moment") from error

@@ -14,14 +14,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from services.common.checkpoints.origin import OriginFacts, try_origin
+from services.common.checkpoints.origin import OriginFacts, check_new_origin
 from services.common.config.settings import Settings
 from services.common.data.bounds import DataBounds
 from services.common.data.source import data_roots
-from services.common.data.trial import SourceFacts, try_source
+from services.common.data.trial import SourceFacts, check_source
 from services.common.errors import ConfigError
 from services.common.models.directory import ModelInfo, check_parallel_sizes, resolve_model
-from services.common.models.trial import ModelFacts, try_model
+from services.common.models.trial import ModelFacts, check_model
 from services.common.spec.data import DataSourceSpec
 from services.common.spec.job import JobSpec
 from services.gateway.admission.spec_body import parse_body
@@ -68,7 +68,7 @@ class JobChecks:
         """The model exists, is complete and safe, fits the parallel sizes, and the values read in half of the time are finite."""
         with _readable("model.path"):
             path = resolve_model(self._spec.model.path, self._settings)
-            facts = try_model(str(path), time.monotonic() + seconds / 2)
+            facts = check_model(str(path), time.monotonic() + seconds / 2)
             check_parallel_sizes(ModelInfo(**facts["shape"]), self._spec)
         self._model_dir = path
         return facts
@@ -79,7 +79,7 @@ class JobChecks:
         roots = [str(root) for root in data_roots(self._settings)]
         bounds, until = asdict(DataBounds.of(self._settings)), time.monotonic() + seconds - MARGIN_S
         with _readable(f"data.{section}.source"):
-            facts = try_source(source.model_dump(), roots, bounds, f"data.{section}", until)
+            facts = check_source(source.model_dump(), roots, bounds, f"data.{section}", until)
         if section == "train":
             self._dataset = facts["fingerprint"]
         return facts
@@ -90,7 +90,7 @@ class JobChecks:
             return None
         until = time.monotonic() + seconds - MARGIN_S
         with _readable("checkpoint.load"):
-            return try_origin(self._spec, self._settings, self._model_dir, self._dataset, until)
+            return check_new_origin(self._spec, self._settings, self._model_dir, self._dataset, until)
 
 
 @contextlib.contextmanager

@@ -37,8 +37,8 @@ Page = list[tuple[EventId, bytes]]
 """Ids of events, and the events as server-sent events."""
 
 BEGINNING: EventId = (0, 0)
-PAGE = 200
-KEPT = 256
+PAGE_SIZE = 200
+FEED_SIZE = 256
 """Newest events of a job that its feed keeps."""
 PAGES_AT_ONCE = 8
 """Readers that read old events at the same time: other requests are not starved."""
@@ -81,7 +81,7 @@ class Feed:
         """Adds newer events, and drops the oldest beyond the bound."""
         self._events.extend(events)
         self.newest = events[-1][0]
-        while len(self._events) > KEPT:
+        while len(self._events) > FEED_SIZE:
             self.kept_after = self._events.popleft()[0]
         self.notify()
 
@@ -116,7 +116,7 @@ class EventHub:
             if not feed.readers:
                 self._remove(feed)
 
-    async def page(self, job_id: str, after: EventId, count: int = PAGE) -> Page:
+    async def page(self, job_id: str, after: EventId, count: int = PAGE_SIZE) -> Page:
         """The next events after that id, from Redis."""
         async with self._pages:
             return _events(await self._redis.xrange(keys.events(job_id), min=_exclusive(after), count=count))
@@ -147,7 +147,7 @@ class EventHub:
                 if feed.kept_after is None:
                     pipe.xrevrange(keys.events(feed.job_id), count=1)
                 else:
-                    pipe.xrange(keys.events(feed.job_id), min=_exclusive(feed.newest), count=PAGE)
+                    pipe.xrange(keys.events(feed.job_id), min=_exclusive(feed.newest), count=PAGE_SIZE)
             try:
                 replies = await pipe.execute(raise_on_error=False)
             except PoolBusyError:
@@ -170,10 +170,10 @@ class EventHub:
             feed.begin(page[0][0] if page else BEGINNING)
         elif page:
             feed.extend(page)
-        if len(page) < PAGE and (feed.state is None or feed.state.ended):
+        if len(page) < PAGE_SIZE and (feed.state is None or feed.state.ended):
             feed.over = True
             self._remove(feed)
-        return len(page) == PAGE
+        return len(page) == PAGE_SIZE
 
     def _fail(self, feed: Feed) -> None:
         feed.failed = True

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from services.common.jobs.record import JobRecord
 from services.gateway.events.hub import BEGINNING, EventHub, EventId
-from services.gateway.middleware.streams import Seat
+from services.gateway.middleware.streams import StreamPermit
 
 log = logging.getLogger(__name__)
 
@@ -34,30 +34,30 @@ SEND_TIMEOUT_S = 30.0
 
 
 class EventStream(EventSourceResponse):
-    """The answer; it frees its seat however it ends."""
+    """The answer; it releases its permit however it ends."""
 
-    def __init__(self, events: AsyncIterator[bytes], seat: Seat, *, heartbeat_s: float) -> None:
+    def __init__(self, events: AsyncIterator[bytes], permit: StreamPermit, *, heartbeat_s: float) -> None:
         """`heartbeat_s`: seconds between two comments."""
         super().__init__(events, ping=heartbeat_s, send_timeout=SEND_TIMEOUT_S)
-        self._seat = seat
+        self._permit = permit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the stream."""
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._seat.leave()
+            self._permit.release()
 
 
-async def follow(hub: EventHub, record: JobRecord, last_id: EventId, seat: Seat) -> AsyncIterator[bytes]:
+async def follow(hub: EventHub, record: JobRecord, last_id: EventId, permit: StreamPermit) -> AsyncIterator[bytes]:
     """Events after an id, until the job has ended and all events were sent.
 
-    A failure of Redis ends the stream, and so does the loss of its seat: the client resumes by id.
+    A failure of Redis ends the stream, and so does the loss of its permit: the client resumes by id.
     """
     with hub.feed(record.id) as feed:
-        seat.on_loss = feed.notify
+        permit.on_loss = feed.notify
         try:
-            while not (seat.lost or feed.failed):
+            while not (permit.lost or feed.failed):
                 changed, over = feed.changed, feed.over or record.state.ended
                 page = feed.after(last_id)
                 if page is None:

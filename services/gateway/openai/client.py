@@ -23,14 +23,14 @@ from services.common.config.inference import (
     INFERENCE_CLIENT_OPTIONS,
     LOAD_LIMIT_S,
     PARAM_HEADER,
-    PROBLEM_HEADER,
-    Problem,
+    REASON_HEADER,
+    RefusalReason,
 )
 from services.common.jobs.record import JobRecord, JobRow, JobState
 from services.common.jobs.store import JobStore
 from services.common.pb import inference_pb2 as pb
 from services.common.pb import inference_pb2_grpc as pb_grpc
-from services.common.service.heartbeat import WorkerKind, WorkerStatus, alive
+from services.common.service.heartbeat import WorkerKind, WorkerStatus, live_workers
 from services.common.weights.channel import token_metadata
 from services.gateway.metrics import JOB_ID
 from services.gateway.openai.errors import OpenAIError
@@ -48,16 +48,16 @@ GRACE_S = 600.0
 """Longest time that answers on a closing channel may take to end."""
 
 Replies = AsyncGenerator[pb.GenerateReply, None]
-_RETRYABLE = {Problem.NOT_HERE, Problem.BUSY}
+_RETRYABLE = {RefusalReason.NOT_HERE, RefusalReason.BUSY}
 _STATUS = {
-    Problem.NOT_FOUND: (404, "model_not_found"),
-    Problem.NOT_HERE: (503, "model_not_ready"),
-    Problem.NOT_LOADED: (503, "model_not_ready"),
-    Problem.BUSY: (429, "rate_limit_exceeded"),
-    Problem.ABORTED: (503, "aborted"),
-    Problem.TOO_SLOW: (504, "timeout"),
-    Problem.TOO_LONG: (400, "context_length_exceeded"),
-    Problem.INVALID: (400, "invalid_value"),
+    RefusalReason.NOT_FOUND: (404, "model_not_found"),
+    RefusalReason.NOT_HERE: (503, "model_not_ready"),
+    RefusalReason.NOT_LOADED: (503, "model_not_ready"),
+    RefusalReason.BUSY: (429, "rate_limit_exceeded"),
+    RefusalReason.ABORTED: (503, "aborted"),
+    RefusalReason.TOO_SLOW: (504, "timeout"),
+    RefusalReason.TOO_LONG: (400, "context_length_exceeded"),
+    RefusalReason.INVALID: (400, "invalid_value"),
 }
 
 
@@ -124,7 +124,7 @@ class InferenceClient:
     async def _servers(self) -> list[WorkerStatus]:
         """The workers, at most `POLL_INTERVAL_S` old."""
         if time.monotonic() - self._workers[0] > POLL_INTERVAL_S:
-            self._workers = (time.monotonic(), await alive(self._redis))
+            self._workers = (time.monotonic(), await live_workers(self._redis))
         return self._workers[1]
 
     async def _call(self, server: WorkerStatus, request: pb.GenerateRequest) -> Replies:
@@ -185,12 +185,12 @@ def _refusal(error: grpc.aio.AioRpcError, server: WorkerStatus) -> tuple[OpenAIE
     metadata = error.trailing_metadata()
     headers = {str(key): str(value) for key, value in metadata} if metadata is not None else {}
     message = error.details() or "the rollout server broke off"
-    if (name := headers.get(PROBLEM_HEADER)) in set(Problem):
-        problem = Problem(name)
-        status, code = _STATUS[problem]
-        param = "model" if problem is Problem.NOT_FOUND else headers.get(PARAM_HEADER)
+    if (name := headers.get(REASON_HEADER)) in set(RefusalReason):
+        reason = RefusalReason(name)
+        status, code = _STATUS[reason]
+        param = "model" if reason is RefusalReason.NOT_FOUND else headers.get(PARAM_HEADER)
         retry = RETRY_AFTER_S if status in {429, 503} else None
-        return OpenAIError(status, message, code, param=param, retry_after_s=retry), problem in _RETRYABLE
+        return OpenAIError(status, message, code, param=param, retry_after_s=retry), reason in _RETRYABLE
     log.error("rollout server %s: %s: %s", server.name, error.code().name, message)
     if error.code() is grpc.StatusCode.UNAVAILABLE:
         return _not_ready(f"rollout server {server.name} does not answer"), True

@@ -83,7 +83,7 @@ async def submit(
         context.metrics.refused.inc()
         raise
 
-    await context.restorer.look()  # restores an idempotency key that Redis has lost
+    await context.restorer.restore_lost()  # restores an idempotency key that Redis has lost
     try:
         async with context.retention.using(spec):
             record, new = await context.store.create_once(spec, idempotency_key)
@@ -170,13 +170,13 @@ async def resume(context: ContextDep, record: RecordDep) -> Job:
 CAUSE = "Redis takes no writes: its disk is full or cannot be written; everything waits, and goes on when there is space again"
 
 
-def refused(persistence: Mapping[str, Any]) -> bool:
+def writes_refused(persistence: Mapping[str, Any]) -> bool:
     """Whether the last write to the append-only file failed, by INFO: then Redis refuses every command that writes."""
     return str(persistence.get("aof_last_write_status", "ok")) != "ok"
 
 
 async def with_cause(redis: Redis, record: JobRecord) -> JobRecord:
     """The record; with CAUSE where it has no cause, a learner has the job, and Redis takes no writes."""
-    if record.cause or record.state not in LIVE or not refused(await redis.info("persistence")):
+    if record.cause or record.state not in LIVE or not writes_refused(await redis.info("persistence")):
         return record
     return replace(record, cause=CAUSE)

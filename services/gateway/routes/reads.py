@@ -100,11 +100,11 @@ async def job_events(
     after = BEGINNING if last_event_id is None else parse_id(last_event_id)
     if last_event_id is not None and await is_over(context.hub, record, after):
         return Response(status_code=204)
-    seat = context.streams.take(request.client.host if request.client else "")
-    if seat is None:
-        return too_many(f"all {context.streams.seats} event streams (MILLRACE_MAX_EVENT_STREAMS) are open: try again")
-    events = follow(context.hub, record, after, seat)
-    return EventStream(events, seat, heartbeat_s=context.event_times.heartbeat_s)
+    permit = context.streams.acquire(request.client.host if request.client else "")
+    if permit is None:
+        return too_many(f"all {context.streams.permits} event streams (MILLRACE_MAX_EVENT_STREAMS) are open: try again")
+    events = follow(context.hub, record, after, permit)
+    return EventStream(events, permit, heartbeat_s=context.event_times.heartbeat_s)
 
 
 def _from_folder(folder: Path, first: int | None, limit: int) -> History:

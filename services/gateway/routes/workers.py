@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from fastapi import APIRouter
 
-from services.common.service.heartbeat import WorkerKind, WorkerStatus, alive
+from services.common.service.heartbeat import WorkerKind, WorkerStatus, live_workers
 from services.common.service.lost_processes import LostProcess, lost_processes
 from services.gateway.dependencies import ContextDep
 from services.gateway.errors import documented
@@ -24,10 +24,12 @@ LOST = "lost"
 async def list_workers(context: ContextDep) -> WorkerList:
     """Every rollout, reward and learner process whose heartbeat is fresh, and those that the stack cannot keep alive, with the cause."""
     lost = await asyncio.to_thread(lost_processes, context.settings.home)
-    return WorkerList(workers=[Worker.model_validate(status) for status in roster(await alive(context.redis), lost)])
+    return WorkerList(
+        workers=[Worker.model_validate(status) for status in worker_list(await live_workers(context.redis), lost)]
+    )
 
 
-def roster(alive: Iterable[WorkerStatus], lost: Iterable[LostProcess]) -> list[WorkerStatus]:
+def worker_list(alive: Iterable[WorkerStatus], lost: Iterable[LostProcess]) -> list[WorkerStatus]:
     """Workers by name; a lost one has the cause in its detail, also while it is restarted and sends heartbeats."""
     found = {status.name: status for status in alive}
     for process in lost:

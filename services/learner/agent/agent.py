@@ -32,16 +32,15 @@ from services.common.service import heartbeat
 from services.common.service.heartbeat import WorkerKind, WorkerStatus
 from services.common.service.lifecycle import Drain, every
 from services.common.service.logs import log_context
-from services.learner.agent.starts import MOST as MAX_STARTS
-from services.learner.agent.starts import NamedWait, count_start, forget_starts, report_cause
+from services.learner.agent.starts import MAX_STARTS, NamedWait, count_start, forget_starts, report_cause
 from services.learner.groups.data import JobData
 from services.learner.ranks.deaths import RankDeath, RankDeaths
-from services.learner.ranks.heartbeat import FOLDER, RanksWatch
+from services.learner.ranks.heartbeat import HEARTBEAT_DIR_VARIABLE, RanksWatchdog
 from services.learner.ranks.launch import Nodes, rank_command, rank_environment
 from services.learner.storage.folder import ERROR_FILE, FENCED_FILE
 from services.learner.storage.journal_key import journal_key
 from services.learner.storage.lock import FolderLock
-from services.learner.storage.offline import close_books
+from services.learner.storage.offline import close_ledger
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +49,9 @@ CANCEL_AFTER_S = 15.0
 """Ranks that still start so long after a cancel are stopped: their head, which would end the job, may never run."""
 CANCELLED = "cancelled on request"
 KILLED = "the learner was killed each time, or its machine failed"
-MOST_LOADING = 2
+MAX_LOAD_FAILURES = 2
 """Failures of a job's ranks before it ever ran after which another attempt to load it would not help."""
-RESTARTS = 3
+MAX_RESTARTS = 3
 """Restarts of a job's ranks without a step in between before the job fails."""
 
 
@@ -68,7 +67,7 @@ class _Deaths:
     @property
     def hopeless(self) -> bool:
         """The ranks cannot load the job's model."""
-        return self.loading >= MOST_LOADING
+        return self.loading >= MAX_LOAD_FAILURES
 
 
 class Agent:
@@ -95,7 +94,7 @@ class Agent:
         produces:     trained policies
         """
         while not self._drain.requested:
-            await self._restorer.look()
+            await self._restorer.restore_lost()
             leads = self._nodes.leads
             record = await (self._store.claim(self._learner) if leads else self._store.held_by(self._learner))
             if record is None:
@@ -111,7 +110,7 @@ class Agent:
 
     async def beat_loop(self) -> None:
         """Writes this agent's heartbeat until the drain, or until a newer agent of this name begins."""
-        fence = await heartbeat.begin(self._redis, self.name)
+        fence = await heartbeat.take_incarnation(self._redis, self.name)
 
         async def beat() -> None:
             state = "idle"
@@ -119,10 +118,10 @@ class Agent:
                 record = await self._store.find(self._job)
                 state = "paused" if record is not None and record.state is JobState.PAUSED else "training"
             status = WorkerStatus(self.name, WorkerKind.LEARNER, state, self._job, metrics_port=self._metrics_port)
-            await heartbeat.beat(self._redis, status, fence)
+            await heartbeat.write_heartbeat(self._redis, status, fence)
 
         await every(heartbeat.HEARTBEAT_S, self._drain, beat)
-        await heartbeat.leave(self._redis, self.name, fence)
+        await heartbeat.remove_worker(self._redis, self.name, fence)
 
     async def _run(self, record: JobRecord) -> None:
         folder = self._settings.job_dir(record.id)
@@ -203,7 +202,7 @@ class Agent:
             after = await self._newest(record)
             launches = 0 if after.step > before.step else launches + 1
             # A negative code: torchelastic itself was killed by a signal, which is no failure of the ranks.
-            in_vain = self._deaths.hopeless or launches > (RESTARTS if code < 0 else 0)
+            in_vain = self._deaths.hopeless or launches > (MAX_RESTARTS if code < 0 else 0)
             if self._drain.requested or after.state.ended:
                 forget_starts(folder)
                 return code
@@ -215,7 +214,7 @@ class Agent:
 
     async def _newest(self, record: JobRecord) -> JobRecord:
         """The job's current record, restored first if Redis has lost it. A job deleted meanwhile counts as cancelled."""
-        await self._restorer.look()
+        await self._restorer.restore_lost()
         newest = await self._store.find(record.id)
         if newest is None and is_deleted(self._settings.job_dir(record.id)):
             return replace(record, state=JobState.CANCELLED, cause="deleted")
@@ -227,30 +226,32 @@ class Agent:
         self._metrics_dir.mkdir(parents=True)
         world_size = record.spec.learner.world_size
         first_rank = self._nodes.index * self._nodes.ranks_here(world_size)
-        command = rank_command(self._nodes, record.id, world_size, RESTARTS)
+        command = rank_command(self._nodes, record.id, world_size, MAX_RESTARTS)
         environment = rank_environment(self._settings, record.id, record.spec, self._metrics_dir)
         with tempfile.TemporaryDirectory(prefix="millrace-ranks-", ignore_cleanup_errors=True) as temporary:
             beats = Path(temporary) / "beats"
             beats.mkdir()
-            watch = RanksWatch(beats)
+            watchdog = RanksWatchdog(beats)
             deaths = RankDeaths(beats, self._settings.job_dir(record.id) / ERROR_FILE, first_rank)
             process = await asyncio.create_subprocess_exec(
-                *command, env={**environment, FOLDER: str(beats), "TMPDIR": temporary}, start_new_session=True
+                *command,
+                env={**environment, HEARTBEAT_DIR_VARIABLE: str(beats), "TMPDIR": temporary},
+                start_new_session=True,
             )
             waiter = asyncio.create_task(process.wait())
             wait = NamedWait(self._store, record, "its ranks load the model")
             while not waiter.done():
                 await asyncio.wait({waiter}, timeout=POLL_INTERVAL_S)
-                for trouble in watch.look(process.pid):
-                    log.error("%s: killed", trouble)
-                await self._report_deaths(record, deaths.look())
+                for fault in watchdog.check(process.pid):
+                    log.error("%s: killed", fault)
+                await self._report_deaths(record, deaths.check())
                 if self._nodes.leads:
                     await wait.report()
                 useless = self._deaths.hopeless or wait.cancelled_s > CANCEL_AFTER_S
                 if not waiter.done() and (self._drain.requested or useless or await self._ended_by_node_0(record)):
                     log.info("draining the ranks")
                     await self._stop(process, waiter)
-            await self._report_deaths(record, deaths.look())
+            await self._report_deaths(record, deaths.check())
             return waiter.result()
 
     async def _report_deaths(self, record: JobRecord, deaths: list[RankDeath]) -> None:
@@ -306,7 +307,7 @@ class Agent:
         folder, issued = self._settings.job_dir(record.id), record.groups.get("issued", 0)
         try:
             with await asyncio.to_thread(FolderLock.take, folder):
-                groups = await asyncio.to_thread(close_books, folder, issued, reason, journal_key(self._settings))
+                groups = await asyncio.to_thread(close_ledger, folder, issued, reason, journal_key(self._settings))
         except (MillraceError, OSError) as error:
             log.warning("the ledger could not be closed: %s", error)
         else:

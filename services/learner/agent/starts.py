@@ -13,9 +13,9 @@ from services.common.jobs.store import JobStore
 
 STARTS_FILE = "starts.json"
 """Counts starts in the job's folder, so that the count goes on when the agent dies with its ranks."""
-MOST = 8
+MAX_STARTS = 8
 """Starts of a job's ranks without a step, over all agents; one agent alone gives up earlier."""
-FIRST_S = 10.0
+FIRST_REPORT_S = 10.0
 """A wait is reported after this time, and again each time that it has doubled."""
 
 
@@ -44,7 +44,7 @@ class NamedWait:
         """The wait begins now. `what`: its description for users."""
         self._store, self._record, self._what = store, record, what
         self._since = time.monotonic()
-        self._next_s = FIRST_S
+        self._next_s = FIRST_REPORT_S
         self._starting = record.state is JobState.STARTING
         self._cancelled_at: float | None = None
 

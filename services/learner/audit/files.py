@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from services.common.checkpoints.manifest import CHECKPOINTS_DIR, Checkpoint, finished
+from services.common.checkpoints.manifest import CHECKPOINTS_DIR, Checkpoint, committed_checkpoints
 from services.common.differences import MISSING, differences
 from services.common.errors import ConfigError, MillraceError
 from services.common.jobs.fates import Fate
@@ -25,7 +25,7 @@ from services.learner.audit.audit import Audit
 from services.learner.audit.history import HistoryAudit
 from services.learner.audit.report import AuditReport, Breach
 from services.learner.audit.seals import SealAudit
-from services.learner.storage.checkpoints import sound_checkpoints
+from services.learner.storage.checkpoints import verify_checkpoints
 from services.learner.storage.folder import JOURNAL_DIR, LINEAGE_FILE
 from services.learner.storage.journal import BatchRecord, Journal
 from services.learner.storage.journal_key import JournalKey
@@ -44,8 +44,8 @@ Steps = Iterable[Mapping[str, Any]]
 def audit_job(
     folder: Path,
     *,
-    told: Steps | None = None,
-    told_state: str | None = None,
+    reported_steps: Steps | None = None,
+    reported_state: str | None = None,
     job_id: str | None = None,
     key: JournalKey | None = None,
 ) -> AuditReport:
@@ -53,8 +53,8 @@ def audit_job(
 
     Args:
         folder: the job's.
-        told: the gateway's step records, where it can be reached; the folder's own are read anyway.
-        told_state: the gateway's state of the job; the folder's own has precedence.
+        reported_steps: the gateway's step records, where it can be reached; the folder's own are read anyway.
+        reported_state: the gateway's state of the job; the folder's own has precedence.
         job_id: the job, where the folder has another name.
         key: of a journal that was written with one; proves its seals.
 
@@ -63,7 +63,7 @@ def audit_job(
     """
     for reads_left in reversed(range(MAX_READS)):
         before = _rises(folder)
-        report = _audit(folder, told, told_state, job_id or folder.name, key)
+        report = _audit(folder, reported_steps, reported_state, job_id or folder.name, key)
         if not reads_left or _rises(folder) == before:
             break
         time.sleep(SETTLE_S)
@@ -71,15 +71,15 @@ def audit_job(
 
 
 def _audit(
-    folder: Path, told: Steps | None, told_state: str | None, job_id: str, key: JournalKey | None
+    folder: Path, reported_steps: Steps | None, reported_state: str | None, job_id: str, key: JournalKey | None
 ) -> AuditReport:
     spec = _spec(folder)
     document, fault = _job_record(folder)
-    state = document["state"] if document is not None else None if told_state is None else JobState(told_state)
+    state = document["state"] if document is not None else None if reported_state is None else JobState(reported_state)
     complete = document is not None and document["state"] is JobState.SUCCEEDED
     journal = folder / JOURNAL_DIR
     history = HistoryAudit(folder, _newest_step(journal), complete=complete)
-    checkpoints, damaged = sound_checkpoints(folder)
+    checkpoints, damaged = verify_checkpoints(folder)
     history.read_manifests()
     states = {step: (f"checkpoints/{found.path.name}", found.state) for step, found in checkpoints.items()}
     audit = Audit(job_id, spec.off_policy.max_off_policy_steps, states, _start(spec, checkpoints))
@@ -105,8 +105,8 @@ def _audit(
     history.check_steps(audit)
     for step, found in checkpoints.items():
         history.check_manifest(step, f"checkpoints/{found.path.name}", found.digest, audit)
-    if told is not None:
-        audit.history("the gateway's history", told)
+    if reported_steps is not None:
+        audit.history("the gateway's history", reported_steps)
     seals.finish()
     if state is None:
         audit.report.remarks.append("nothing says whether the job has ended: groups without a fate count as active")
@@ -130,7 +130,7 @@ def _check_checkpoints(
     folder: Path, spec: JobSpec, sound: Mapping[int, Checkpoint], damaged: Mapping[Path, str], audit: Audit
 ) -> None:
     """The checkpoints that the job keeps must verify, and be made of its spec; older ones are being removed, or could not be."""
-    kept = set(finished(folder / CHECKPOINTS_DIR)[-spec.checkpoint.keep_last :])
+    kept = set(committed_checkpoints(folder / CHECKPOINTS_DIR)[-spec.checkpoint.keep_last :])
     for path, message in damaged.items():
         if path in kept:
             audit.breach(Breach.CHECKPOINT, f"checkpoints/{path.name}", message)

@@ -20,7 +20,7 @@ from services.learner.algorithms.advantages import filter_values, is_degenerate
 from services.learner.groups.failures import FailureRun
 from services.learner.groups.ledger import ActiveGroup, Ledger, Settled
 from services.learner.groups.off_policy import AcceptRate, ReadyGroup, issue_budget, select_batch
-from services.learner.groups.validate import Limits, unfit
+from services.learner.groups.validate import Limits, rejection_reason
 
 HOPELESS_REFILLS = 2
 """After so many times `filter_groups_max_batches` batches judged without an informative group, no step is possible."""
@@ -66,7 +66,7 @@ class Judged:
         return f"all {len(verdicts)} checks went beyond their limit: {verdicts[0].detail}"
 
 
-class Intake:
+class GroupBuffer:
     """Groups between issue and fate. `ledger` may hold active groups of an earlier run."""
 
     def __init__(
@@ -174,12 +174,12 @@ class Intake:
         self.judged_since_step = self._degenerate_since_step = 0
 
     @property
-    def fruitless(self) -> str:
+    def stall_reason(self) -> str:
         """Why the next step cannot begin: failures in a row, or refills without an informative group; empty when it can."""
         return self._obstacle(failing=self.failures.stalled, degenerate=self._refills)
 
     @property
-    def hopeless(self) -> str:
+    def no_step_reason(self) -> str:
         """The same when it has lasted so long that no step is possible."""
         degenerate = max(HOPELESS_REFILLS * self._refills, HOPELESS_GROUPS)
         return self._obstacle(failing=self.failures.hopeless, degenerate=degenerate)
@@ -245,7 +245,7 @@ class Intake:
         return f"{count} groups were judged for one step and none was informative: each had equal {metric}"
 
     def _judge(self, judged: Judged) -> tuple[Fate | None, str]:
-        if reason := unfit(judged.scored, self._spec, self._limits):
+        if reason := rejection_reason(judged.scored, self._spec, self._limits):
             return Fate.FAILED, reason
         algorithm = self._spec.algorithm
         values = filter_values(algorithm.filter_groups_metric, accuracies=judged.accuracies, rewards=judged.rewards)

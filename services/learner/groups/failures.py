@@ -9,12 +9,12 @@ import math
 import time
 from collections.abc import Callable
 
-LEAST = 64
+MIN_FAILURES = 64
 """A job never fails for fewer failures in a row, however few its slots are."""
-LEAST_S = 60.0
+MIN_RUN_S = 60.0
 """Nor for a run that is shorter than this: the cause may be repaired."""
-MOST_S = 600.0
-"""A run that has lasted so long fails the job at LEAST failures: groups may be slow."""
+LONG_RUN_S = 600.0
+"""A run that has lasted so long fails the job at MIN_FAILURES failures: groups may be slow."""
 STALLED_S = 60.0
 FEW = 8
 """Failures from which a run that has lasted STALLED_S is a stall."""
@@ -37,8 +37,8 @@ class FailureRun:
         """Why the newest of them failed."""
         self._clock = clock
         self._since = 0.0
-        self._stalls_at = max(slots, LEAST // 2)
-        self._fails_at = max(3 * slots, LEAST)
+        self._stalls_at = max(slots, MIN_FAILURES // 2)
+        self._fails_at = max(3 * slots, MIN_FAILURES)
 
     def add(self, reason: str) -> None:
         """Adds one failed group."""
@@ -67,8 +67,8 @@ class FailureRun:
     @property
     def hopeless(self) -> bool:
         """Whether the run is so long that no step is possible."""
-        enough = self.count >= self._fails_at and self._lasted_s >= LEAST_S
-        return enough or (self.count >= LEAST and self._lasted_s >= MOST_S)
+        enough = self.count >= self._fails_at and self._lasted_s >= MIN_RUN_S
+        return enough or (self.count >= MIN_FAILURES and self._lasted_s >= LONG_RUN_S)
 
     def __str__(self) -> str:
         return f"{self.count} groups failed in a row; the newest: {self.newest}"

@@ -11,12 +11,12 @@ from typing import Any
 
 from services.common.jobs.fates import Fate
 
-MOST_REASONS = 1000
+MAX_REASONS = 1000
 """Failure reasons that are counted separately; all others are counted together."""
 REASON_CHARS = 300
 """Length to which a reason is cut for counting; the journal keeps all of it."""
 OTHER_REASONS = "other reasons"
-TOLD_REASONS = 10
+REPORTED_REASONS = 10
 """Reasons in the job's record, the most frequent ones."""
 
 
@@ -105,7 +105,7 @@ class Ledger:
 
     def accounts(self) -> dict[str, str]:
         """Fields of the job's record about its groups, as `JobStore.update` takes them."""
-        reasons = json.dumps(dict(self.failed_reasons.most_common(TOLD_REASONS)))
+        reasons = json.dumps(dict(self.failed_reasons.most_common(REPORTED_REASONS)))
         return {"groups": json.dumps(self.summary()), "failure": self.newest_failure, "failed_reasons": reasons}
 
     def state(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class Ledger:
         """Adds failures by reason, also those of groups that another process settled."""
         for reason, count in reasons.items():
             known = reason[:REASON_CHARS]
-            if known not in self.failed_reasons and len(self.failed_reasons) >= MOST_REASONS:
+            if known not in self.failed_reasons and len(self.failed_reasons) >= MAX_REASONS:
                 known = OTHER_REASONS
             self.failed_reasons[known] += count
 

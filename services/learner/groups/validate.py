@@ -15,7 +15,7 @@ from services.common.models.directory import ModelInfo
 from services.common.spec.job import JobSpec
 from services.common.streams.types import Int32Array, Rollout, RolloutGroup, ScoredGroup, VerdictStatus
 
-LARGEST_REWARD = 1e9
+MAX_ABS_REWARD = 1e9
 """Beyond it squares and sums over a batch would no longer be sure to fit into the float32 of an advantage."""
 
 
@@ -35,7 +35,7 @@ class Limits:
         return cls(model.vocab_size, min(spec.model.max_model_len or positions, positions))
 
 
-def unfit(scored: ScoredGroup, spec: JobSpec, limits: Limits) -> str:
+def rejection_reason(scored: ScoredGroup, spec: JobSpec, limits: Limits) -> str:
     """Why the group cannot be trained; empty when it can."""
     if scored.group.failure is not None:
         return scored.group.failure
@@ -56,8 +56,8 @@ def _verdict_fault(scored: ScoredGroup, spec: JobSpec) -> str:
     judged = judged_rollouts(scored)
     if len(judged) < 2:
         return f"only {len(judged)} of {count} rollouts could be judged"
-    if not all(math.isfinite(reward) and abs(reward) <= LARGEST_REWARD for _, reward in judged):
-        return f"a reward is not finite, or beyond ±{LARGEST_REWARD:g}"
+    if not all(math.isfinite(reward) and abs(reward) <= MAX_ABS_REWARD for _, reward in judged):
+        return f"a reward is not finite, or beyond ±{MAX_ABS_REWARD:g}"
     if not any(rollout.token_ids for rollout, _ in judged):
         return "no rollout that was judged has a token"
     return ""

@@ -102,7 +102,7 @@ def _state(job: JobContext) -> dict[str, Any]:
     """State of the head in a checkpoint. Groups that wait for a step are not in it: see `recover`."""
     return {
         "lineage": job.progress.lineage,
-        "ledger": job.intake.ledger.state(),
+        "ledger": job.buffer.ledger.state(),
         "start_step": job.progress.start_step,
         "data_offset": job.tasks.offset,
         "skipped_in_a_row": job.progress.skipped_in_a_row,

@@ -9,7 +9,7 @@ from services.common.jobs.fates import Fate
 from services.common.redis.connection import BLOCK_S
 from services.common.service.lifecycle import Drain
 from services.common.streams.codec import decode
-from services.common.streams.consumer import Entry, require_place
+from services.common.streams.consumer import Entry, require_match
 from services.common.streams.types import Purpose, ScoredGroup
 from services.learner.groups.buffer import Judged
 from services.learner.loops import metrics
@@ -40,7 +40,7 @@ async def collect_loop(job: JobContext, drain: Drain) -> None:
 async def _receive(job: JobContext, entry: Entry) -> None:
     """Receives one entry: a training group, an evaluation's answer, or a dead letter."""
     try:
-        scored = open_entry(job.job_id, entry)
+        scored = decode_entry(job.job_id, entry)
     except EntryError as error:
         await job.consumer.dead_letter(entry, str(error))
         metrics.DEAD_LETTERS.inc()
@@ -58,18 +58,18 @@ async def _receive(job: JobContext, entry: Entry) -> None:
         job.activity.flow.count(scored)
         metrics.GENERATED_TOKENS.inc(tokens)
         metrics.JUDGE_SECONDS.observe(scored.judge_s)
-        fate = job.intake.arrived(Judged(scored, entry.payload, entry))
+        fate = job.buffer.arrived(Judged(scored, entry.payload, entry))
         if fate in {Fate.DEGENERATE, Fate.STALE, Fate.FAILED}:
             job.activity.flow.wasted_tokens += tokens
     job.activity.moved()
 
 
-def open_entry(job_id: str, entry: Entry) -> ScoredGroup:
+def decode_entry(job_id: str, entry: Entry) -> ScoredGroup:
     """Decodes the entry.
 
     Raises:
         EntryError: it is no scored group, belongs to another job, or does not match the entry's member.
     """
     scored = decode(ScoredGroup, entry.payload)
-    require_place(entry, scored.group.task, job_id, "group.task.")
+    require_match(entry, scored.group.task, job_id, "group.task.")
     return scored

@@ -37,20 +37,20 @@ async def issue_loop(job: JobContext, drain: Drain) -> None:
             await _resend(job)
         while (
             not (job.control.stopping or job.control.hopeless or job.control.paused)
-            and job.intake.budget(job.steps_left) > 0
+            and job.buffer.budget(job.steps_left) > 0
         ):
-            group = job.intake.ledger.issue(job.progress.step)
+            group = job.buffer.ledger.issue(job.progress.step)
             if await _send_training(job, group) is Sent.BEFORE:
                 # It was sent before a crash, perhaps at the version before the journal's last step.
                 group.issue_version = max(0, job.progress.recovered_step - 1)
-            if job.intake.failures.count and await drain.wait(job.intake.failures.pause_s):
+            if job.buffer.failures.count and await drain.wait(job.buffer.failures.pause_s):
                 return
         await wait_event(job.activity.issue_now, POLL_INTERVAL_S)
 
 
 async def _resend(job: JobContext) -> None:
     """Sends again all tasks without a fate whose group has not arrived; a task that is still in the stream is not added twice."""
-    for group in list(job.intake.ledger.active.values()):
+    for group in list(job.buffer.ledger.active.values()):
         if group.ready:
             continue
         version = job.progress.step
@@ -68,13 +68,13 @@ async def reissue_overdue(job: JobContext) -> None:
     Groups that no server was there to answer do not count as failures in a row: they are no sign of an error in the job.
     """
     served: bool | None = None
-    for group in job.intake.overdue():
+    for group in job.buffer.overdue():
         if group.attempt >= job.spec.rollout.max_attempts:
             cause = group.failure or f"no verdict within {job.spec.rollout.group_timeout_s:.0f} s"
             reason = f"{cause} (attempt {group.attempt} of {job.spec.rollout.max_attempts})"
             if served is None:
                 served = await _is_served(job)
-            job.intake.give_up(group, reason, counts=bool(group.failure) or served)
+            job.buffer.give_up(group, reason, counts=bool(group.failure) or served)
             await job.store.event("group_failed", {"group_id": group.group_id, "message": reason})
             job.activity.moved()
             continue
@@ -85,7 +85,7 @@ async def reissue_overdue(job: JobContext) -> None:
 
 async def _is_served(job: JobContext) -> bool:
     """Whether a rollout server of the job and a reward service are alive."""
-    alive = await heartbeat.alive(job.redis)
+    alive = await heartbeat.live_workers(job.redis)
     serves = any(status.kind is WorkerKind.ROLLOUT and status.job_id == job.job_id for status in alive)
     return serves and any(status.kind is WorkerKind.REWARD for status in alive)
 
@@ -118,7 +118,7 @@ async def _send_training(job: JobContext, group: ActiveGroup) -> Sent:
         task = await job.tasks.training(group.group_id, group.attempt, job.progress.step)
         return Sent.NOW if await _send(job, task) else Sent.BEFORE
     except (TaskNotMade, EntryError) as error:
-        job.intake.give_up(group, str(error))
+        job.buffer.give_up(group, str(error))
         job.activity.moved()
     except DataError as error:
         job.give_up(f"no step is possible: {error}")

@@ -15,7 +15,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from services.common.jobs.fates import Fate
 from services.common.jobs.step_record import StepRecord
-from services.learner.groups.buffer import Intake
+from services.learner.groups.buffer import GroupBuffer
 
 _AGES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
@@ -150,15 +150,15 @@ def observe_step(record: StepRecord, ages: list[int]) -> None:
         STEP_GAUGES[name].set(math.nan if figures[name] is None else figures[name])
 
 
-def observe_intake(intake: Intake) -> None:
+def observe_buffer(buffer: GroupBuffer) -> None:
     """Sets the gauges of groups that were issued."""
     CLOCK.tick()
     for fate in Fate:
-        GROUPS.labels(fate.value).set(intake.ledger.counts[fate])
-    ACTIVE_GROUPS.set(len(intake.ledger.active))
-    READY_GROUPS.set(intake.ready)
-    FAILURES_IN_A_ROW.set(intake.failures.count)
-    ACCEPT_RATE.set(intake.accept_rate.value)
+        GROUPS.labels(fate.value).set(buffer.ledger.counts[fate])
+    ACTIVE_GROUPS.set(len(buffer.ledger.active))
+    READY_GROUPS.set(buffer.ready)
+    FAILURES_IN_A_ROW.set(buffer.failures.count)
+    ACCEPT_RATE.set(buffer.accept_rate.value)
 
 
 def observe_evaluation(result: Mapping[str, Any]) -> None:

@@ -28,7 +28,7 @@ STALLED_AFTER_S = 60.0
 """A longer wait, in which no group arrives and no worker makes progress, is a stall; its reason is reported."""
 
 
-async def watch_loop(job: JobContext, drain: Drain) -> None:
+async def monitor_loop(job: JobContext, drain: Drain) -> None:
     """Monitors the job.
 
     consumes:     clock, job record, deaths of its servers
@@ -39,20 +39,20 @@ async def watch_loop(job: JobContext, drain: Drain) -> None:
     stalled, reported_at, deaths = False, -math.inf, DeathCount()
     while not await drain.wait(POLL_INTERVAL_S):
         record = await _apply_requests(job)
-        metrics.observe_intake(job.intake)
+        metrics.observe_buffer(job.buffer)
         if job.progress.published and time.monotonic() - reported_at > ACCOUNTS_INTERVAL_S:
             reported_at = time.monotonic()
-            ledger = job.intake.ledger
+            ledger = job.buffer.ledger
             if record.groups != ledger.summary() or record.failure != ledger.newest_failure:
-                await job.store.note(**ledger.accounts())
+                await job.store.update_in_redis(**ledger.accounts())
         if job.control.paused:
             deaths = DeathCount()
             continue  # the train loop reports the pause, no deadline runs, and no progress is expected
         await reissue_overdue(job)
         await _close_evaluations(job)
         cause = await _stall_cause(job)
-        if stalled and job.steps_left and job.intake.hopeless:
-            job.give_up(f"no step is possible: {job.intake.hopeless}")
+        if stalled and job.steps_left and job.buffer.no_step_reason:
+            job.give_up(f"no step is possible: {job.buffer.no_step_reason}")
         elif verdict := await _server_verdict(job, deaths):
             job.give_up(verdict)
         if cause and not stalled:
@@ -79,15 +79,15 @@ async def _stall_cause(job: JobContext) -> str:
     """Why the job makes no progress; empty while it does, or while a step is in progress."""
     if not job.activity.waiting_for:
         return ""
-    if job.steps_left and job.intake.fruitless:
-        return job.intake.fruitless
+    if job.steps_left and job.buffer.stall_reason:
+        return job.buffer.stall_reason
     still = time.monotonic() - job.activity.moved_at
     if still > STALLED_AFTER_S:
         # Progress within a group counts too: at a rollout server of the job, or at a reward service.
-        for status in await heartbeat.alive(job.redis):
+        for status in await heartbeat.live_workers(job.redis):
             if status.progress_age_s is not None and (status.job_id == job.job_id or status.kind is WorkerKind.REWARD):
                 still = min(still, status.progress_age_s)
-    return await _name_the_wait(job, still) if still > STALLED_AFTER_S else ""
+    return await _describe_wait(job, still) if still > STALLED_AFTER_S else ""
 
 
 async def _server_verdict(job: JobContext, count: DeathCount) -> str:
@@ -96,7 +96,7 @@ async def _server_verdict(job: JobContext, count: DeathCount) -> str:
         return ""
     own = job.settings.worker_name("learner")
     found = await job_deaths.deaths(job.redis, job.job_id)
-    count.look([death for death in found if not death.worker.startswith(own)], job.activity.arrived)
+    count.update([death for death in found if not death.worker.startswith(own)], job.activity.arrived)
     if not count.verdict:
         return ""
     sampling = any(
@@ -104,7 +104,7 @@ async def _server_verdict(job: JobContext, count: DeathCount) -> str:
         and status.state == "sampling"
         and status.progress_age_s is not None
         and status.progress_age_s < STALLED_AFTER_S
-        for status in await heartbeat.alive(job.redis)
+        for status in await heartbeat.live_workers(job.redis)
     )
     return "" if sampling else count.verdict
 
@@ -123,8 +123,8 @@ async def _close_evaluations(job: JobContext) -> None:
         job.activity.moved()
 
 
-async def _name_the_wait(job: JobContext, still_s: float) -> str:
-    alive = await heartbeat.alive(job.redis)
+async def _describe_wait(job: JobContext, still_s: float) -> str:
+    alive = await heartbeat.live_workers(job.redis)
     kinds = [status.kind for status in alive]
     rollout, reward = kinds.count(WorkerKind.ROLLOUT), kinds.count(WorkerKind.REWARD)
     counts = f"{rollout} rollout servers and {reward} reward services alive"

@@ -24,7 +24,7 @@ from services.learner.loops.state import Flow, JobContext, require_finite_weight
 from services.learner.loops.step import step_record, train_batch
 from services.learner.storage.journal import BatchRecord, JournalError
 from services.learner.storage.lineage import LineageError, Rise, raise_lineage, read_rises
-from services.learner.storage.offline import rises_on_disk
+from services.learner.storage.offline import lineages_on_disk
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ async def _load(job: JobContext) -> None:
         await require_finite_weights(job, str(checkpoint.path))
         job.progress.step = job.saving.saved_step = job.saving.begun_step = checkpoint.step
         state = checkpoint.state
-        job.intake.ledger = Ledger.restore(state["ledger"])
+        job.buffer.ledger = Ledger.restore(state["ledger"])
         job.progress.start_step, job.tasks.offset = int(state["start_step"]), int(state["data_offset"])
         job.progress.skipped_in_a_row = int(state["skipped_in_a_row"])
     elif (origin := find_origin(job.spec, job.settings)) is not None:
@@ -108,7 +108,7 @@ async def _load_origin(job: JobContext, origin: Origin) -> None:
 
 async def _replay(job: JobContext, record: BatchRecord) -> None:
     """Trains a journalled batch again; its step is added to the history if it is missing there, marked as replayed."""
-    job.intake.ledger.replay(record.issued, list(record.settled))
+    job.buffer.ledger.replay(record.issued, list(record.settled))
     if not record.groups:
         return
     log.info("training step %d again from the journal", record.step)
@@ -125,7 +125,7 @@ async def _replay(job: JobContext, record: BatchRecord) -> None:
 
 async def _count_failures(job: JobContext) -> None:
     """Restores the failure counts by reason: from the journal's fate log, and from fates that are in no record yet."""
-    ledger = job.intake.ledger
+    ledger = job.buffer.ledger
     try:
         fates = await asyncio.to_thread(read_fates, job.folder / FATES_FILE, fate=None, offset=0, limit=0)
         reasons = fates.failed_reasons
@@ -140,7 +140,7 @@ async def _enter_lineage(job: JobContext, lineage: int, reason: str) -> None:
     """Sets the lineage, and reports the reason for a new one."""
     job.progress.lineage = job.tasks.lineage = lineage
     oldest = max(0, job.progress.step - job.spec.off_policy.max_off_policy_steps)
-    for group in job.intake.ledger.active.values():
+    for group in job.buffer.ledger.active.values():
         group.issue_version = oldest
     if reason:
         log.warning("lineage %d begins after step %d: %s", lineage, job.progress.step, reason)
@@ -159,4 +159,4 @@ def _known_rises(job: JobContext) -> tuple[list[Rise], list[str]]:
         return read_rises(job.folder), []
     except LineageError as error:
         log.warning("%s", error)
-        return rises_on_disk(job.folder), [str(error)]
+        return lineages_on_disk(job.folder), [str(error)]

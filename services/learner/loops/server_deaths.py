@@ -19,7 +19,7 @@ class DeathCount:
         self._counted: list[Death] = []
         self._arrived = 0
 
-    def look(self, deaths: Iterable[Death], arrived: int) -> None:
+    def update(self, deaths: Iterable[Death], arrived: int) -> None:
         """Counts the new ones among the newest `deaths`, given oldest first.
 
         `arrived`: groups that have arrived so far. Deaths since the last call do not count if groups arrived too: their order is unknown.

@@ -22,7 +22,7 @@ from services.common.service.lifecycle import Drain
 from services.common.spec.job import JobSpec
 from services.common.streams.consumer import Consumer
 from services.common.streams.types import ScoredGroup, VerdictStatus
-from services.learner.groups.buffer import Intake, Judged
+from services.learner.groups.buffer import GroupBuffer, Judged
 from services.learner.groups.evaluation import EvalRound
 from services.learner.groups.tasks import TaskFactory
 from services.learner.megatron.stats import StepStats
@@ -218,7 +218,7 @@ class JobContext:
     redis: Redis
     store: HeadStore
     ranks: Ranks
-    intake: Intake
+    buffer: GroupBuffer
     tasks: TaskFactory
     journal: Journal
     checkpoints: CheckpointStore
@@ -248,14 +248,14 @@ class JobContext:
         if paused_at is None:
             return
         now = time.monotonic()
-        for group in self.intake.ledger.active.values():
+        for group in self.buffer.ledger.active.values():
             group.issued_at += now - max(paused_at, group.issued_at)
         for evaluation in self.evals.rounds:
             paused_s = now - max(paused_at, evaluation.started)
             evaluation.started += paused_s
             evaluation.deadline += paused_s
         self.activity.flow.since += now - max(paused_at, self.activity.flow.since)
-        self.intake.failures.clear()
+        self.buffer.failures.clear()
         self.activity.moved()
 
 

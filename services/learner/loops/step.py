@@ -58,7 +58,7 @@ def step_record(
         rollouts_judged=flow.rollouts,
         rollouts_not_judged=flow.not_judged,
         checks_over_limit=flow.over_limit,
-        accept_rate=round(job.intake.accept_rate.value, 4),
+        accept_rate=round(job.buffer.accept_rate.value, 4),
         groups_trained=len(groups),
         groups_judged=flow.groups,
         policy_age_mean=fmean(ages),
@@ -75,7 +75,7 @@ def step_record(
         step_s=step_s,
         sync_s=max((r.fetch_s + r.pause_s for r in reports), default=None),
         pause_s=max((r.pause_s for r in reports), default=None),
-        groups=job.intake.ledger.summary(),
+        groups=job.buffer.ledger.summary(),
         record_digest=record_digest,
         **trained.stats.as_record(),
     )

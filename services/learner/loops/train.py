@@ -22,7 +22,7 @@ from services.learner.loops.issue import start_evaluation
 from services.learner.loops.recover import recover
 from services.learner.loops.state import CANCELLED, Flow, JobContext, NoStepPossibleError, Stopped, wait_event
 from services.learner.loops.step import step_record, train_batch
-from services.learner.ranks.snapshot import make_snapshot
+from services.learner.megatron.snapshot import make_snapshot
 from services.learner.storage.journal import BatchRecord
 
 POLL_INTERVAL_S = 1.0
@@ -99,7 +99,7 @@ async def hold(job: JobContext, drain: Drain) -> bool:
     if not job.control.paused:
         return False
     await save(job, drain, wait=True)
-    await job.store.update(**job.intake.ledger.accounts())
+    await job.store.update(**job.buffer.ledger.accounts())
     await job.store.transition(JobState.PAUSED, allowed=LIVE, cause=PAUSED_CAUSE)
     if not await job.control.resumed(drain):
         raise Stopped
@@ -115,18 +115,18 @@ async def _step(job: JobContext, drain: Drain) -> None:
     if groups is None:
         return
     wait_s = time.monotonic() - started
-    job.intake.begin_training(groups)
+    job.buffer.begin_training(groups)
     journalled = await _write_journal(job, drain, job.progress.step + 1, tuple(judged.payload for judged in groups))
     batch = Batch.of(groups, job.spec)
     with metrics.CLOCK.phase(metrics.TRAIN_SECONDS):
         trained = await train_batch(job, batch)
     await _publish(job)
-    job.intake.published()
+    job.buffer.published()
     job.activity.issue_now.set()
     step_s = time.monotonic() - started
     record = step_record(job, trained, journalled.digest, lineage=job.progress.lineage, wait_s=wait_s, step_s=step_s)
     job.activity.flow = Flow()
-    await job.store.update(step=job.progress.step, policy_version=job.progress.step, **job.intake.ledger.accounts())
+    await job.store.update(step=job.progress.step, policy_version=job.progress.step, **job.buffer.ledger.accounts())
     await job.store.append_step(job.progress.step - job.progress.start_step, record)
     await with_disk_space(job, drain, job.store.write_history)
     metrics.observe_step(record, trained.ages)
@@ -146,12 +146,12 @@ async def _next_batch(job: JobContext, drain: Drain) -> list[Judged] | None:
         job.control.require_progress(drain)
         if job.control.paused:
             return None
-        if (groups := job.intake.select(job.progress.step)) is not None:
+        if (groups := job.buffer.select(job.progress.step)) is not None:
             break
         await wait_event(job.activity.step_now, POLL_INTERVAL_S)
     job.activity.waiting_for = ""
     if len(groups) < job.spec.algorithm.groups_per_step:
-        message = f"{job.intake.judged_since_step} groups were judged for one step, {len(groups)} were informative: it trains on those"
+        message = f"{job.buffer.judged_since_step} groups were judged for one step, {len(groups)} were informative: it trains on those"
         await job.store.event("filter_groups_max_batches", {"step": job.progress.step + 1, "message": message})
     return groups
 
@@ -163,8 +163,10 @@ async def _write_journal(job: JobContext, drain: Drain, step: int, groups: tuple
         Stopped: the disk was full until the job was stopped; nothing was written, and the entries are delivered again.
     """
     mark = await job.store.history_mark()
-    settled, entries = job.intake.take_for_record()
-    record = BatchRecord(step, job.progress.lineage, groups, settled, job.intake.ledger.issued, job.publisher.digest, mark)
+    settled, entries = job.buffer.take_for_record()
+    record = BatchRecord(
+        step, job.progress.lineage, groups, settled, job.buffer.ledger.issued, job.publisher.digest, mark
+    )
     size = await with_disk_space(job, drain, lambda: asyncio.to_thread(job.journal.append, record))
     metrics.JOURNAL_BYTES.inc(size)
     await job.consumer.ack(*entries)
@@ -200,7 +202,7 @@ async def _end(job: JobContext, drain: Drain, state: JobState, cause: str) -> No
 
     A cancelled job ends even on a full disk: its cause then names what could not be written.
     """
-    job.intake.cancel_all(f"the job {state}")
+    job.buffer.cancel_all(f"the job {state}")
     try:
         await _write_journal(job, drain, job.progress.step, ())
         await save(job, drain, wait=True)
@@ -213,6 +215,6 @@ async def _end(job: JobContext, drain: Drain, state: JobState, cause: str) -> No
 
 async def _finish(job: JobContext, state: JobState, cause: str) -> None:
     """Ends the job. The state comes last: a head that dies before that is restarted, and ends the job again."""
-    await job.store.update(**job.intake.ledger.accounts())
+    await job.store.update(**job.buffer.ledger.accounts())
     await job.store.retire()
     await job.store.transition(state, allowed=LIVE, cause=cause)

@@ -11,6 +11,7 @@ from transformers import AutoConfig
 
 from services.common.errors import ModelError
 from services.common.models.config import check_trainable, rope_parameters
+from services.common.models.weight_files import EMBEDDING
 from services.learner.megatron.attention import PackedCoreAttention
 from services.learner.megatron.mbridge_models import LLaMABridge, Qwen2Bridge, Qwen3Bridge
 from services.learner.megatron.parallel import Layout
@@ -36,7 +37,7 @@ class _LocalSpec:
         """Keeps the mapping in this instance: the base class changes its class's, and so that of every later model."""
         self._DIRECT_MAPPING = dict(self._DIRECT_MAPPING)
         if self.hf_config.tie_word_embeddings:
-            self._DIRECT_MAPPING["output_layer.weight"] = "model.embed_tokens.weight"
+            self._DIRECT_MAPPING["output_layer.weight"] = EMBEDDING
 
     def _get_transformer_layer_spec(self, vp_stage: int | None = None) -> Any:  # noqa: ANN401, ARG002
         spec = get_gpt_layer_local_spec(qk_layernorm=self.config.qk_layernorm, normalization="RMSNorm")

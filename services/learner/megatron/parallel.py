@@ -14,7 +14,7 @@ from services.common.config.settings import COLLECTIVE_TIMEOUT_S, Platform
 from services.common.errors import ConfigError
 from services.common.spec.learner import LearnerSpec
 from services.learner.megatron.platform import backend_name
-from services.learner.megatron.rendezvous import meet
+from services.learner.megatron.rendezvous import join_process_group
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def join(spec: LearnerSpec, platform: Platform) -> Layout:
         backend = backend_name(platform)
         timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
         if "RANK" in os.environ:
-            meet(backend, timeout)
+            join_process_group(backend, timeout)
         else:
             dist.init_process_group(backend, timeout=timeout, store=HashStore(), rank=0, world_size=1)
     tp_size, pp_size, world_size = spec.tensor_parallel_size, spec.pipeline_parallel_size, dist.get_world_size()

@@ -80,7 +80,7 @@ def register_backend(backend: str, folder: Path) -> None:
     registry.register(backend, create)
 
 
-def meet(backend: str, timeout: timedelta) -> None:
+def join_process_group(backend: str, timeout: timedelta) -> None:
     """Joins the process group of the launcher's ranks: through its file, or by `env://` on several machines."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if path := os.environ.get(STORE):

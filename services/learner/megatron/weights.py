@@ -15,15 +15,16 @@ from safetensors import safe_open
 
 from services.common.checkpoints.manifest import WrittenFile
 from services.common.durable import write_durably
+from services.common.models.directory import INDEX
+from services.common.models.weight_files import EMBEDDING, LM_HEAD
 from services.common.weights.dtypes import TORCH
 from services.learner.megatron.collectives import gather_json
 from services.learner.megatron.model import Policy
 from services.learner.megatron.parallel import Layout
+from services.learner.megatron.snapshot import Weights
 from services.learner.megatron.tensor_file import write_tensors
 
-LM_HEAD = "lm_head.weight"
-EMBEDDING = "model.embed_tokens.weight"
-_INDEX = ".safetensors.index.json"
+_INDEX_SUFFIX = INDEX.removeprefix("model")
 _COPIED = {".json", ".jinja", ".txt", ".model"}
 """Suffixes of the files that are copied with the weights: config, tokenizer, chat template. No code, no other weights."""
 
@@ -47,8 +48,8 @@ class Exporter:
         mine = [[name, list(self._whole_shape(p))] for name, p in self._parameters] if sends else []
         self._senders: list[list[tuple[str, list[int]]]] = gather_json(mine, device)
 
-    def gather(self, dtype: torch.dtype | None) -> dict[str, torch.Tensor] | None:
-        """Hugging Face name → tensor, copies on the CPU, on rank 0; None on the other ranks.
+    def gather(self, dtype: torch.dtype | None) -> Weights | None:
+        """The weights, copied, on rank 0; None on the other ranks.
 
         `dtype` None keeps that of the parameters; a cast to it is the only change to a weight. `lm_head.weight` is always included:
         otherwise an engine that packs its output layer would keep sampling with a stale one.
@@ -61,7 +62,7 @@ class Exporter:
                 if self._layout.tp_rank == 0:
                     dist.send(tensor.contiguous(), dst=0)
             return None
-        weights: dict[str, torch.Tensor] = {}
+        weights: Weights = {}
         for rank, entries in enumerate(self._senders):
             if rank == 0:
                 for name, tensor in merged:
@@ -75,7 +76,7 @@ class Exporter:
             weights[LM_HEAD] = weights[EMBEDDING].clone()
         return weights
 
-    def _add(self, weights: dict[str, torch.Tensor], name: str, tensor: torch.Tensor) -> None:
+    def _add(self, weights: Weights, name: str, tensor: torch.Tensor) -> None:
         for hf_name, value in zip(*self._policy.bridge._weight_to_hf_format(name, tensor), strict=True):  # noqa: SLF001
             weights[hf_name] = value.detach().to("cpu", copy=True).contiguous()
 
@@ -108,14 +109,14 @@ def source_dtypes(model_dir: Path) -> dict[str, torch.dtype]:
     return dtypes
 
 
-def write_directory(weights: dict[str, torch.Tensor], source: Path, root: Path, folder: str) -> list[WrittenFile]:
+def write_directory(weights: Weights, source: Path, root: Path, folder: str) -> list[WrittenFile]:
     """Writes the Hugging Face directory `root/folder`, durably: the tensors that the source has, in its dtypes, config and tokenizer."""
     target = root / folder
     target.mkdir(parents=True, exist_ok=True)
     written = [
         _write(root, f"{folder}/{path.name}", path.read_bytes())
         for path in sorted(source.iterdir())
-        if path.suffix in _COPIED and path.is_file() and not path.name.endswith(_INDEX)
+        if path.suffix in _COPIED and path.is_file() and not path.name.endswith(_INDEX_SUFFIX)
     ]
     tensors = {n: weights[n].to(dtype).contiguous() for n, dtype in source_dtypes(source).items() if n in weights}
     split = split_torch_state_dict_into_shards(tensors)
@@ -124,7 +125,7 @@ def write_directory(weights: dict[str, torch.Tensor], source: Path, root: Path, 
         written.append(write_tensors(root, f"{folder}/{name}", shard, {"format": "pt"}))
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-        written.append(_write(root, f"{folder}/model{_INDEX}", json.dumps(index, indent=2, sort_keys=True).encode()))
+        written.append(_write(root, f"{folder}/{INDEX}", json.dumps(index, indent=2, sort_keys=True).encode()))
     return written
 
 

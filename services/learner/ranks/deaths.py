@@ -56,7 +56,7 @@ class RankDeaths:
         self._read = 0
         self._oom = oom_kills()
 
-    def look(self) -> list[RankDeath]:
+    def check(self) -> list[RankDeath]:
         """The deaths since the last call; torchelastic restarts all ranks after each. Of several at once, all get the newest error."""
         try:
             lines = self._path.read_text().splitlines()

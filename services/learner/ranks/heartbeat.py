@@ -22,7 +22,7 @@ from services.common.service.watchdog import Vitals
 
 log = logging.getLogger(__name__)
 
-FOLDER = "MILLRACE_BEATS"
+HEARTBEAT_DIR_VARIABLE = "MILLRACE_BEATS"
 """Environment variable that names the folder to the ranks."""
 BEAT_S = 1.0
 CHECK_INTERVAL_S = 1.0
@@ -38,7 +38,7 @@ def beat_forever(folder: Path, rank: int, pid: int) -> None:
                 os.pwrite(file, f"{pid:10d} {count:12d}".encode(), 0)  # in place: works on a full disk, too
             time.sleep(BEAT_S)
 
-    threading.Thread(target=beat, name="pulse", daemon=True).start()
+    threading.Thread(target=beat, name="heartbeat", daemon=True).start()
 
 
 @dataclass(slots=True)
@@ -50,8 +50,8 @@ class _Beat:
     vitals: Vitals = field(default_factory=Vitals)
 
 
-class RanksWatch:
-    """Watchdog of this machine's ranks and of the process that starts them; call `look` every CHECK_INTERVAL_S."""
+class RanksWatchdog:
+    """Watchdog of this machine's ranks and of the process that starts them; call `check` every CHECK_INTERVAL_S."""
 
     def __init__(self, folder: Path) -> None:
         """`folder`: empty, on a file system that never blocks."""
@@ -59,10 +59,10 @@ class RanksWatch:
         self._beats: dict[str, _Beat] = {}
         self._all = Vitals()
 
-    def look(self, launcher: int) -> list[str]:
+    def check(self, launcher: int) -> list[str]:
         """Kills processes that hang and reports them. `launcher`: process id of torchelastic, with which its ranks end."""
         relatives = {process.pid: process for process in family(launcher)}
-        self._all.look(relatives.values())
+        self._all.sample(relatives.values())
         hung = [report for path in sorted(self._folder.iterdir()) if (report := self._check_rank(path, relatives))]
         if not hung and self._all.stopped_too_long(CHECK_INTERVAL_S):  # torchelastic, or a rank without heartbeats yet
             hung.append(f"torchelastic hangs: {self._all.still()}")
@@ -80,9 +80,9 @@ class RanksWatch:
             beat = self._beats[path.name] = _Beat(text, now)
         if pid not in relatives:
             return None  # it has ended: torchelastic knows
-        if not beat.vitals.look([relatives[pid]]) or beat.text != text:
+        if not beat.vitals.sample([relatives[pid]]) or beat.text != text:
             beat.text, beat.at = text, now
-        hang = beat.vitals.hang(now - beat.at, watchdog.two_beats(CHECK_INTERVAL_S))
+        hang = beat.vitals.hang(now - beat.at, watchdog.max_silence_s(CHECK_INTERVAL_S))
         if hang is None:
             return None
         kill([relatives[pid]])

@@ -19,7 +19,7 @@ from services.common.errors import ConfigError
 from services.common.service.process_tree import die_with_parent
 from services.common.spec.job import JobSpec
 from services.learner.ranks.deaths import TORCH_LOG, DeathsHandler
-from services.learner.ranks.heartbeat import FOLDER
+from services.learner.ranks.heartbeat import HEARTBEAT_DIR_VARIABLE
 
 LOCAL_BACKEND = "millrace-local"
 """Rendezvous backend of one machine's ranks (`rendezvous.py`)."""
@@ -143,8 +143,8 @@ if __name__ == "__main__":
 
     from services.learner.megatron.rendezvous import register_backend
 
-    if FOLDER in os.environ:
-        logging.getLogger(TORCH_LOG).addHandler(DeathsHandler(Path(os.environ[FOLDER])))
+    if HEARTBEAT_DIR_VARIABLE in os.environ:
+        logging.getLogger(TORCH_LOG).addHandler(DeathsHandler(Path(os.environ[HEARTBEAT_DIR_VARIABLE])))
     with tempfile.TemporaryDirectory(prefix="millrace-meet-", ignore_cleanup_errors=True) as folder:
         register_backend(LOCAL_BACKEND, Path(folder))
         main(sys.argv[1:])

@@ -1,16 +1,24 @@
-"""Loop of every rank:  command ─► train | publish | save | load ─► result."""
+"""Trainer and loop of every rank:  command ─► train | publish | save | load ─► result."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from services.common.config.settings import Platform
+from services.common.spec.job import JobSpec
+from services.learner.algorithms.losses import make_loss
 from services.learner.megatron.trainer import MegatronTrainer
 from services.learner.ranks import commands
 from services.learner.ranks.client import Ranks
 
 COMMAND_WAIT_S = 5.0
 """Rank 0 waits this long for the head before it sends the others `Idle`."""
+
+
+def build_trainer(spec: JobSpec, model_dir: Path, platform: Platform) -> MegatronTrainer:
+    """This rank's trainer; call `platform.prepare` first."""
+    return MegatronTrainer(model_dir, spec, platform, make_loss(spec.algorithm))
 
 
 def run_loop(trainer: MegatronTrainer, ranks: Ranks | None) -> None:

@@ -15,7 +15,7 @@ from services.common.errors import ConfigError
 from services.common.jobs.folder import SPEC_FILE
 from services.common.models.directory import resolve_model
 from services.common.spec.job import JobSpec, parse_recorded_spec, problems_of
-from services.learner.storage.checkpoints import sound_checkpoints
+from services.learner.storage.checkpoints import verify_checkpoints
 from services.learner.storage.folder import JOURNAL_DIR
 from services.learner.storage.journal import Journal, JournalError
 
@@ -98,7 +98,7 @@ def make_plan(folder: Path, settings: Settings, first: int, last: int | None) ->
         ConfigError: the range is not in the journal, or damaged there, or there is no state to begin with.
     """
     spec = parse_recorded_spec((folder / SPEC_FILE).read_text())
-    sound, damaged = sound_checkpoints(folder)
+    sound, damaged = verify_checkpoints(folder)
     checkpoints = {step: checkpoint.path for step, checkpoint in sound.items()}
     start = max((step for step in checkpoints if step <= first), default=0)
     steps, digests = _scan(folder, last)

@@ -73,7 +73,7 @@ class Replayer:
 
     def _report_version(self, step: int, stats: StepStats | None) -> dict[str, torch.Tensor] | None:
         """Reports the digest of the weights as they are published, and returns them, on rank 0."""
-        from services.learner.ranks.snapshot import make_snapshot
+        from services.learner.megatron.snapshot import make_snapshot
 
         weights = self._trainer.export()
         if weights is not None:
@@ -143,7 +143,7 @@ def main() -> None:
         prepare(settings.platform)
         import torch.distributed as dist
 
-        from services.learner.ranks.build import build_trainer
+        from services.learner.ranks.loop import build_trainer
 
         Replayer(task, build_trainer(spec, Path(task.model_dir), settings.platform), spec).run()
         dist.destroy_process_group()

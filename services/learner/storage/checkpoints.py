@@ -99,24 +99,24 @@ class CheckpointStore:
 
     def manifests(self) -> Iterator[Checkpoint]:
         """Checkpoints whose manifest verifies, newest first; their files are not read."""
-        return manifest.manifests(self._root)
+        return manifest.verified_checkpoints(self._root)
 
     def _unfinished(self, step: int) -> Path:
         return self._root / f"step-{step:08d}.tmp"
 
     def _prune(self) -> None:
-        for path in manifest.finished(self._root)[: -self._keep]:
+        for path in manifest.committed_checkpoints(self._root)[: -self._keep]:
             try:
                 shutil.rmtree(path)
             except OSError:
                 log.exception("cannot remove the old checkpoint %s", path)
 
 
-def sound_checkpoints(folder: Path) -> tuple[dict[int, Checkpoint], dict[Path, str]]:
+def verify_checkpoints(folder: Path) -> tuple[dict[int, Checkpoint], dict[Path, str]]:
     """The job's checkpoints of which every file verifies, by step; and for each other one, which recovery skips, the reason."""
     found: dict[int, Checkpoint] = {}
     damaged: dict[Path, str] = {}
-    for path in manifest.finished(folder / manifest.CHECKPOINTS_DIR):
+    for path in manifest.committed_checkpoints(folder / manifest.CHECKPOINTS_DIR):
         try:
             checkpoint = manifest.read_manifest(path)
             manifest.verify_files(checkpoint)

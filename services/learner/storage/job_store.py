@@ -21,7 +21,7 @@ from services.common.jobs.restore import restore
 from services.common.jobs.step_record import StepRecord
 from services.common.jobs.store import JobStore
 from services.common.redis import keys
-from services.common.redis.fencing import HEALS, Fence, raise_if_fenced, run
+from services.common.redis.fencing import MAX_RESTORES, Fence, raise_if_fenced, run
 
 SAVE_TRIES = 3
 
@@ -33,7 +33,7 @@ class HeadStore:
 
     def __init__(self, redis: Redis, jobs_dir: Path, job_id: str, incarnation: int) -> None:
         self.job_id = job_id
-        self.fence = _fence_of(job_id, incarnation, self.heal)
+        self.fence = _fence_of(job_id, incarnation, self.restore)
         self.on_restored: Callable[[], None] = lambda: None
         """Called when Redis had lost the job's records and they are restored: the work in its streams is still lost."""
         self._redis, self._jobs_dir = redis, jobs_dir
@@ -41,7 +41,7 @@ class HeadStore:
         self._folder = JobFolder(jobs_dir / job_id)
         self._history = HistoryReader(self._folder.path / HISTORY_FILE)
         self._active: ActiveJob | None = None
-        self._heal_lock = asyncio.Lock()
+        self._restore_lock = asyncio.Lock()
         self._steps = 0
         """Steps in the folder's history and in `_unwritten`."""
         self._unwritten: list[tuple[str, int, dict[str, Any]]] = []
@@ -55,7 +55,7 @@ class HeadStore:
             RecordGone: neither Redis nor the job's folder knows the job.
         """
         records = JobRecords(redis, jobs_dir)
-        saved = await asyncio.to_thread(records.saved, job_id)
+        saved = await asyncio.to_thread(records.load, job_id)
         floor = saved.incarnation if saved is not None else 0
         taken = 0
         for _ in range(2):
@@ -71,19 +71,19 @@ class HeadStore:
         await store._jobs.history.refill(job_id)
         return store
 
-    async def heal(self) -> None:
+    async def restore(self) -> None:
         """Restores the job's records and lets servers see it again; does nothing when another call has done so.
 
         Raises:
             Fenced: a newer head has begun.
             RecordGone: the job's folder does not have the record either.
         """
-        async with self._heal_lock:
+        async with self._restore_lock:
             saved = await self._saved()
             if saved is None:
                 raise RecordGone(f"neither Redis nor {self._folder.path} knows job {self.job_id}")
             self._refuse_if_older(saved.incarnation)
-            for _ in range(HEALS):
+            for _ in range(MAX_RESTORES):
                 if await self._restore_once(saved):
                     return
             raise RecordGone(f"Redis loses the record of job {self.job_id} as often as it is put back")
@@ -99,8 +99,8 @@ class HeadStore:
             raise
         self.on_restored()
         try:
-            if self._active is not None:  # not with `self.fence`: it would call `heal`, and wait for itself
-                await JobStore(self._redis, fence=_fence_of(self.job_id, own, _no_heal)).activate(self._active)
+            if self._active is not None:  # not with `self.fence`: it would call `restore`, and wait for itself
+                await JobStore(self._redis, fence=_fence_of(self.job_id, own, _no_restore)).activate(self._active)
         except RecordGone:
             return False
         return True
@@ -128,7 +128,7 @@ class HeadStore:
         if record is None or record.incarnation != self.fence.incarnation:
             if record is not None:
                 self._refuse_if_older(record.incarnation)
-            await self.heal()
+            await self.restore()
             record = await self._jobs.find(self.job_id)
         if record is None:
             raise RecordGone(f"Redis has lost the record of job {self.job_id} again")
@@ -154,9 +154,9 @@ class HeadStore:
         """Sets plain fields of the record."""
         await self._jobs.update(self.job_id, **values)
 
-    async def note(self, **values: str | float) -> None:
+    async def update_in_redis(self, **values: str | float) -> None:
         """Like `update`, for fields that change often: the job's folder gets them with the next update or transition."""
-        await self._jobs.note(self.job_id, **values)
+        await self._jobs.update_in_redis(self.job_id, **values)
 
     async def event(self, kind: str, data: dict[str, Any]) -> None:
         """Adds an event to those of `GET /jobs/{id}/events`."""
@@ -238,7 +238,7 @@ class HeadStore:
         await self._jobs.history.refill(self.job_id)
 
     async def _saved(self) -> JobRecord | None:
-        return await asyncio.to_thread(self._jobs.records.saved, self.job_id)
+        return await asyncio.to_thread(self._jobs.records.load, self.job_id)
 
     async def _read_history(self) -> None:
         history = await asyncio.to_thread(self._folder.history)
@@ -253,9 +253,9 @@ class HeadStore:
             log.warning("%s cannot be written: %s", self._folder.path, error)
 
 
-def _fence_of(job_id: str, incarnation: int, heal: Callable[[], Awaitable[None]]) -> Fence:
-    return Fence(f"job {job_id}", keys.record(job_id), incarnation, heal)
+def _fence_of(job_id: str, incarnation: int, restore_record: Callable[[], Awaitable[None]]) -> Fence:
+    return Fence(f"job {job_id}", keys.record(job_id), incarnation, restore_record)
 
 
-async def _no_heal() -> None:
+async def _no_restore() -> None:
     pass

@@ -31,7 +31,7 @@ def ledger_on_disk(folder: Path) -> tuple[int, Ledger]:
     return step, ledger
 
 
-def close_books(folder: Path, issued: int, reason: str, key: JournalKey | None = None) -> dict[str, int]:
+def close_ledger(folder: Path, issued: int, reason: str, key: JournalKey | None = None) -> dict[str, int]:
     """Gives every group of a job that failed without its head the fate `cancelled`, in the journal; returns the number of each fate.
 
     `issued`: the least number of ordinals issued, from other sources; `key`: the journal's, where it has one.
@@ -46,14 +46,14 @@ def close_books(folder: Path, issued: int, reason: str, key: JournalKey | None =
         ledger.settle(group_id, Fate.CANCELLED, reason)
     settled = tuple(ledger.take_unwritten())
     if settled:
-        lineage = rises_on_disk(folder)[-1].lineage
+        lineage = lineages_on_disk(folder)[-1].lineage
         mark = HistoryReader(folder / HISTORY_FILE).mark()
         record = BatchRecord(step, lineage, (), settled, ledger.issued, history=mark)
         Journal(folder / JOURNAL_DIR, key).append(record)
     return ledger.summary()
 
 
-def rises_on_disk(folder: Path) -> list[Rise]:
+def lineages_on_disk(folder: Path) -> list[Rise]:
     """The lineages so far; where their file is damaged, one: the highest in a manifest or a record."""
     try:
         return read_rises(folder)

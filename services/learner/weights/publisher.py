@@ -1,7 +1,7 @@
 """Publisher of the learner's weights: `publish` stores a version, and the gRPC server announces and sends it.
 
 training thread                        threads of the server, one per call
-  publish(snapshot) ──► Shelf ◄──────  Watch · Fetch · Report  ◄──── rollout servers
+  publish(snapshot) ──► WeightStore ◄──────  Watch · Fetch · Report  ◄──── rollout servers
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from services.common.config.settings import address, is_loopback
 from services.common.errors import ConfigError
 from services.common.weights.snapshot import Snapshot
 from services.learner.weights.server import ServerReport, WeightService, start_server
-from services.learner.weights.store import Shelf
+from services.learner.weights.store import WeightStore
 
 _MAX_SERVERS = 1024  # rollout servers whose reports are kept: their names come from outside
 
@@ -40,7 +40,7 @@ class Publisher:
         """
         if token is None and not is_loopback(host):
             raise ConfigError(f"host={host} is not loopback: the weights' server needs a token")
-        self._store = Shelf(keep)
+        self._store = WeightStore(keep)
         self._lock = threading.Lock()
         self._reports: dict[str, ServerReport] = {}
         self._on_report = on_report

@@ -17,7 +17,7 @@ from services.common.pb import weight_sync_pb2_grpc as pb_grpc
 from services.common.service.grpc_server import REFUSED, TokenCheck, bind
 from services.common.weights.channel import FETCH_LIMIT_S, SERVER_OPTIONS, WATCH_LIMIT_S
 from services.common.weights.version import PolicyVersion
-from services.learner.weights.store import Payload, Shelf
+from services.learner.weights.store import Payload, WeightStore
 
 _MAX_CALLS = 256
 _MAX_WATCHERS = 128  # every Watch call holds a thread: half of them stay free for Fetch and Report
@@ -43,7 +43,7 @@ class ServerReport:
 class WeightService(pb_grpc.WeightSyncServicer):
     """The three calls of the contract, for one job."""
 
-    def __init__(self, job_id: str, store: Shelf, on_report: Callable[[ServerReport], None]) -> None:
+    def __init__(self, job_id: str, store: WeightStore, on_report: Callable[[ServerReport], None]) -> None:
         self._job_id = job_id
         self._store = store
         self._on_report = on_report

@@ -1,7 +1,7 @@
 """Store of the versions that the learner keeps for its rollout servers, and of the payloads that it sends.
 
-publish → Shelf.put ── newest `keep` versions ──► Shelf.payload(version, base) → Payload.replies
-                    └─ wakes ──────────────────► Shelf.newer_than(version)
+publish → WeightStore.put ── newest `keep` versions ──► WeightStore.payload(version, base) → Payload.replies
+                    └─ wakes ──────────────────► WeightStore.newer_than(version)
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Payload:
         return b"".join(parts)
 
 
-class Shelf:
+class WeightStore:
     """The newest versions of one job; thread-safe."""
 
     def __init__(self, keep: int) -> None:

@@ -95,7 +95,7 @@ class Pool:
             self._tasks.append(slot)
         return self
 
-    def beside(self) -> Pool:
+    def sibling(self) -> Pool:
         """Another pool, with slots of its own on the same forkserver: no check of this pool waits for its checks."""
         return Pool(self.workers, recycle_after=self._recycle_after, forkserver=self._forkserver)
 
@@ -112,7 +112,7 @@ class Pool:
         """Checks waiting for a worker."""
         return len(self._queue)
 
-    def trouble(self) -> str | None:
+    def fault(self) -> str | None:
         """The reason why the pool judges nothing any more, or None."""
         if self._failure is not None:
             return f"the verifier pool failed: {self._failure}"

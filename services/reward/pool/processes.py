@@ -19,10 +19,10 @@ from services.reward.pool.messages import Broken, Check, Loaded, Outcome, OverLi
 LOAD_TIMEOUT_S = 60.0
 """Import of one installed verifier, on its first check in a worker."""
 
-PROMPT_S = 0.5
+SLOW_CHECK_S = 0.5
 """A check that takes longer runs at a lower priority: sixteen of them must not delay this process's own deadlines."""
 
-MAX_LEFT = 8
+MAX_LEFTOVER_PROCESSES = 8
 """Processes that checks may leave behind in their worker: a verifier may keep a helper or two."""
 
 GRACE_S = 0.1
@@ -81,22 +81,22 @@ class Worker:
     @property
     def crowded(self) -> bool:
         """Whether checks left so many processes behind that the worker must be replaced; they end with it."""
-        return len(child_pids(self.forked.pid)) > MAX_LEFT
+        return len(child_pids(self.forked.pid)) > MAX_LEFTOVER_PROCESSES
 
     def lowest_reward(self, verifier: str) -> float:
         """The lowest reward of a loaded verifier."""
         return self._lowest[verifier]
 
     async def _reply_to(self, check: Check) -> Outcome | Loaded:
-        prompt_s = min(PROMPT_S, check.timeout_s)
+        slow_s = min(SLOW_CHECK_S, check.timeout_s)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(prompt_s):
+            async with asyncio.timeout(slow_s):
                 return await self._next()
         self.slow = True
         niceness = min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
         with contextlib.suppress(OSError):  # it has ended
             os.setpriority(os.PRIO_PGRP, self.forked.pid, niceness)
-        return await self._receive(check.timeout_s - prompt_s)
+        return await self._receive(check.timeout_s - slow_s)
 
     async def _receive(self, timeout_s: float) -> Outcome | Loaded:
         try:

@@ -56,7 +56,7 @@ class Verifier(Protocol):
 V = TypeVar("V", bound=Callable[..., Score])
 
 
-def scores_from(lowest: float) -> Callable[[V], V]:
+def declares_lowest_reward(lowest: float) -> Callable[[V], V]:
     """Decorator that declares the lowest reward of a verifier."""
 
     def declare(verifier: V) -> V:

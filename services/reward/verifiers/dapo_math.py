@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from services.reward.verifiers.base import Score, right_or_wrong, scores_from
+from services.reward.verifiers.base import Score, declares_lowest_reward, right_or_wrong
 
 WRONG = -1.0
 """Reward of a wrong answer."""
@@ -44,7 +44,7 @@ _REWRITTEN = [
 ]
 
 
-@scores_from(WRONG)
+@declares_lowest_reward(WRONG)
 def verify(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:  # noqa: ARG001
     r"""Compares the last `Answer: …` line, or where there is none the last `\boxed{…}`, with the reference."""
     found = stated_answer(response[-TAIL_CHARS:])

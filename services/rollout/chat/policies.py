@@ -11,10 +11,10 @@ import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from services.common.config.inference import LOAD_LIMIT_S, Problem
+from services.common.config.inference import LOAD_LIMIT_S, RefusalReason
 from services.common.jobs.record import JobRecord
 from services.common.jobs.store import JobStore
-from services.rollout.chat.queue import PACE_S, ChatLane
+from services.rollout.chat.queue import PACE_S, ChatQueue
 from services.rollout.engine.engine import Engine
 from services.rollout.engine.types import ChatRefused
 from services.rollout.engine.update import EngineError
@@ -29,9 +29,9 @@ class Policies:
     """The policy of one server. Training has precedence at any time."""
 
     def __init__(
-        self, engine: Engine, lane: ChatLane, store: JobStore, load: Load, *, load_limit_s: float = LOAD_LIMIT_S
+        self, engine: Engine, queue: ChatQueue, store: JobStore, load: Load, *, load_limit_s: float = LOAD_LIMIT_S
     ) -> None:
-        self._engine, self._lane, self._store, self._load = engine, lane, store, load
+        self._engine, self._queue, self._store, self._load = engine, queue, store, load
         self._load_limit_s = load_limit_s
         self._attached: str | None = None
         self._leaving = self._draining = False
@@ -53,19 +53,19 @@ class Policies:
     async def claim(self, job_id: str) -> None:
         """Gives the engine to training: ends all chats and any load."""
         self._attached = job_id
-        self._lane.pace_s = PACE_S
+        self._queue.pace_s = PACE_S
         await self._end_chats("a job in training took this server: ask again, another may be free")
 
     async def clear(self, reason: str) -> None:
         """Aborts the chats in flight and refuses new ones, until the attached job is released."""
         self._leaving = True
         self.epoch += 1
-        await self._lane.clear(reason)
+        await self._queue.clear(reason)
 
     def release(self) -> None:
         """Makes the engine free for exports, after the attached job has ended."""
         self._attached, self._leaving = None, False
-        self._lane.pace_s = 0.0
+        self._queue.pace_s = 0.0
 
     async def drain(self) -> None:
         """Refuses new chats, and aborts those in flight."""
@@ -79,13 +79,13 @@ class Policies:
             ChatRefused: this server has no policy of that job now.
         """
         if self._draining:
-            raise ChatRefused("this server shuts down", Problem.NOT_HERE)
+            raise ChatRefused("this server shuts down", RefusalReason.NOT_HERE)
         if self._attached == job_id:
             if self._engine.version is None or self._leaving:
-                raise ChatRefused(f"the policy of job {job_id} is not loaded yet: try again", Problem.NOT_HERE)
+                raise ChatRefused(f"the policy of job {job_id} is not loaded yet: try again", RefusalReason.NOT_HERE)
             return None
         if self._attached is not None:
-            raise ChatRefused("this server is attached to another job", Problem.NOT_HERE)
+            raise ChatRefused("this server is attached to another job", RefusalReason.NOT_HERE)
         if self.hosted == job_id:
             return self._loading
         return await self._start_load(job_id)
@@ -100,25 +100,25 @@ class Policies:
         if not done:
             raise ChatRefused(
                 f"the checkpoint of job {job_id} is not loaded after {self._load_limit_s:.0f} s; it goes on: try again",
-                Problem.NOT_LOADED,
+                RefusalReason.NOT_LOADED,
             )
         if loading.cancelled():
-            raise ChatRefused("training took this server while the checkpoint was loading", Problem.NOT_HERE)
+            raise ChatRefused("training took this server while the checkpoint was loading", RefusalReason.NOT_HERE)
         error = loading.exception()
         if error is not None:
-            raise ChatRefused(f"the checkpoint of job {job_id} cannot be loaded: {error}", Problem.NOT_LOADED)
+            raise ChatRefused(f"the checkpoint of job {job_id} cannot be loaded: {error}", RefusalReason.NOT_LOADED)
 
     async def _start_load(self, job_id: str) -> asyncio.Task[None] | None:
         """Starts to load a job's export, unless the present one has chats in flight."""
         record = await self._store.find(job_id)
         if record is None or record.export is None or not record.state.ended:
-            raise ChatRefused(f"job {job_id} has no exported checkpoint to load", Problem.NOT_FOUND)
+            raise ChatRefused(f"job {job_id} has no exported checkpoint to load", RefusalReason.NOT_FOUND)
         if self._attached is not None or self._draining:  # since the request for the record
-            raise ChatRefused("this server is attached to another job", Problem.NOT_HERE)
+            raise ChatRefused("this server is attached to another job", RefusalReason.NOT_HERE)
         if self.hosted == job_id:
             return self._loading
-        if self._loading is not None or self._lane.chats:
-            raise ChatRefused("this server serves another job's checkpoint", Problem.BUSY)
+        if self._loading is not None or self._queue.chats:
+            raise ChatRefused("this server serves another job's checkpoint", RefusalReason.BUSY)
         self.hosted = job_id
         self.epoch += 1
         self._loading = asyncio.create_task(self._host(record, Path(record.export)), name=f"load {job_id}")
@@ -149,6 +149,6 @@ class Policies:
         if loading is not None:
             loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)
-        await self._lane.clear(reason)
+        await self._queue.clear(reason)
         if hosted is not None:
             await self._engine.label.change(None)

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
-from services.common.config.inference import Problem
+from services.common.config.inference import RefusalReason
 from services.common.errors import MillraceError
 from services.rollout import metrics
 from services.rollout.engine.types import ChatPiece, ChatRefused
@@ -25,7 +25,7 @@ PACE_S = 0.25
 _Outbox = asyncio.Queue[ChatPiece | MillraceError | None]
 
 
-class ChatLane:
+class ChatQueue:
     """The chat requests of one server."""
 
     def __init__(self, places: int, *, queue_s: float = QUEUE_S, max_waiting: int = MAX_WAITING) -> None:
@@ -51,7 +51,7 @@ class ChatLane:
             ChatRefused: no place became free within `queue_s` seconds, or too many requests wait already.
         """
         if self._places.locked() and self._waiting >= self._max_waiting:
-            raise ChatRefused(f"{self._waiting} requests wait already; try again in a moment", Problem.BUSY)
+            raise ChatRefused(f"{self._waiting} requests wait already; try again in a moment", RefusalReason.BUSY)
         self._waiting += 1
         until = time.monotonic() + self._queue_s
         try:
@@ -73,7 +73,9 @@ class ChatLane:
             self._places.release()
 
     def _busy(self) -> ChatRefused:
-        return ChatRefused(f"every place of this server stayed taken for {self._queue_s:g} s; try again", Problem.BUSY)
+        return ChatRefused(
+            f"every place of this server stayed taken for {self._queue_s:g} s; try again", RefusalReason.BUSY
+        )
 
     async def through(self, pieces: AsyncGenerator[ChatPiece, None]) -> AsyncGenerator[ChatPiece, None]:
         """Yields the pieces, which are read from the engine at its own pace. Closing the generator aborts the request.
@@ -102,7 +104,7 @@ class ChatLane:
         pumps, self._pumps = self._pumps, {}
         for pump, outbox in pumps.items():
             pump.cancel()
-            outbox.put_nowait(ChatRefused(reason, Problem.ABORTED))
+            outbox.put_nowait(ChatRefused(reason, RefusalReason.ABORTED))
         await asyncio.gather(*pumps, return_exceptions=True)
 
 

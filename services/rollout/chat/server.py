@@ -20,8 +20,8 @@ from services.common.config.inference import (
     INFERENCE_SERVER_OPTIONS,
     MAX_TOKENS,
     PARAM_HEADER,
-    PROBLEM_HEADER,
-    Problem,
+    REASON_HEADER,
+    RefusalReason,
 )
 from services.common.errors import MillraceError, PromptError
 from services.common.pb import inference_pb2 as pb
@@ -32,7 +32,7 @@ from services.common.streams.types import Message
 from services.common.weights.version import PolicyVersion
 from services.rollout import metrics
 from services.rollout.chat.policies import Policies
-from services.rollout.chat.queue import ChatLane
+from services.rollout.chat.queue import ChatQueue
 from services.rollout.engine.engine import Engine
 from services.rollout.engine.types import ChatPiece, ChatRefused, ChatSampling
 
@@ -42,23 +42,23 @@ _STOP_GRACE_S = 2.0
 """Time for the last replies of chats that a drain has aborted."""
 
 _STATUS = {
-    Problem.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
-    Problem.NOT_HERE: grpc.StatusCode.FAILED_PRECONDITION,
-    Problem.NOT_LOADED: grpc.StatusCode.UNAVAILABLE,
-    Problem.BUSY: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Problem.ABORTED: grpc.StatusCode.ABORTED,
-    Problem.TOO_SLOW: grpc.StatusCode.DEADLINE_EXCEEDED,
-    Problem.TOO_LONG: grpc.StatusCode.INVALID_ARGUMENT,
-    Problem.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
+    RefusalReason.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    RefusalReason.NOT_HERE: grpc.StatusCode.FAILED_PRECONDITION,
+    RefusalReason.NOT_LOADED: grpc.StatusCode.UNAVAILABLE,
+    RefusalReason.BUSY: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    RefusalReason.ABORTED: grpc.StatusCode.ABORTED,
+    RefusalReason.TOO_SLOW: grpc.StatusCode.DEADLINE_EXCEEDED,
+    RefusalReason.TOO_LONG: grpc.StatusCode.INVALID_ARGUMENT,
+    RefusalReason.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
 }
 
 
 class InferenceService(pb_grpc.InferenceServicer):
     """The contract's one call."""
 
-    def __init__(self, engine: Engine, policies: Policies, lane: ChatLane) -> None:
-        """Answers with the policy that `policies` has in `engine`, as many requests at once as `lane` has places."""
-        self._engine, self._policies, self._lane = engine, policies, lane
+    def __init__(self, engine: Engine, policies: Policies, queue: ChatQueue) -> None:
+        """Answers with the policy that `policies` has in `engine`, as many requests at once as `queue` has places."""
+        self._engine, self._policies, self._queue = engine, policies, queue
 
     async def Generate(  # noqa: N802  the contract's name
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateReply]
@@ -73,7 +73,7 @@ class InferenceService(pb_grpc.InferenceServicer):
                             outcome = reply.finished.finish_reason
                         yield reply
         except ChatRefused as refusal:
-            outcome = refusal.problem
+            outcome = refusal.reason
             await _abort(context, refusal)
         except MillraceError:
             outcome = "failed"
@@ -87,17 +87,17 @@ class InferenceService(pb_grpc.InferenceServicer):
         if loading is not None:
             yield pb.GenerateReply(loading=pb.Loading())
             await self._policies.loaded(request.model, loading)
-        async with self._lane.place():
+        async with self._queue.place():
             try:
                 async with asyncio.timeout(GENERATE_LIMIT_S), aclosing(self._answer(request)) as replies:
                     async for reply in replies:
                         yield reply
             except TimeoutError as error:
-                raise ChatRefused(f"not done within {GENERATE_LIMIT_S:.0f} s", Problem.TOO_SLOW) from error
+                raise ChatRefused(f"not done within {GENERATE_LIMIT_S:.0f} s", RefusalReason.TOO_SLOW) from error
 
     async def _answer(self, request: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateReply, None]:
         if await self._policies.open(request.model) is not None:  # changed while this waited for a place
-            raise ChatRefused("training took this server in between: ask again", Problem.NOT_HERE)
+            raise ChatRefused("training took this server in between: ask again", RefusalReason.NOT_HERE)
         epoch = self._policies.epoch
         prompt = await self._prompt(request)
         sampling = self._sampling(request, len(prompt))
@@ -105,7 +105,7 @@ class InferenceService(pb_grpc.InferenceServicer):
         yield pb.GenerateReply(started=pb.Started(prompt_tokens=len(prompt), policy_version=version.n))
         self._version(epoch)  # no await from here to the queue: `clear` always finds the request
         started, first, last, tokens = time.monotonic(), None, None, 0
-        async with aclosing(self._lane.through(self._engine.chat(prompt, sampling))) as pieces:
+        async with aclosing(self._queue.through(self._engine.chat(prompt, sampling))) as pieces:
             async for piece in pieces:
                 if first is None:
                     first = piece
@@ -121,7 +121,7 @@ class InferenceService(pb_grpc.InferenceServicer):
         """The policy version, if the engine still has the same model."""
         version = self._engine.version
         if self._policies.epoch != epoch or version is None:
-            raise ChatRefused("training took this server in between: ask again", Problem.NOT_HERE)
+            raise ChatRefused("training took this server in between: ask again", RefusalReason.NOT_HERE)
         return version
 
     async def _prompt(self, request: pb.GenerateRequest) -> list[int]:
@@ -131,13 +131,13 @@ class InferenceService(pb_grpc.InferenceServicer):
         if characters > self._engine.max_prompt_chars:
             raise ChatRefused(
                 f"the prompt has {characters} characters, far more than the model's context holds",
-                Problem.TOO_LONG,
+                RefusalReason.TOO_LONG,
                 param=param,
             )
         try:
             return await self._engine.chat_prompt(messages if request.HasField("chat") else request.text)
         except PromptError as error:
-            raise ChatRefused(str(error), Problem.INVALID, param=param) from error
+            raise ChatRefused(str(error), RefusalReason.INVALID, param=param) from error
 
     def _sampling(self, request: pb.GenerateRequest, prompt_tokens: int) -> ChatSampling:
         room = self._engine.max_model_len - prompt_tokens
@@ -145,15 +145,17 @@ class InferenceService(pb_grpc.InferenceServicer):
         if room < (max_tokens or 1):
             reason = f"this model's context is {self._engine.max_model_len} tokens; the prompt has {prompt_tokens}"
             reason += f" and max_tokens asks for {max_tokens}" if max_tokens else ""
-            raise ChatRefused(reason, Problem.TOO_LONG, param="messages" if request.HasField("chat") else "prompt")
+            raise ChatRefused(
+                reason, RefusalReason.TOO_LONG, param="messages" if request.HasField("chat") else "prompt"
+            )
         if max_tokens is not None and not 1 <= max_tokens <= MAX_TOKENS:
-            raise ChatRefused(f"max_tokens must be 1 to {MAX_TOKENS}", Problem.INVALID, param="max_tokens")
+            raise ChatRefused(f"max_tokens must be 1 to {MAX_TOKENS}", RefusalReason.INVALID, param="max_tokens")
         if not 0 <= request.temperature <= 2:
-            raise ChatRefused("temperature must be 0 to 2", Problem.INVALID, param="temperature")
+            raise ChatRefused("temperature must be 0 to 2", RefusalReason.INVALID, param="temperature")
         if not 0 < request.top_p <= 1:
-            raise ChatRefused("top_p must be above 0 and at most 1", Problem.INVALID, param="top_p")
+            raise ChatRefused("top_p must be above 0 and at most 1", RefusalReason.INVALID, param="top_p")
         if not all(request.stop):
-            raise ChatRefused("stop must not be an empty string", Problem.INVALID, param="stop")
+            raise ChatRefused("stop must not be an empty string", RefusalReason.INVALID, param="stop")
         max_tokens = min(MAX_TOKENS, room) if max_tokens is None else max_tokens
         return ChatSampling(max_tokens, request.temperature, request.top_p, tuple(request.stop))
 
@@ -198,7 +200,7 @@ async def serving(service: InferenceService, host: str, port: int, token: str | 
 
 def _finished(first: ChatPiece | None, last: ChatPiece | None, prompt_tokens: int, tokens: int) -> pb.GenerateReply:
     if first is None or last is None or last.finish_reason is None:
-        raise ChatRefused("the engine gave the request up", Problem.ABORTED)
+        raise ChatRefused("the engine gave the request up", RefusalReason.ABORTED)
     finished = pb.Finished(
         finish_reason=last.finish_reason, prompt_tokens=prompt_tokens, completion_tokens=tokens,
         min_policy_version=first.policy_version, max_policy_version=last.policy_version,
@@ -211,14 +213,16 @@ def _message(message: pb.ChatMessage) -> Message:
         case "system" | "user" | "assistant" as role:
             return Message(role, message.content)
     raise ChatRefused(
-        f"messages: role must be system, user or assistant, not {message.role!r}", Problem.INVALID, param="messages"
+        f"messages: role must be system, user or assistant, not {message.role!r}",
+        RefusalReason.INVALID,
+        param="messages",
     )
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], refusal: ChatRefused) -> NoReturn:
-    details = [(PROBLEM_HEADER, str(refusal.problem))]
+    details = [(REASON_HEADER, str(refusal.reason))]
     details += [(PARAM_HEADER, refusal.param)] if refusal.param else []
-    await context.abort(_STATUS[refusal.problem], str(refusal), trailing_metadata=tuple(details))
+    await context.abort(_STATUS[refusal.reason], str(refusal), trailing_metadata=tuple(details))
     raise AssertionError("abort raises")
 
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from services.common.config.inference import Problem
+from services.common.config.inference import RefusalReason
 from services.common.config.settings import Platform
 from services.common.errors import MillraceError, ModelError, PromptError
 from services.common.sandbox.pool import Sandbox
@@ -26,7 +26,7 @@ from services.common.spec.job import JobSpec
 from services.common.streams.types import Message
 from services.common.weights.version import PolicyVersion
 from services.rollout import metrics
-from services.rollout.engine.health import StartWatch
+from services.rollout.engine.health import StartMonitor
 from services.rollout.engine.model_tensors import model_shapes
 from services.rollout.engine.output import EngineOutput
 from services.rollout.engine.process import EngineKey, children, engine_key, in_daemon_thread, start_vllm, stop_vllm
@@ -138,11 +138,11 @@ class Engine:
                 return start_vllm(self._platform, model_dir, spec)
 
         self._starting = in_daemon_thread(start, "start vLLM")
-        watch = StartWatch(_START_LIMIT_S)
+        monitor = StartMonitor(_START_LIMIT_S)
         while not (await asyncio.wait([self._starting], timeout=_POLL_INTERVAL_S))[0]:
-            if trouble := watch.trouble(await asyncio.to_thread(self._family)):
+            if fault := monitor.fault(await asyncio.to_thread(self._family)):
                 await self._abort_start()
-                raise ModelError(f"{model_dir}: the engine {trouble}")
+                raise ModelError(f"{model_dir}: the engine {fault}")
         starting, self._starting = self._starting, None
         return starting.result()
 
@@ -193,7 +193,7 @@ class Engine:
 
     @property
     def starting(self) -> bool:
-        """Whether an engine is starting; `StartWatch` monitors that."""
+        """Whether an engine is starting; `StartMonitor` monitors that."""
         return self._starting is not None
 
     @property
@@ -313,7 +313,7 @@ class Engine:
             async for output in stream:
                 version, (part,) = self.label.version, output.outputs
                 if version is None or part.finish_reason not in {None, "stop", "length"}:
-                    raise ChatRefused("the engine gave the request up", Problem.ABORTED)
+                    raise ChatRefused("the engine gave the request up", RefusalReason.ABORTED)
                 self.progress_at = time.monotonic()
                 yield ChatPiece(part.text, len(part.token_ids), version.n, part.finish_reason)
         except EngineDeadError as error:

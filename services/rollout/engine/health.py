@@ -6,7 +6,7 @@ one process is stopped by a signal for two periods                  ──► ha
 no heartbeat for two periods, and no process computes               ──► hang
 no heartbeat for BUSY_S, though processes compute                   ──► hang
 
-There is no heartbeat during a start: then the processes must compute or read (`StartWatch`).
+There is no heartbeat during a start: then the processes must compute or read (`StartMonitor`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from services.common.service import watchdog
 from services.common.service.process_tree import family
 from services.common.service.watchdog import Vitals
 
-_LOOK_S = 1.0
+POLL_INTERVAL_S = 1.0
 START_STILL_S = 120.0
 """A start whose processes neither compute nor read for so long hangs."""
 STILL_COMPUTES_S = 0.5
@@ -31,8 +31,8 @@ STILL_BYTES = 1 << 20
 """Processor time and bytes that processes of a hanging start may still use: their threads tick."""
 
 
-class Watched(Protocol):
-    """The part of an engine that the watch uses (`services.rollout.engine.engine.Engine`)."""
+class Monitored(Protocol):
+    """The part of an engine that the monitor uses (`services.rollout.engine.engine.Engine`)."""
 
     requests: int
     chats: int
@@ -44,7 +44,7 @@ class Watched(Protocol):
 
     @property
     def starting(self) -> bool:
-        """Whether an engine is starting; `StartWatch` monitors that."""
+        """Whether an engine is starting; `StartMonitor` monitors that."""
 
     @property
     def changing(self) -> bool:
@@ -58,10 +58,10 @@ class Watched(Protocol):
         """Waits for a reply of every worker, and sets `progress_at`."""
 
 
-class EngineWatch:
-    """Watch over one engine; call `trouble` once a second."""
+class EngineMonitor:
+    """Monitor of one engine; call `fault` once a second."""
 
-    def __init__(self, engine: Watched) -> None:
+    def __init__(self, engine: Monitored) -> None:
         self._engine = engine
         self._vitals = Vitals()
         self._beating: asyncio.Task[None] | None = None
@@ -69,17 +69,17 @@ class EngineWatch:
         self._family: list[psutil.Process] = []
         self._next_listing_at = 0.0
 
-    def trouble(self) -> str | None:
+    def fault(self) -> str | None:
         """Why the engine should be killed, or None."""
         engine, now = self._engine, time.monotonic()
         if now >= self._next_listing_at:  # not on each call: it reads every process of the machine
             self._next_listing_at = now + watchdog.PERIOD_S
             self._family = [relative for root in engine.processes for relative in family(root.pid)]
-        if not self._vitals.look(self._family):
+        if not self._vitals.sample(self._family):
             self._regular_since = now
         if engine.starting:
             return None
-        if self._vitals.stopped_too_long(_LOOK_S):
+        if self._vitals.stopped_too_long(POLL_INTERVAL_S):
             return f"the engine hangs: {self._vitals.still()}"
         if not engine.up or engine.changing:
             return None  # starts and weight changes have limits of their own
@@ -103,8 +103,8 @@ class EngineWatch:
             self._beating = asyncio.create_task(self._engine.beat(), name="beat")
 
 
-class StartWatch:
-    """Watch over an engine that starts; call `trouble` once a second."""
+class StartMonitor:
+    """Monitor of an engine that starts; call `fault` once a second."""
 
     def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         """`limit_s`: the longest start, seconds; `clock`: for tests."""
@@ -113,10 +113,10 @@ class StartWatch:
         self._started_at = self._progress_at = clock()
         self._used = (0.0, 0)
 
-    def trouble(self, processes: Iterable[psutil.Process]) -> str | None:
+    def fault(self, processes: Iterable[psutil.Process]) -> str | None:
         """Why the start should be aborted, or None; `processes`: those of the engine that exist so far."""
         now, members = self._clock(), list(processes)
-        regular = self._vitals.look(members)
+        regular = self._vitals.sample(members)
         used = [_usage(member) for member in members]
         computed_s, moved_bytes = sum(seconds for seconds, _ in used), sum(size for _, size in used)
         if (
@@ -125,7 +125,7 @@ class StartWatch:
             or abs(moved_bytes - self._used[1]) > STILL_BYTES
         ):
             self._used, self._progress_at = (computed_s, moved_bytes), now
-        if self._vitals.stopped_too_long(_LOOK_S):
+        if self._vitals.stopped_too_long(POLL_INTERVAL_S):
             return f"hangs while it starts: {self._vitals.still()}"
         if now - self._progress_at >= START_STILL_S:
             return f"hangs while it starts: its processes have neither computed nor read for {START_STILL_S:.0f} s"

@@ -8,14 +8,10 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from services.common.errors import ModelError
+from services.common.models.directory import INDEX, SINGLE
+from services.common.models.weight_files import BUFFERS, EMBEDDING, LM_HEAD
 
 Shapes = dict[str, tuple[int, ...]]
-
-INDEX = "model.safetensors.index.json"
-LM_HEAD = "lm_head.weight"
-"""Files of tied models leave it out, but engines keep a packed copy of it that would become stale."""
-EMBEDDING = "model.embed_tokens.weight"
-_BUFFERS = ("rotary_emb.inv_freq",)  # name endings of tensors in old files that are not trained
 
 
 def weight_bytes(model_dir: Path) -> int:
@@ -30,14 +26,14 @@ def model_shapes(model_dir: Path) -> Shapes:
         ModelError: there are no such files, or they cannot be read; names the file.
     """
     index = model_dir / INDEX
-    files = [model_dir / "model.safetensors"]
+    files = [model_dir / SINGLE]
     if index.is_file():
         try:
             files = [model_dir / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(f"{index}: cannot be read: {error}") from error
     found = {name: shape for file in files for name, shape in file_shapes(file).items()}
-    shapes = {name: shape for name, shape in found.items() if not name.endswith(_BUFFERS)}
+    shapes = {name: shape for name, shape in found.items() if not name.endswith(BUFFERS)}
     if LM_HEAD not in shapes and EMBEDDING in shapes:
         shapes[LM_HEAD] = shapes[EMBEDDING]
     return shapes
@@ -56,7 +52,7 @@ def file_shapes(path: Path) -> Shapes:
         raise ModelError(f"{path}: cannot be read: {error}") from error
 
 
-def misfits(wanted: Shapes, got: Shapes) -> list[str]:
+def shape_differences(wanted: Shapes, got: Shapes) -> list[str]:
     """Differences of `got` from `wanted`: tensors that are missing, unknown or of another shape; one line each."""
     lines = [f"{name} is missing" for name in sorted(wanted.keys() - got.keys())]
     lines += [f"{name} is not in the model" for name in sorted(got.keys() - wanted.keys())]

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.common.config.inference import Problem
+from services.common.config.inference import RefusalReason
 from services.common.errors import MillraceError
 
 
 class ChatRefused(MillraceError):  # noqa: N818  a refusal is no fault of the server
     """A chat request that is not answered, or not to its end; the message is for the user."""
 
-    def __init__(self, message: str, problem: Problem, *, param: str | None = None) -> None:
+    def __init__(self, message: str, reason: RefusalReason, *, param: str | None = None) -> None:
         """`param`: the field of the request that causes the refusal, if one does."""
         super().__init__(message)
-        self.problem = problem
+        self.reason = reason
         self.param = param
 
 

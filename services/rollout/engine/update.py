@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from services.common.errors import MillraceError, ModelError, WeightSyncError
 from services.common.weights.version import PolicyVersion
-from services.rollout.engine.model_tensors import Shapes, file_shapes, misfits
+from services.rollout.engine.model_tensors import Shapes, file_shapes, shape_differences
 from services.rollout.engine.types import StagedWeights
 from services.rollout.engine.version import VersionLabel
 
@@ -34,7 +34,6 @@ log = logging.getLogger(__name__)
 PAUSE_LEASE_S = 600.0
 """Longest time without sampling for new weights."""
 _PAUSE_TIMEOUT_S = 60.0
-_VERIFY_TIMEOUT_S = 600.0
 _SETTLE_ROUNDS = 50
 
 
@@ -75,8 +74,7 @@ class WeightSwitch:
         """Changes the weights once, with the errors of `Engine.activate`; must not be cancelled midway."""
         version = PolicyVersion(staged.lineage, staged.policy_version)
         async with self._lock:
-            await self._verify(staged, version)
-            facts = await asyncio.to_thread(_read_facts, staged)
+            facts = await self._verify(staged, version)
             started = time.monotonic()
             try:
                 async with asyncio.timeout(PAUSE_LEASE_S):
@@ -104,23 +102,25 @@ class WeightSwitch:
         await self._resume()
         return apply_s
 
-    async def _verify(self, staged: StagedWeights, version: PolicyVersion) -> None:
-        """Finds the errors of a staged file while the weights in use still sample."""
+    async def _verify(self, staged: StagedWeights, version: PolicyVersion) -> Facts:
+        """Finds errors of a staged file while the weights in use still sample; returns its facts.
+
+        Not in the workers: an engine samples nothing while its workers do something else.
+        """
         if self._label.version is not None and version <= self._label.version:
             raise WeightSyncError(f"version {version} is not newer than {self._label.version}")
         try:
-            wrong = misfits(self._shapes, await asyncio.to_thread(file_shapes, staged.path))
+            wrong = shape_differences(self._shapes, await asyncio.to_thread(file_shapes, staged.path))
         except ModelError as error:
             raise WeightSyncError(f"version {version}: {error}") from error
         if wrong:
             raise WeightSyncError(
                 f"version {version} does not fit the model: {'; '.join(wrong[:5])} ({len(wrong)} in all)"
             )
-        async with _limited(_VERIFY_TIMEOUT_S, "millrace_verify_weights did not answer"):
-            arguments = (str(staged.path), staged.digests)
-            answers = await self._llm.collective_rpc("millrace_verify_weights", args=arguments)
-        if trouble := next(filter(None, answers), ""):
-            raise WeightSyncError(f"version {version}: {trouble}")
+        try:
+            return await asyncio.to_thread(_read_facts, staged)
+        except WeightSyncError as error:
+            raise WeightSyncError(f"version {version}: {error}") from error
 
     async def _pause(self) -> None:
         """Stops sampling, and delivers all that was sampled before.
@@ -171,7 +171,6 @@ async def _limited(limit_s: float, failure: str) -> AsyncIterator[None]:
 
 
 def _read_facts(staged: StagedWeights) -> Facts:
-    """Facts for the comparison with the installed weights. Read here and not in the workers, which go on sampling meanwhile."""
     from services.rollout.engine.verify import read_facts  # needs torch, which is installed with the engine
 
-    return read_facts(staged.path)
+    return read_facts(staged.path, staged.digests)

@@ -4,20 +4,21 @@ Engines fuse tensors (q, k, v into one) and may pad them; each part of a fused p
 missing, stale or damaged is found. Sums are computed on the device of the weights, at the speed of its memory.
 
 Not covered, and counted as such: parameters that the engine keeps in another layout (the CPU build repacks linear layers; a parameter with
-the right elements in another order is counted here too) or spreads over devices. Of those it is only known that the loader received the
-right bytes.
+the right elements in another order is counted here too) or spreads over devices. Of those it is only known that the file has the right
+bytes: their digests are verified once more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from services.common.errors import WeightSyncError
+from services.common.weights.snapshot import digest_of
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
@@ -40,21 +41,33 @@ class Model(Protocol):
         """Names and values."""
 
 
-def read_facts(path: Path) -> Facts:
-    """Facts of every tensor in a safetensors file.
+def read_facts(path: Path, digests: Mapping[str, str]) -> Facts:
+    """Facts of every tensor in a safetensors file, whose bytes are compared with their digests (xxh3-128, hexadecimal) in the same pass.
 
     Raises:
-        WeightSyncError: it cannot be read.
+        WeightSyncError: it cannot be read, or does not hold what the digests say; names the tensors.
     """
     facts: Facts = {}
     try:
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118  not a mapping
-                tensor = file.get_tensor(name)
+            if odd := sorted(set(file.keys()) ^ digests.keys()):
+                raise WeightSyncError(
+                    f"{path}: {len(odd)} tensors are not in both file and manifest: {', '.join(odd[:5])}"
+                )
+            for name in digests:
+                tensor = read_verified(file, digests, name)
                 facts[name] = (str(tensor.dtype), list(tensor.shape), bit_sum(tensor))
     except (OSError, SafetensorError) as error:
         raise WeightSyncError(f"{path}: cannot be read: {error}") from error
     return facts
+
+
+def read_verified(file: Any, digests: Mapping[str, str], name: str) -> torch.Tensor:  # noqa: ANN401  an open safetensors file
+    """A tensor of the file. Raises WeightSyncError, which names it, when its bytes do not match their digest."""
+    tensor: torch.Tensor = file.get_tensor(name)
+    if digest_of(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()).hex() != digests[name]:
+        raise WeightSyncError(f"{name}: the bytes do not match their digest")
+    return tensor
 
 
 def bit_sum(tensor: torch.Tensor) -> int:
@@ -69,23 +82,28 @@ def bit_sum(tensor: torch.Tensor) -> int:
 def check_installed(model: Model, facts: Facts, read: Callable[[str], torch.Tensor]) -> tuple[int, int]:
     """Compares every parameter that can be compared; returns how many those are, and how many there are in all.
 
-    `read`: reads a tensor of the file, which is needed only where sums differ.
+    `read`: reads a tensor of the file and verifies its digest. Only the tensors that sums of bits do not prove are read.
 
     Raises:
-        WeightSyncError: a parameter differs from the file; names the tensor.
+        WeightSyncError: a parameter differs from the file, or the file from its digests; names the tensor.
     """
     expected = {name: Expected(dtype, tuple(shape), bits) for name, (dtype, shape, bits) in facts.items()}
     packed: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", None) or {}
+    unproven = set(expected)
     checked = total = 0
     for name, parameter in model.named_parameters():
         total += 1
         parts = _parts(name, packed, expected)
-        if parts and _comparable(parameter, [expected[part] for part in parts]):
-            wrong = _first_difference(parameter, parts, expected)
-            if wrong is None:
-                checked += 1
-            elif _element_sum(parameter) != sum(_element_sum(read(part)) for part in parts):
-                raise WeightSyncError(f"{wrong}: what the engine holds is not what the file says")
+        if not parts or not _comparable(parameter, [expected[part] for part in parts]):
+            continue
+        wrong = _first_difference(parameter, parts, expected)
+        if wrong is None:
+            checked += 1
+        elif _element_sum(parameter) != sum(_element_sum(read(part)) for part in parts):
+            raise WeightSyncError(f"{wrong}: what the engine holds is not what the file says")
+        unproven.difference_update(parts)
+    for name in unproven:
+        read(name)
     return checked, total
 
 

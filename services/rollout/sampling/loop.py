@@ -11,7 +11,7 @@ from services.common.redis.keys import Stage
 from services.common.service.lifecycle import Drain
 from services.common.service.logs import log_context
 from services.common.streams import codec
-from services.common.streams.consumer import Consumer, Entry, require_place
+from services.common.streams.consumer import Consumer, Entry, require_match
 from services.common.streams.types import RolloutGroup, Task
 from services.common.streams.worker import MAX_DELIVERIES, StreamWorker, WorkerCounters, WorkerLimits
 from services.common.weights.version import PolicyVersion
@@ -63,10 +63,10 @@ class TaskLoop:
     async def _handle(self, entry: Entry) -> None:
         """Handles one task, from its delivery to its group."""
         task = codec.decode(Task, entry.payload)
-        require_place(entry, task, self._job_id)
+        require_match(entry, task, self._job_id)
         if entry.deliveries > MAX_DELIVERIES:
             reason = f"delivered {entry.deliveries} times without success"
-            await self._worker.give_up(entry, codec.encode(self._sampler.failed(task, reason, permanent=True)), reason)
+            await self._worker.reject(entry, codec.encode(self._sampler.failed(task, reason, permanent=True)), reason)
         with log_context(group_id=task.group_id):
             await self._sample_and_send(entry, task)
 

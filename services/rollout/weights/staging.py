@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Self
 
-from services.common.config.private_folder import is_own, make_private, prefix_of
+from services.common.config.private_folder import home_prefix, is_own_directory, make_private
 from services.common.errors import ConfigError, WeightSyncError
 from services.common.weights.snapshot import TensorSpec
 from services.common.weights.tensor_file import layout
@@ -162,8 +162,8 @@ def default_stage_directory(
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", worker):
         raise ConfigError(f"worker: {worker!r} cannot name a directory (letters, digits, '.', '_', '-')")
-    shared = shared_memory / f"{prefix_of(home)}{worker}"
-    available = not os.path.lexists(shared) or is_own(shared)
+    shared = shared_memory / f"{home_prefix(home)}{worker}"
+    available = not os.path.lexists(shared) or is_own_directory(shared)
     usable = available and shared_memory.is_dir() and os.access(shared_memory, os.W_OK)
     if usable and shutil.disk_usage(shared_memory).free >= need_bytes:
         return shared

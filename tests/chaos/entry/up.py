@@ -20,14 +20,14 @@ from typing import Any
 
 from services.cli import up
 from services.cli.stack import children, supervisor
-from services.cli.stack.health import Pulse, health_probe, ready_probe
+from services.cli.stack.health import HealthMonitor, health_probe, ready_probe
 from services.cli.stack.plan import Stack, plan_stack
-from services.cli.stack.supervisor import GaveUp, ProcessSpec
+from services.cli.stack.supervisor import ProcessSpec, WrongSettingError
 from services.common.errors import ConfigError
 from services.common.service.process_tree import die_with_parent
 from tests.chaos.stack import BESIDE, BLIND, CLOCK, CLOCKS, PRELOAD, PROXIED_URL
 
-QUICK_S = 1.0
+QUICK_DEATH_S = 1.0
 """Faults come closer to each other than the 20 s after which the supervisor counts a death as a new one."""
 
 
@@ -35,10 +35,10 @@ FIRST_TO_GO = "500"
 """Of up to 1000: whom the kernel ends first when there is no memory left."""
 
 
-class Blind(Pulse):
+class Blind(HealthMonitor):
     """Notices nothing."""
 
-    def trouble(self) -> str | None:
+    def fault(self) -> str | None:
         """All is well."""
         return None
 
@@ -80,13 +80,13 @@ def main() -> int:
     parser.add_argument("--servers", type=int, default=1)
     parser.add_argument("--learners", type=int, default=1)
     arguments = parser.parse_args()
-    supervisor.QUICK_S = QUICK_S
+    supervisor.QUICK_DEATH_S = QUICK_DEATH_S
     if BESIDE in os.environ:
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(FIRST_TO_GO)
     if BLIND in os.environ:
-        vars(children)["kill_orphans"] = lambda _mine: []
-        vars(supervisor)["Pulse"] = Blind
+        vars(supervisor)["kill_orphans"] = lambda _mine: set()
+        vars(supervisor)["HealthMonitor"] = Blind
 
     def plan(*args: Any, **options: Any) -> Stack:
         stack = plan_stack(*args, **options)
@@ -102,7 +102,7 @@ def main() -> int:
             metrics_base=None,
             say=say,
         )
-    except (ConfigError, GaveUp) as error:
+    except (ConfigError, WrongSettingError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
     return 0

@@ -17,7 +17,7 @@ from services.common.checkpoints.manifest import WrittenFile
 from services.learner.groups.sequence import Sequence
 from services.learner.megatron.background import BackgroundWriter
 from services.learner.megatron.collectives import gather_json
-from services.learner.megatron.rendezvous import meet
+from services.learner.megatron.rendezvous import join_process_group
 from services.learner.megatron.stats import StepStats
 from tests.chaos.scripted import lifelike, script
 
@@ -32,16 +32,16 @@ def rank_file(rank: int) -> str:
 class MegatronTrainer:
     """One rank. All ranks compute the same chain."""
 
-    def __init__(self, model_dir: Path, settings: Any, loss_fn: Any) -> None:
+    def __init__(self, model_dir: Path, spec: Any, platform: Any, loss_fn: Any) -> None:
         """Joins the other ranks.
 
         Raises:
             KeyError, ValueError: the model's weights are not what its configuration says, as the real one finds when it loads them.
         """
-        del settings, loss_fn
+        del spec, platform, loss_fn
         lifelike.load(model_dir)
         self._finite = lifelike.is_finite(model_dir)
-        meet("gloo", timedelta(minutes=5))
+        join_process_group("gloo", timedelta(minutes=5))
         self.device = torch.device("cpu")
         self.step = 0
         self._state = script.GENESIS

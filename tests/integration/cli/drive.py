@@ -14,7 +14,7 @@ from pathlib import Path
 from services.cli.stack import supervisor
 from services.cli.stack.children import free_port
 from services.cli.stack.health import health_probe, ready_probe
-from services.cli.stack.state import ProcessState, UpState, only_one, write_state
+from services.cli.stack.state import ProcessState, UpState, home_lock, write_state
 from services.cli.stack.supervisor import ProcessSpec, Supervisor
 from services.common.errors import MillraceError
 from services.common.service import watchdog
@@ -62,7 +62,7 @@ def main() -> None:
         print(text, flush=True)  # noqa: T201  the test reads it
 
     try:
-        with only_one(home):
+        with home_lock(home):
             table = [spec(home, *row.split(":")) for row in sys.argv[2:]]
             Supervisor(table, home / "logs", say=say, changed=changed).run()
     except MillraceError as error:

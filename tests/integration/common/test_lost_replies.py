@@ -20,9 +20,9 @@ from services.common.jobs.record import LIVE, ActiveJob, JobState
 from services.common.jobs.step_record import StepRecord
 from services.common.jobs.store import JobStore
 from services.common.redis import connection, keys
-from services.common.redis.connection import Patience, connect, redis_is_away
+from services.common.redis.connection import RetryPolicy, connect, redis_unavailable
 from services.common.redis.keys import Stage
-from services.common.service.heartbeat import WorkerKind, WorkerStatus, alive, beat, leave
+from services.common.service.heartbeat import WorkerKind, WorkerStatus, live_workers, remove_worker, write_heartbeat
 from services.common.spec.job import parse_spec
 from services.common.streams import dead_letters, stream
 from services.common.streams.consumer import Consumer
@@ -48,7 +48,7 @@ def is_work(request: bytes) -> bool:
 @pytest.fixture
 async def proxy(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[CutProxy]:
     """A proxy that cuts half of the replies."""
-    monkeypatch.setattr(connection, "LONGEST_PAUSE_S", 0.02)
+    monkeypatch.setattr(connection, "MAX_PAUSE_S", 0.02)
     async with CutProxy(lambda: server_of(redis_url), seed=7) as made:
         made.faults.cut_reply = 0.5
         made.faults.picks = is_work
@@ -155,10 +155,10 @@ async def test_letters_are_put_back_and_samples_kept_once_through_lost_replies(r
 
 async def test_a_worker_beats_and_leaves_through_lost_replies(redis: Redis, lossy: Redis) -> None:
     for _ in range(5):
-        await beat(lossy, WorkerStatus("rollout-a", WorkerKind.ROLLOUT, "idle"))
-    assert [status.name for status in await alive(redis)] == ["rollout-a"]
-    await leave(lossy, "rollout-a")
-    assert await alive(redis) == []
+        await write_heartbeat(lossy, WorkerStatus("rollout-a", WorkerKind.ROLLOUT, "idle"))
+    assert [status.name for status in await live_workers(redis)] == ["rollout-a"]
+    await remove_worker(lossy, "rollout-a")
+    assert await live_workers(redis) == []
 
 
 async def test_a_half_open_connection_is_given_up_at_its_deadline_and_the_command_has_its_effect(
@@ -208,10 +208,10 @@ async def test_readers_and_writers_outlast_a_restart_of_redis(tmp_path: Path) ->
         adding = asyncio.create_task(add(client, JOB, Stage.TASKS, "train:0:1", b"x"))
         assert await reader.read(1, 0.5) == []
         assert not adding.done()
-        assert redis_is_away()
+        assert redis_unavailable()
         await asyncio.to_thread(server.start)
         assert await asyncio.wait_for(adding, 20)
-        assert not redis_is_away()
+        assert not redis_unavailable()
         found = [entry.member for _ in range(10) for entry in await reader.read(1, 0.3)]
         assert found == ["train:0:1"]
     finally:
@@ -232,7 +232,7 @@ async def test_writers_and_readers_of_a_full_redis_wait_with_its_words_and_go_on
         await reader.read(1, 0.1)
         await client.config_set("maxmemory", "1mb")
         adding = asyncio.create_task(add(client, JOB, Stage.TASKS, "train:1:1", b"y" * 100))
-        beating = asyncio.create_task(beat(client, WorkerStatus("a", WorkerKind.ROLLOUT, "idle")))
+        beating = asyncio.create_task(write_heartbeat(client, WorkerStatus("a", WorkerKind.ROLLOUT, "idle")))
         await asyncio.sleep(0.5)
         assert not adding.done()
         assert not beating.done()
@@ -271,9 +271,9 @@ async def test_only_what_may_pass_is_tried_again(error: Exception, tries: int) -
 
     if tries == 1:
         with pytest.raises(type(error)):
-            await Patience().call_with_retry(do, fail)
+            await RetryPolicy().call_with_retry(do, fail)
     else:
-        assert await Patience().call_with_retry(do, fail) == "done"
+        assert await RetryPolicy().call_with_retry(do, fail) == "done"
     assert count == tries
 
 
@@ -287,5 +287,5 @@ async def test_an_outage_longer_than_is_borne_ends_with_its_error() -> None:
         pass
 
     with pytest.raises(RedisConnectionError, match="gone"):
-        await Patience(outage_s=0.3).call_with_retry(do, fail)
+        await RetryPolicy(outage_s=0.3).call_with_retry(do, fail)
     assert 0.3 <= time.monotonic() - started < 3

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from services.common.jobs.record import JobState
 from services.common.jobs.store import JobStore
 from services.common.redis import keys
-from services.common.service.heartbeat import WorkerKind, WorkerStatus, beat
+from services.common.service.heartbeat import WorkerKind, WorkerStatus, write_heartbeat
 from services.common.spec.job import JobSpec
 
 HOSTILE = (
@@ -61,9 +61,15 @@ def rollout(text: str, **fields: Any) -> dict[str, Any]:
 
 async def staffed(redis: Redis, job_id: str) -> None:
     """One worker of each kind, the rollout server a version behind."""
-    await beat(redis, WorkerStatus("learner-0", WorkerKind.LEARNER, "training", job_id, 3, detail={"restarts": 0}))
-    await beat(redis, WorkerStatus("rollout-0", WorkerKind.ROLLOUT, "sampling", job_id, 2, detail={"groups": 24}))
-    await beat(redis, WorkerStatus("reward-0", WorkerKind.REWARD, "judging", job_id, detail={"note": HOSTILE}))
+    await write_heartbeat(
+        redis, WorkerStatus("learner-0", WorkerKind.LEARNER, "training", job_id, 3, detail={"restarts": 0})
+    )
+    await write_heartbeat(
+        redis, WorkerStatus("rollout-0", WorkerKind.ROLLOUT, "sampling", job_id, 2, detail={"groups": 24})
+    )
+    await write_heartbeat(
+        redis, WorkerStatus("reward-0", WorkerKind.REWARD, "judging", job_id, detail={"note": HOSTILE})
+    )
 
 
 async def crowded(store: JobStore, redis: Redis, document: dict[str, Any]) -> str:

@@ -207,7 +207,7 @@ async def test_why_groups_fail_is_shown_live_before_the_first_step(
     await console.sign_in(f"#/jobs/{job_id}")
     await expect(page.get_by_role("heading", name="Groups by fate")).to_be_visible()
     reason = f"8 of 8 checks failed: ValueError: {HOSTILE}"
-    await store.note(
+    await store.update_in_redis(
         job_id,
         groups=json.dumps({"issued": 20, "active": 3, "failed": 17}),
         failure=reason,

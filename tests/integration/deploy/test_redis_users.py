@@ -22,7 +22,14 @@ from services.common.jobs.store import JobStore
 from services.common.redis import keys
 from services.common.redis.fencing import Fence
 from services.common.redis.keys import Stage
-from services.common.service.heartbeat import WorkerKind, WorkerStatus, alive, beat, begin, leave
+from services.common.service.heartbeat import (
+    WorkerKind,
+    WorkerStatus,
+    live_workers,
+    remove_worker,
+    take_incarnation,
+    write_heartbeat,
+)
 from services.common.spec.job import JobSpec, parse_spec
 from services.common.streams import dead_letters
 from services.common.streams.consumer import Consumer
@@ -94,7 +101,9 @@ async def hand_on(source: Consumer, to: Stage) -> None:
     assert not await source.read(8, 0.1)
 
 
-async def test_a_head_of_the_learners_heals_and_people_put_entries_back(connect_as: Connect, tmp_path: Path) -> None:
+async def test_a_head_of_the_learners_restores_its_record_and_people_put_entries_back(
+    connect_as: Connect, tmp_path: Path
+) -> None:
     tester, learner = connect_as("tester"), connect_as("learner")
     people = JobStore(connect_as("gateway"), tmp_path)
     job = (await people.create_once(spec(), "a-key"))[0].id
@@ -126,8 +135,8 @@ async def test_people_and_learners_put_jobs_back_that_redis_has_lost(connect_as:
     JobFolder(tmp_path / running).append("step", 1, {"step": 1})
     await connect_as("tester").flushall()
     owned = Restorer(connect_as("learner"), tmp_path, "learner", lambda record: record.learner == "learner")
-    assert await owned.look() == [running]
-    assert await Restorer(connect_as("gateway"), tmp_path, "gateway", lambda _: True).look() == [queued]
+    assert await owned.restore_lost() == [running]
+    assert await Restorer(connect_as("gateway"), tmp_path, "gateway", lambda _: True).restore_lost() == [queued]
     assert await connect_as("gateway").llen(keys.steps(running)) == 1
     assert [record.id for record in await people.list()] == [running, queued]
 
@@ -186,7 +195,7 @@ async def test_a_service_takes_over_and_buries_the_entries_of_its_stream(
         await add(tester, "demo-1", stage, f"train:{number}:1", b"x")
     lost = consumer(connect_as, user, "demo-1", stage, f"{name}-dead")
     assert len(await lost.read(2, 0.1)) == 2
-    heir = consumer(connect_as, user, "demo-1", stage, name, await begin(connect_as(user), name))
+    heir = consumer(connect_as, user, "demo-1", stage, name, await take_incarnation(connect_as(user), name))
     entries = [entry for _ in range(4) for entry in await heir.read(8, 0.1)]
     assert sorted(entry.member for entry in entries) == ["train:0:1", "train:1:1", "train:2:1"]
     for entry in entries:
@@ -198,14 +207,14 @@ async def test_a_service_takes_over_and_buries_the_entries_of_its_stream(
 @pytest.mark.parametrize("user", ["rollout", "reward", "learner"])
 async def test_a_worker_tells_that_it_lives_and_leaves(connect_as: Connect, user: str) -> None:
     redis, name = connect_as(user), f"{user}-host"
-    fence = await begin(redis, name)
-    await beat(redis, WorkerStatus(name, WorkerKind(user), "idle"), fence)
+    fence = await take_incarnation(redis, name)
+    await write_heartbeat(redis, WorkerStatus(name, WorkerKind(user), "idle"), fence)
     await connect_as("tester").delete(fence.record)
-    await beat(redis, WorkerStatus(name, WorkerKind(user), "idle"), fence)
+    await write_heartbeat(redis, WorkerStatus(name, WorkerKind(user), "idle"), fence)
     for reader in USERS:
-        assert [status.name for status in await alive(connect_as(reader))] == [name]
-    await leave(redis, name, fence)
-    assert await alive(connect_as("gateway")) == []
+        assert [status.name for status in await live_workers(connect_as(reader))] == [name]
+    await remove_worker(redis, name, fence)
+    assert await live_workers(connect_as("gateway")) == []
 
 
 @pytest.mark.parametrize("user", ["rollout", "learner"])
@@ -215,7 +224,7 @@ async def test_a_worker_tells_what_it_died_of_and_people_and_learners_read_it(co
     await deaths.serving(redis, "demo-1", name, loading=True)
     await deaths.report(redis, "demo-1", death)
     await deaths.serving(redis, "demo-1", name, loading=False)
-    await deaths.adopt(redis, name)
+    await deaths.report_killed(redis, name)
     await deaths.served(redis, "demo-1", name)
     for reader in ("gateway", "learner"):
         assert (await deaths.deaths(connect_as(reader), "demo-1"))[0] == death

@@ -74,7 +74,7 @@ async def test_without_the_journal_the_records_sums_are_told(
     assert {name: body[name] for name in SUMS} == SUMS
     assert (body["source"], body["step"], body["groups"], body["failed_reasons"]) == ("record", 2, [], {})
     reasons = {"8 of 8 checks failed: ValueError: boom": 3}
-    await store.note(job_id, failure="ValueError: boom", failed_reasons=json.dumps(reasons))
+    await store.update_in_redis(job_id, failure="ValueError: boom", failed_reasons=json.dumps(reasons))
     body = await ledger(client, job_id)
     assert (body["source"], body["failure"], body["failed_reasons"]) == ("record", "ValueError: boom", reasons)
     job = (await client.get(f"/jobs/{job_id}")).json()
@@ -87,11 +87,11 @@ async def test_what_the_record_knows_since_the_journals_step_is_told(
 ) -> None:
     since = SUMS | {"issued": 30, "failed": 20, "active": 5}
     accounts = {"groups": json.dumps(since), "failure": "boom", "failed_reasons": json.dumps({"boom": 20})}
-    await store.note(job_id, step=2, **accounts)
+    await store.update_in_redis(job_id, step=2, **accounts)
     body = await ledger(client, job_id)
     assert {name: body[name] for name in SUMS} == since
     assert (body["source"], body["failure"], body["failed_reasons"]) == ("journal", "boom", {"boom": 20})
-    await store.note(job_id, step=1, **accounts)
+    await store.update_in_redis(job_id, step=1, **accounts)
     assert (await ledger(client, job_id))["failed"] == SUMS["failed"], "the journal is a step ahead"
 
 

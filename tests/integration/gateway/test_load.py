@@ -60,7 +60,7 @@ async def test_four_hundred_requests_at_once_are_all_answered(process: Any, job_
     assert {answer.status_code for answer in answers} == {200}
 
 
-async def test_a_stream_too_many_is_told_to_come_again_and_has_the_seat_of_one_that_goes(
+async def test_a_stream_too_many_is_told_to_come_again_and_has_the_permit_of_one_that_goes(
     start_gateway: Any, redis_url: str, home: Any, tmp_path: Any, job_id: str
 ) -> None:
     with start_gateway(redis_url, home, tmp_path / "log", MILLRACE_MAX_EVENT_STREAMS="3") as process:
@@ -77,7 +77,7 @@ async def test_a_stream_too_many_is_told_to_come_again_and_has_the_seat_of_one_t
                 async with streams(client, job_id, 1) as (again,):
                     if again.status_code == 200:
                         return
-                assert time.monotonic() < deadline, "the seat of a stream that was closed is not free again"
+                assert time.monotonic() < deadline, "the permit of a stream that was closed is not free again"
                 await asyncio.sleep(0.05)
 
 

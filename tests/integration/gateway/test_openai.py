@@ -17,12 +17,12 @@ import uvicorn
 from fastapi import FastAPI
 from openai.types.chat import ChatCompletionUserMessageParam
 
-from services.common.config.inference import PARAM_HEADER, PROBLEM_HEADER, Problem
+from services.common.config.inference import PARAM_HEADER, REASON_HEADER, RefusalReason
 from services.common.jobs.record import JobRecord, JobState
 from services.common.jobs.store import JobStore
 from services.common.pb import inference_pb2 as pb
 from services.common.pb import inference_pb2_grpc as pb_grpc
-from services.common.service.heartbeat import WorkerKind, WorkerStatus, beat
+from services.common.service.heartbeat import WorkerKind, WorkerStatus, write_heartbeat
 from services.common.spec.job import JobSpec
 
 Script = Callable[[pb.GenerateRequest, Any], AsyncIterator[pb.GenerateReply]]
@@ -79,12 +79,12 @@ async def never_ends(_request: pb.GenerateRequest, _context: Any) -> AsyncIterat
     await asyncio.sleep(60)
 
 
-def refusing(code: grpc.StatusCode, problem: Problem, *, param: str = "", after: int = 0) -> Script:
+def refusing(code: grpc.StatusCode, reason: RefusalReason, *, param: str = "", after: int = 0) -> Script:
     async def refuse(_request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateReply]:
         if after:
             yield started(17)
             yield delta("half an ans", 17)
-        metadata = [(PROBLEM_HEADER, str(problem)), *([(PARAM_HEADER, param)] if param else [])]
+        metadata = [(REASON_HEADER, str(reason)), *([(PARAM_HEADER, param)] if param else [])]
         await context.abort(code, "said by the server", trailing_metadata=tuple(metadata))
         yield started(0)
 
@@ -126,7 +126,7 @@ Announce = Callable[..., Awaitable[None]]
 def announce(redis: redis.asyncio.Redis, server: ScriptedServer) -> Announce:
     async def write(name: str = "rollout-0", state: str = "sampling", **values: Any) -> None:
         told: dict[str, Any] = {"policy_version": 17, "inference_address": server.address} | values
-        await beat(redis, WorkerStatus(name, WorkerKind.ROLLOUT, state, **told))
+        await write_heartbeat(redis, WorkerStatus(name, WorkerKind.ROLLOUT, state, **told))
 
     return write
 
@@ -231,7 +231,7 @@ async def test_an_ended_job_is_asked_of_a_server_that_training_does_not_have(
 async def test_a_server_that_cannot_answer_is_passed_over(
     ask: openai.AsyncOpenAI, server: ScriptedServer, job: JobRecord, announce: Announce
 ) -> None:
-    server.script = refusing(grpc.StatusCode.RESOURCE_EXHAUSTED, Problem.BUSY)
+    server.script = refusing(grpc.StatusCode.RESOURCE_EXHAUSTED, RefusalReason.BUSY)
     await announce("rollout-0", job_id=job.id, detail={"chats_in_flight": 0})
     async with serving() as other:
         await announce("rollout-1", job_id=job.id, inference_address=other.address, detail={"chats_in_flight": 2})
@@ -242,24 +242,24 @@ async def test_a_server_that_cannot_answer_is_passed_over(
 
 @pytest.mark.usefixtures("attached")
 @pytest.mark.parametrize(
-    ("status", "problem", "param", "expected"),
+    ("status", "reason", "param", "expected"),
     [
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, Problem.BUSY, "", (429, "rate_limit_exceeded", None)),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, RefusalReason.BUSY, "", (429, "rate_limit_exceeded", None)),
         (
-            grpc.StatusCode.INVALID_ARGUMENT, Problem.TOO_LONG, "messages", (400, "context_length_exceeded", "messages"),
+            grpc.StatusCode.INVALID_ARGUMENT, RefusalReason.TOO_LONG, "messages", (400, "context_length_exceeded", "messages"),
         ),
-        (grpc.StatusCode.INVALID_ARGUMENT, Problem.INVALID, "stop", (400, "invalid_value", "stop")),
-        (grpc.StatusCode.NOT_FOUND, Problem.NOT_FOUND, "", (404, "model_not_found", "model")),
-        (grpc.StatusCode.UNAVAILABLE, Problem.NOT_LOADED, "", (503, "model_not_ready", None)),
-        (grpc.StatusCode.ABORTED, Problem.ABORTED, "", (503, "aborted", None)),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, Problem.TOO_SLOW, "", (504, "timeout", None)),
+        (grpc.StatusCode.INVALID_ARGUMENT, RefusalReason.INVALID, "stop", (400, "invalid_value", "stop")),
+        (grpc.StatusCode.NOT_FOUND, RefusalReason.NOT_FOUND, "", (404, "model_not_found", "model")),
+        (grpc.StatusCode.UNAVAILABLE, RefusalReason.NOT_LOADED, "", (503, "model_not_ready", None)),
+        (grpc.StatusCode.ABORTED, RefusalReason.ABORTED, "", (503, "aborted", None)),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, RefusalReason.TOO_SLOW, "", (504, "timeout", None)),
     ],
 )  # fmt: skip
 async def test_what_a_server_refuses_is_told_in_the_clients_words(
-    ask: openai.AsyncOpenAI, server: ScriptedServer, job: JobRecord, status: grpc.StatusCode, problem: Problem, param: str,
+    ask: openai.AsyncOpenAI, server: ScriptedServer, job: JobRecord, status: grpc.StatusCode, reason: RefusalReason, param: str,
     expected: tuple[int, str, str | None],
 ) -> None:  # fmt: skip
-    server.script = refusing(status, problem, param=param)
+    server.script = refusing(status, reason, param=param)
     for stream in (False, True):
         with pytest.raises(openai.APIStatusError) as refused:
             await ask.chat.completions.create(model=job.id, messages=HELLO, stream=stream)
@@ -295,7 +295,7 @@ async def test_a_server_that_fails_is_told_without_its_words(
 async def test_a_stream_that_breaks_off_ends_with_the_error(
     ask: openai.AsyncOpenAI, server: ScriptedServer, job: JobRecord
 ) -> None:
-    server.script = refusing(grpc.StatusCode.ABORTED, Problem.ABORTED, after=1)
+    server.script = refusing(grpc.StatusCode.ABORTED, RefusalReason.ABORTED, after=1)
     stream = await ask.chat.completions.create(model=job.id, messages=HELLO, stream=True)
     chunks = aiter(stream)
     assert (await anext(chunks)).choices[0].delta.content == "half an ans"

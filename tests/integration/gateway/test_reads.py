@@ -10,7 +10,7 @@ import redis.asyncio
 
 from services.common.jobs.store import JobStore
 from services.common.redis import keys
-from services.common.service.heartbeat import WorkerKind, WorkerStatus, beat, leave
+from services.common.service.heartbeat import WorkerKind, WorkerStatus, remove_worker, write_heartbeat
 from services.common.spec.job import JobSpec
 from services.common.streams.types import (
     FinishReason,
@@ -103,11 +103,11 @@ async def test_the_newest_samples_come_first(client: httpx.AsyncClient, redis: R
 
 async def test_workers_are_listed_while_their_heart_beats(client: httpx.AsyncClient, redis: Redis) -> None:
     assert (await client.get("/workers")).json() == {"workers": []}
-    await beat(
+    await write_heartbeat(
         redis,
         WorkerStatus("rollout-b", WorkerKind.ROLLOUT, "sampling", job_id="j", policy_version=3, detail={"q": 0.5}),
     )
-    await beat(redis, WorkerStatus("learner-a", WorkerKind.LEARNER, "idle"))
+    await write_heartbeat(redis, WorkerStatus("learner-a", WorkerKind.LEARNER, "idle"))
     workers = (await client.get("/workers")).json()["workers"]
     assert [(worker["name"], worker["kind"], worker["state"]) for worker in workers] == [
         ("learner-a", "learner", "idle"),
@@ -116,7 +116,7 @@ async def test_workers_are_listed_while_their_heart_beats(client: httpx.AsyncCli
     assert (workers[1]["policy_version"], workers[1]["detail"]) == (3, {"q": 0.5})
     metrics = (await client.get("/metrics")).text
     assert 'millrace_gateway_workers{kind="rollout"} 1.0' in metrics
-    await leave(redis, "rollout-b")
+    await remove_worker(redis, "rollout-b")
     await redis.pexpire(keys.worker("learner-a"), 1)
     await asyncio.sleep(0.05)
     assert (await client.get("/workers")).json() == {"workers": []}

@@ -199,7 +199,7 @@ async def test_a_crash_in_the_middle_is_finished_by_the_next_sweep_and_brings_no
             await retention.delete(job_id)
     if crash == "Redis put back":
         await restore(redis, jobs_dir, record)
-    restored = await Restorer(redis, jobs_dir, "gateway", lambda _: True).look()
+    restored = await Restorer(redis, jobs_dir, "gateway", lambda _: True).restore_lost()
     assert restored == []
     await retention.sweep()
     assert await saving.find(job_id) is None
@@ -227,7 +227,7 @@ async def test_what_an_old_process_writes_for_a_deleted_job_goes_again(
     await saving.records.save(job_id)
     (jobs_dir / job_id / "checkpoints").mkdir(parents=True)
     (jobs_dir / job_id / "job.json").write_text("{}")
-    assert saving.records.saved(job_id) is None
+    assert saving.records.load(job_id) is None
     await retention.sweep()
     assert not (jobs_dir / job_id).exists()
     assert is_deleted(jobs_dir / job_id)

@@ -12,11 +12,11 @@ from services.common.jobs.record import ActiveJob, JobState
 from services.common.jobs.store import JobStore
 from services.common.redis import keys
 from services.common.redis.keys import Stage
-from services.common.service.heartbeat import WorkerKind, WorkerStatus, beat, leave
+from services.common.service.heartbeat import WorkerKind, WorkerStatus, remove_worker, write_heartbeat
 from services.common.spec.job import JobSpec
 from services.common.streams import stream
 from services.common.streams.consumer import Consumer
-from services.gateway.system_metrics import JobCensus
+from services.gateway.system_metrics import JobCounts
 
 
 async def scrape(client: httpx.AsyncClient) -> dict[tuple[str, ...], float]:
@@ -51,24 +51,24 @@ async def test_jobs_are_counted_by_state_as_they_change(
 
 
 async def test_an_ended_job_is_read_once(redis: Redis, store: JobStore, document: dict[str, Any]) -> None:
-    census = JobCensus()
+    job_counts = JobCounts()
     job_id = (await store.create(JobSpec.model_validate(document))).id
     await store.transition(job_id, JobState.FAILED, allowed=[JobState.QUEUED])
-    assert (await census.take(redis))[JobState.FAILED] == 1
+    assert (await job_counts.count(redis))[JobState.FAILED] == 1
     await redis.delete(keys.record(job_id))  # looked at again, it would be missed
-    assert (await census.take(redis))[JobState.FAILED] == 1
+    assert (await job_counts.count(redis))[JobState.FAILED] == 1
 
 
-async def test_the_census_begins_anew_when_redis_has_lost_its_data(
+async def test_the_counts_begin_anew_when_redis_has_lost_its_data(
     redis: Redis, store: JobStore, document: dict[str, Any]
 ) -> None:
-    census, spec = JobCensus(), JobSpec.model_validate(document)
+    job_counts, spec = JobCounts(), JobSpec.model_validate(document)
     for _ in range(3):
         await store.create(spec)
-    assert (await census.take(redis))[JobState.QUEUED] == 3
+    assert (await job_counts.count(redis))[JobState.QUEUED] == 3
     await redis.flushall()
     await store.create(spec)
-    assert (await census.take(redis))[JobState.QUEUED] == 1
+    assert (await job_counts.count(redis))[JobState.QUEUED] == 1
 
 
 async def test_stream_depths_and_dead_letters_are_summed_over_active_jobs(
@@ -100,7 +100,9 @@ async def test_a_server_is_as_far_behind_as_its_own_jobs_newest_version(
     await activate(store, "a", 9)
     await activate(store, "b", 2)
     for name, job_id, version in (("r0", "a", 9), ("r1", "a", 4), ("r2", "b", None), ("r3", None, None)):
-        await beat(redis, WorkerStatus(name, WorkerKind.ROLLOUT, "sampling", job_id=job_id, policy_version=version))
+        await write_heartbeat(
+            redis, WorkerStatus(name, WorkerKind.ROLLOUT, "sampling", job_id=job_id, policy_version=version)
+        )
     found = await scrape(client)
     lags = {key[1]: value for key, value in found.items() if key[0] == "millrace_gateway_worker_lag_versions"}
     assert lags == {"r0": 0, "r1": 5, "r2": 3}
@@ -108,26 +110,26 @@ async def test_a_server_is_as_far_behind_as_its_own_jobs_newest_version(
 
 
 async def test_a_worker_that_left_is_not_told_of_any_more(client: httpx.AsyncClient, redis: Redis) -> None:
-    await beat(redis, WorkerStatus("r0", WorkerKind.ROLLOUT, "idle"))
+    await write_heartbeat(redis, WorkerStatus("r0", WorkerKind.ROLLOUT, "idle"))
     assert ("millrace_gateway_worker_info", "rollout", "idle", "r0") in await scrape(client)
-    await beat(redis, WorkerStatus("r0", WorkerKind.ROLLOUT, "sampling"))
+    await write_heartbeat(redis, WorkerStatus("r0", WorkerKind.ROLLOUT, "sampling"))
     names = [key for key in await scrape(client) if key[0] == "millrace_gateway_worker_info"]
     assert names == [("millrace_gateway_worker_info", "rollout", "sampling", "r0")]
-    await leave(redis, "r0")
+    await remove_worker(redis, "r0")
     assert not [key for key in await scrape(client) if key[0] == "millrace_gateway_worker_info"]
 
 
 async def test_jobs_that_are_deleted_are_counted_no_more_and_the_others_are_not_read_again(
     redis: Redis, store: JobStore, document: dict[str, Any]
 ) -> None:
-    census, spec = JobCensus(), JobSpec.model_validate(document)
+    job_counts, spec = JobCounts(), JobSpec.model_validate(document)
     ids = [(await store.create(spec)).id for _ in range(4)]
     for job_id in ids[:3]:
         await store.transition(job_id, JobState.FAILED, allowed=[JobState.QUEUED])
-    assert (await census.take(redis))[JobState.FAILED] == 3
+    assert (await job_counts.count(redis))[JobState.FAILED] == 3
     await redis.zrem(keys.JOBS, ids[0])
     await redis.delete(*(keys.record(job_id) for job_id in ids[:3]))  # looked at again, they would be missed
-    counts = await census.take(redis)
+    counts = await job_counts.count(redis)
     assert (counts[JobState.FAILED], counts[JobState.QUEUED]) == (2, 1)
     await store.create(spec)
-    assert (await census.take(redis))[JobState.QUEUED] == 2
+    assert (await job_counts.count(redis))[JobState.QUEUED] == 2

@@ -19,7 +19,7 @@ import torch.distributed as dist  # noqa: E402  Megatron comes after prepare
 
 from services.learner.groups.batch import assemble  # noqa: E402
 from services.learner.groups.buffer import Judged  # noqa: E402
-from services.learner.ranks.build import build_trainer  # noqa: E402
+from services.learner.ranks.loop import build_trainer  # noqa: E402
 from services.learner.storage.journal import Journal  # noqa: E402
 
 

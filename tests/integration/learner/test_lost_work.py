@@ -20,9 +20,9 @@ from services.common.jobs.store import JobStore
 from services.common.spec.job import JobSpec
 from services.learner.controller import Head
 from services.learner.groups.sequence import Sequence
+from services.learner.megatron.snapshot import Weights
 from services.learner.megatron.stats import StepStats
 from services.learner.ranks.client import Ranks
-from services.learner.ranks.snapshot import Weights
 from tests.integration.learner.accounts import check_accounts
 from tests.integration.learner.peers import peers_of
 from tests.integration.rollout.conftest import write_model
@@ -108,7 +108,7 @@ async def until_ended(redis: Redis, home: Path, job_id: str, ranks: ScriptedRank
     async with asyncio.timeout(120):
         while True:
             if ranks.finished:
-                await gateway.look()
+                await gateway.restore_lost()
             record = await store.find(job_id)
             if record is not None and record.state.ended:
                 return record
@@ -135,7 +135,7 @@ async def test_a_redis_emptied_again_and_again_costs_no_group_and_no_step(
     await asyncio.to_thread(runner.join, 10.0)
     await Restorer(
         redis, tmp_path / "jobs", "gateway", lambda _: True
-    ).look()  # the last time may have been after its end
+    ).restore_lost()  # the last time may have been after its end
     await check_accounts(redis, tmp_path, ended, STEPS)
     assert ended.incarnation == 1, "the same head went on"
     assert ranks.finished

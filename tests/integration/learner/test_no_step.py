@@ -43,7 +43,7 @@ async def learner(redis: Redis, redis_url: str, tmp_path: Path) -> AsyncIterator
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of failures are judged within seconds."""
-    monkeypatch.setattr(failures, "LEAST_S", 2.0)
+    monkeypatch.setattr(failures, "MIN_RUN_S", 2.0)
     monkeypatch.setattr(failures, "SPREAD_S", 2.0)
 
 

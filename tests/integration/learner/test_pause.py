@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from services.common.jobs.record import PAUSED_CAUSE, JobState
 from services.common.jobs.store import JobStore
 from services.common.redis import keys
-from services.common.service.heartbeat import alive
+from services.common.service.heartbeat import live_workers
 from services.common.spec.job import JobSpec
 from tests.integration.learner.accounts import check_accounts
 from tests.integration.learner.peers import Learner, peers_of, settled, until
@@ -94,7 +94,7 @@ async def test_a_queued_job_is_held_and_a_paused_one_can_be_cancelled(
     assert (await store.pause(job_id)).state is JobState.PAUSED
     learner.start()
     async with asyncio.timeout(60):
-        while not await alive(redis):
+        while not await live_workers(redis):
             await asyncio.sleep(0.1)
     await asyncio.sleep(2)  # it looks into the queue once a second
     held = await store.get(job_id)

@@ -23,8 +23,8 @@ from services.common.redis import keys
 from services.common.service.lifecycle import Drain
 from services.common.spec.job import JobSpec
 from services.learner.agent import starts as named_wait
-from services.learner.agent.agent import MOST_LOADING, RESTARTS, Agent
-from services.learner.agent.starts import MOST, STARTS_FILE
+from services.learner.agent.agent import MAX_LOAD_FAILURES, MAX_RESTARTS, Agent
+from services.learner.agent.starts import MAX_STARTS, STARTS_FILE
 from services.learner.groups import data
 from services.learner.ranks import launch
 from tests.integration.rollout.conftest import write_model
@@ -90,7 +90,7 @@ def ended(record: JobRecord) -> bool:
 async def test_a_source_that_never_opens_is_a_named_wait_that_can_be_cancelled_before_and_after_a_restart(
     store: JobStore, redis: Redis, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(named_wait, "FIRST_S", 1.0)
+    monkeypatch.setattr(named_wait, "FIRST_REPORT_S", 1.0)
     job_id = (await store.create(job_spec(data={"train": HANGS}))).id
     async with agent(redis, redis_url, tmp_path):
         waits = await until(store, job_id, lambda job: bool(job.cause))
@@ -124,9 +124,9 @@ async def test_a_source_that_never_opens_fails_the_job_in_the_end(
 @pytest.mark.parametrize(
     ("how", "cause", "times"),
     [
-        ("raise", "rank 0: ValueError: {job_id}: head size 16 is not supported", MOST_LOADING),
-        ("exit", "rank 0 ended with exit code 3", MOST_LOADING),
-        ("kill", "rank 0 was killed by SIGKILL", 1 + RESTARTS),
+        ("raise", "rank 0: ValueError: {job_id}: head size 16 is not supported", MAX_LOAD_FAILURES),
+        ("exit", "rank 0 ended with exit code 3", MAX_LOAD_FAILURES),
+        ("kill", "rank 0 was killed by SIGKILL", 1 + MAX_RESTARTS),
     ],
 )
 async def test_ranks_that_die_while_they_load_say_so_at_once_and_end_the_job_with_their_words(
@@ -159,11 +159,11 @@ async def test_starts_without_a_step_are_bounded_over_agents_that_die_with_their
     store: JobStore, redis: Redis, redis_url: str, tmp_path: Path
 ) -> None:
     job_id = (await store.create(job_spec())).id
-    (tmp_path / "jobs" / job_id / STARTS_FILE).write_text(json.dumps({"step": 0, "starts": MOST}))
+    (tmp_path / "jobs" / job_id / STARTS_FILE).write_text(json.dumps({"step": 0, "starts": MAX_STARTS}))
     async with agent(redis, redis_url, tmp_path):
         record = await until(store, job_id, ended)
     assert record.state is JobState.FAILED
-    assert record.cause.startswith(f"the ranks were started {MOST} times, and did no step; ")
+    assert record.cause.startswith(f"the ranks were started {MAX_STARTS} times, and did no step; ")
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from services.common.jobs.store import JobStore
 from services.common.redis import keys
 from services.common.redis.connection import connect
 from services.common.redis.keys import Stage
-from services.common.service.heartbeat import alive
+from services.common.service.heartbeat import live_workers
 from services.common.service.lifecycle import Drain
 from services.common.streams.codec import decode, encode
 from services.common.streams.stream import MAX_STREAM_LENGTH, add, depths
@@ -330,7 +330,7 @@ async def test_two_servers_share_the_groups(redis: Redis, start: Start) -> None:
     for number in range(40):
         await send(redis, group(number, f"#### {number}", "no"))
     assert sorted(await scored(redis, 40)) == list(range(40))
-    assert {status.name for status in await alive(redis)} == {"reward-1", "reward-2"}
+    assert {status.name for status in await live_workers(redis)} == {"reward-1", "reward-2"}
     for server in servers:
         await server.stop()
 
@@ -365,7 +365,7 @@ async def test_the_process_serves_drains_and_exits(redis: Redis, redis_url: str,
     try:
         await send(redis, group(1, "#### 1", "#### 2"))
         assert sorted(await scored(redis, 1, timeout_s=60.0)) == [1]
-        [status] = await alive(redis)
+        [status] = await live_workers(redis)
         assert (status.name, status.kind) == ("reward-9", "reward")
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{status.metrics_port}") as http:
             assert [(await http.get(path)).text for path in ("/readyz", "/healthz")] == ["ok\n", "ok\n"]
@@ -378,7 +378,7 @@ async def test_the_process_serves_drains_and_exits(redis: Redis, redis_url: str,
         if process.returncode is None:
             process.kill()
     assert process.returncode == 0, errors.decode()
-    assert await alive(redis) == []
+    assert await live_workers(redis) == []
     for line in errors.decode().splitlines():
         assert json.loads(line)["service"].startswith("reward")
 

@@ -70,6 +70,6 @@ async def test_a_model_that_the_engine_cannot_run_is_a_failed_start_with_the_eng
     assert await world.redis.hgetall(keys.serving(service.name)) == {}
     assert await gone(descendants, 10) == []
     lines = [json.loads(line) for line in service.whole_log().splitlines() if line.startswith("{")]
-    about = [line for line in lines if line["logger"].endswith("engine_output") and "head_dim=16" in line["message"]]
+    about = [line for line in lines if line["logger"].endswith("engine.output") and "head_dim=16" in line["message"]]
     assert about
     assert {line["job_id"] for line in about} == {job.job_id}, "`millrace logs JOB` shows them"

@@ -23,7 +23,7 @@ from services.common.jobs.store import JobStore
 from services.common.redis import keys
 from services.common.redis.connection import connect
 from services.common.redis.keys import Stage
-from services.common.service.heartbeat import WorkerStatus, alive
+from services.common.service.heartbeat import WorkerStatus, live_workers
 from services.common.service.watchdog import PERIOD_S
 from services.common.spec.job import JobSpec
 from services.common.streams import codec, stream
@@ -137,7 +137,7 @@ class World:
         return found
 
     async def worker(self) -> WorkerStatus | None:
-        return next(iter(await alive(self.redis)), None)
+        return next(iter(await live_workers(self.redis)), None)
 
 
 @pytest.fixture

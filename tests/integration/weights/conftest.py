@@ -15,7 +15,7 @@ from services.common.pb import weight_sync_pb2 as pb
 from services.common.weights.snapshot import Snapshot, UInt8Array
 from services.learner.weights.publisher import Publisher
 from services.learner.weights.server import ServerReport, WeightService, start_server
-from services.learner.weights.store import Shelf
+from services.learner.weights.store import WeightStore
 from services.rollout.weights import fetch
 from services.rollout.weights.client import WeightReceiver
 from services.rollout.weights.staging import Stage
@@ -82,9 +82,9 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 class TamperingService(WeightService):
     """A server whose Fetch streams go through `tamper`, and that notes what it was asked."""
 
-    def __init__(self, shelf: Shelf) -> None:
-        super().__init__("job-1", shelf, self._ignore)
-        self.shelf = shelf
+    def __init__(self, store: WeightStore) -> None:
+        super().__init__("job-1", store, self._ignore)
+        self.store = store
         self.tamper: Tamper = lambda _request, replies: replies
         self.requests: list[pb.FetchRequest] = []
         self.address = ""
@@ -100,10 +100,10 @@ class TamperingService(WeightService):
 
 @pytest.fixture
 def tampering() -> Iterator[TamperingService]:
-    service = TamperingService(Shelf(3))
+    service = TamperingService(WeightStore(3))
     server, port = start_server(service, "127.0.0.1", 0, None)
     service.address = f"127.0.0.1:{port}"
     service.server = server
     yield service
-    service.shelf.close()
+    service.store.close()
     server.stop(0.5).wait(5)

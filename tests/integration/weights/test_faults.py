@@ -16,7 +16,7 @@ from services.common.pb import weight_sync_pb2 as pb
 from services.common.pb import weight_sync_pb2_grpc as pb_grpc
 from services.common.weights.snapshot import Snapshot, chunk_checksum
 from services.common.weights.tensor_file import map_tensors
-from services.learner.weights import store as shelf_module
+from services.learner.weights import store as store_module
 from services.learner.weights.publisher import Publisher
 from services.rollout.engine.types import StagedWeights
 from services.rollout.weights.client import WeightReceiver
@@ -133,7 +133,7 @@ def spoil(replies: Replies, at: int = 0) -> Replies:
 def test_a_fault_that_stays_ends_the_fetch_at_its_offset_and_nothing_is_visible(
     tampering: Any, receive: Receive, make_snapshot: MakeSnapshot, tamper: Callable[[Replies], Replies]
 ) -> None:
-    tampering.shelf.put(make_snapshot(0))
+    tampering.store.put(make_snapshot(0))
     tampering.tamper = lambda _request, replies: tamper(replies)
     receiver = receive(tampering.address)
     with pytest.raises(
@@ -148,7 +148,7 @@ def test_a_fault_that_stays_ends_the_fetch_at_its_offset_and_nothing_is_visible(
 def test_a_fault_that_passes_is_mended_from_the_last_good_byte(
     tampering: Any, receive: Receive, make_snapshot: MakeSnapshot, tamper: Callable[[Replies], Replies]
 ) -> None:
-    tampering.shelf.put(make_snapshot(0))
+    tampering.store.put(make_snapshot(0))
     tampering.tamper = lambda _request, replies: tamper(replies) if len(tampering.requests) == 1 else replies
     receiver = receive(tampering.address)
     assert_bit_equal(receiver.fetch(1, 0), make_snapshot(0))
@@ -160,7 +160,7 @@ def test_a_fault_that_passes_is_mended_from_the_last_good_byte(
 def test_wrong_bytes_under_right_checksums_name_the_tensor(
     tampering: Any, receive: Receive, make_snapshot: MakeSnapshot
 ) -> None:
-    tampering.shelf.put(make_snapshot(0))
+    tampering.store.put(make_snapshot(0))
     tampering.tamper = lambda _request, replies: spoil(replies, at=3 * MIB)
     receiver = receive(tampering.address)
     with pytest.raises(WeightSyncError, match=r"lm_head\.weight: the bytes do not match their digest \(offset \d+\)"):
@@ -173,7 +173,7 @@ def test_a_wrong_delta_is_noticed_and_the_version_fetched_whole(
 ) -> None:
     receiver = receive(tampering.address)
     for n in range(2):
-        tampering.shelf.put(make_snapshot(n))
+        tampering.store.put(make_snapshot(n))
     receiver.fetch(1, 0)
     tampering.tamper = lambda request, replies: spoil(replies) if request.HasField("base") else replies
     staged = receiver.fetch(1, 1)
@@ -187,7 +187,7 @@ def test_a_damaged_base_is_noticed_and_the_version_fetched_whole(
 ) -> None:
     receiver = receive(tampering.address)
     for n in range(2):
-        tampering.shelf.put(make_snapshot(n))
+        tampering.store.put(make_snapshot(n))
     path = receiver.fetch(1, 0).path
     content = bytearray(path.read_bytes())
     content[-1] ^= 128
@@ -199,10 +199,10 @@ def test_a_damaged_base_is_noticed_and_the_version_fetched_whole(
 def test_a_delta_resumes_by_offset(
     tampering: Any, receive: Receive, make_snapshot: MakeSnapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shelf_module, "CHUNK_BYTES", 10_000)
+    monkeypatch.setattr(store_module, "CHUNK_BYTES", 10_000)
     receiver = receive(tampering.address)
     for n in range(2):
-        tampering.shelf.put(make_snapshot(n))
+        tampering.store.put(make_snapshot(n))
     receiver.fetch(1, 0)
 
     def first_three(request: pb.FetchRequest, replies: Replies) -> Replies:
@@ -218,10 +218,10 @@ def test_a_delta_resumes_by_offset(
 def test_a_base_that_goes_during_the_transfer_means_starting_again_in_full(
     tampering: Any, receive: Receive, make_snapshot: MakeSnapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shelf_module, "CHUNK_BYTES", 10_000)
+    monkeypatch.setattr(store_module, "CHUNK_BYTES", 10_000)
     receiver = receive(tampering.address)
     for n in range(3):
-        tampering.shelf.put(make_snapshot(n))
+        tampering.store.put(make_snapshot(n))
     receiver.fetch(1, 0)
 
     def lose_the_base(_request: pb.FetchRequest, replies: Replies) -> Replies:
@@ -231,7 +231,7 @@ def test_a_base_that_goes_during_the_transfer_means_starting_again_in_full(
         for index, reply in enumerate(replies):
             yield reply
             if index == 3:
-                tampering.shelf.put(make_snapshot(3))
+                tampering.store.put(make_snapshot(3))
                 return
 
     tampering.tamper = lose_the_base
@@ -270,7 +270,7 @@ def test_a_manifest_that_was_altered_anywhere_is_refused(
             else:
                 yield reply
 
-    tampering.shelf.put(make_snapshot(0))
+    tampering.store.put(make_snapshot(0))
     tampering.tamper = altered
     receiver = receive(tampering.address)
     with pytest.raises(WeightSyncError, match=r"version \(1, 0\): "):
@@ -297,7 +297,7 @@ def test_tensors_that_change_their_shape_within_a_job_are_refused(
 def test_a_server_that_is_killed_and_comes_back_is_resumed(
     receive: Receive, make_snapshot: MakeSnapshot, tampering: Any
 ) -> None:
-    tampering.shelf.put(make_snapshot(0))
+    tampering.store.put(make_snapshot(0))
     stuck, go_on = threading.Event(), threading.Event()
 
     def stop_after_two(_request: pb.FetchRequest, replies: Replies) -> Replies:
@@ -328,7 +328,7 @@ def test_a_server_that_is_killed_and_comes_back_is_resumed(
 def test_a_server_that_says_nothing_cannot_hold_a_fetch(
     tampering: Any, receive: Receive, make_snapshot: MakeSnapshot, ending: str, why: str
 ) -> None:
-    tampering.shelf.put(make_snapshot(0))
+    tampering.store.put(make_snapshot(0))
     release = threading.Event()
 
     def silent(_request: pb.FetchRequest, replies: Replies) -> Replies:

@@ -31,9 +31,10 @@ from services.cli.checks.machine import (
 from services.cli.checks.npu import npu_check
 from services.cli.checks.packages import check_packages
 from services.cli.checks.secrets import check_secrets
-from services.cli.checks.servers import check_gateway, check_redis, shown
+from services.cli.checks.servers import check_gateway, check_redis, redact_url
 from services.common.config.settings import Platform, Settings
 from services.common.errors import ConfigError
+from services.common.service.host import MEMORY_FILES
 
 Shell = Callable[[list[str]], tuple[int, str, str]]
 
@@ -79,7 +80,7 @@ def test_little_memory_is_a_warning_and_too_little_a_problem(
     assert bool(findings[0].remedy) == (level is not Level.OK)
 
 
-@pytest.mark.parametrize("names", [("memory.max", "memory.current"), machine._LIMITS[1]])
+@pytest.mark.parametrize("names", MEMORY_FILES)
 def test_a_containers_limit_counts_as_the_machines_memory(tmp_path: Path, names: tuple[str, str]) -> None:
     for name, value in zip(names, (3 * GIB, GIB), strict=True):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -148,7 +149,7 @@ def test_an_address_that_is_none_is_a_problem(tmp_path: Path, monkeypatch: pytes
 
 
 def test_an_address_is_shown_without_user_and_password() -> None:
-    assert shown("rediss://user:pass@host:6380/3") == "rediss://host:6380/3"
+    assert redact_url("rediss://user:pass@host:6380/3") == "rediss://host:6380/3"
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, shell: Shell) -> None:
@@ -234,8 +235,8 @@ def test_packages_are_judged_by_the_platform(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, platform: Platform, there: dict[str, str], problems: set[str]
 ) -> None:
     known = dict.fromkeys((*packages.LEARNER[1:], *packages.EXTRAS), "1.0") | there
-    monkeypatch.setattr(packages, "installed", known.get)
-    monkeypatch.setattr("services.common.service.preflight._version", known.get)
+    monkeypatch.setattr(packages, "installed_version", known.get)
+    monkeypatch.setattr("services.common.service.preflight.installed_version", known.get)
     findings = check_packages(subject(tmp_path, platform=platform))
     assert {finding.name for finding in findings if finding.level is Level.PROBLEM} == problems
 

@@ -126,7 +126,7 @@ class Running:
 
 
 def test_a_follower_sees_each_step_once_through_outages_and_stops_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "POLL_S", 0.0)
+    monkeypatch.setattr(module, "POLL_INTERVAL_S", 0.0)
     assert [step["step"] for step in client_of(Running(7)).follow("job")] == [1, 2, 3, 4, 5, 6, 7]
 
 

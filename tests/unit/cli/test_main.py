@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from services.cli.client import find_token
-from services.cli.stack.state import ProcessState, UpState, only_one, read_state, require_state, write_state
+from services.cli.stack.state import ProcessState, UpState, home_lock, read_state, require_state, write_state
 from services.cli.up import run_down
 from services.common.errors import ConfigError
 from services.common.service.process_tree import created_at
@@ -190,9 +190,9 @@ def test_down_without_a_stack_says_so(tmp_path: Path) -> None:
 
 
 def test_a_home_is_held_by_one_only(tmp_path: Path) -> None:
-    with only_one(tmp_path), pytest.raises(ConfigError, match="already up"), only_one(tmp_path):
+    with home_lock(tmp_path), pytest.raises(ConfigError, match="already up"), home_lock(tmp_path):
         pass
-    with only_one(tmp_path):
+    with home_lock(tmp_path):
         pass
 
 

@@ -21,7 +21,7 @@ from services.common.config.settings import Settings
 from services.common.data.bounds import DataBounds
 from services.common.data.record import TaskRecord, TaskSource
 from services.common.data.source import data_roots, open_source, open_within
-from services.common.data.trial import try_source
+from services.common.data.trial import check_source
 from services.common.errors import DataError
 from services.common.spec.data import DataSourceSpec
 from services.common.streams.codec import decode, encode
@@ -352,12 +352,12 @@ def test_a_parquet_bomb_takes_no_memory_worth_mentioning(settings: Settings) -> 
     assert path.stat().st_size < 1 << 20  # 4 GB once it is unpacked
     code = (
         "import resource, sys\n"
-        "from services.common.data.trial import try_source\n"
+        "from services.common.data.trial import check_source\n"
         "import pyarrow.parquet\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "source, bounds = {'source': 'bomb.parquet', 'data_source': 'x'}, {'max_data_bytes': 64 << 20}\n"
         "try:\n"
-        f"    try_source(source, [{str(path.parent)!r}], bounds, 'data.train', 1e9)\n"
+        f"    check_source(source, [{str(path.parent)!r}], bounds, 'data.train', 1e9)\n"
         "except Exception as error:\n"
         "    print(error)\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
@@ -428,7 +428,7 @@ def test_fingerprints_are_those_of_older_releases(settings: Settings) -> None:
 def test_no_time_left_is_said_and_every_row_is_counted(settings: Settings) -> None:
     for name in ("d.jsonl", "d.parquet"):
         write(settings, [ROW] * 200, name)
-        facts = try_source({"source": name}, [str(root) for root in data_roots(settings)], {}, "data.train", 0.0)
+        facts = check_source({"source": name}, [str(root) for root in data_roots(settings)], {}, "data.train", 0.0)
         assert facts["fingerprint"]
         assert facts | {"fingerprint": ""} == {
             "fingerprint": "",
@@ -442,7 +442,7 @@ def test_no_time_left_is_said_and_every_row_is_counted(settings: Settings) -> No
 def test_a_trial_names_the_data_sources(settings: Settings) -> None:
     write(settings, [ROW, ROW | {"data_source": "other"}])
     roots, bounds = [str(root) for root in data_roots(settings)], asdict(DataBounds.of(settings))
-    facts = try_source({"source": "d.jsonl"}, roots, bounds, "data.train", time.monotonic() + 20)
+    facts = check_source({"source": "d.jsonl"}, roots, bounds, "data.train", time.monotonic() + 20)
     assert facts["fingerprint"]
     assert facts | {"fingerprint": ""} == {
         "fingerprint": "",

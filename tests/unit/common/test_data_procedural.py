@@ -12,7 +12,7 @@ import reasoning_gym
 from services.common.config.settings import Settings
 from services.common.data.record import TaskSource, jsonable
 from services.common.data.source import open_source
-from services.common.data.trial import TRIED_TASKS, try_source
+from services.common.data.trial import TRIED_TASKS, check_source
 from services.common.errors import DataError
 from services.common.spec.data import DataSourceSpec
 
@@ -145,7 +145,9 @@ def test_whatever_a_generator_raises_is_about_its_settings(
 
 
 def test_a_trial_makes_tasks_all_over_the_source() -> None:
-    facts = try_source({"source": "reasoning_gym:chain_sum", "size": 100}, [], {}, "data.train", time.monotonic() + 60)
+    facts = check_source(
+        {"source": "reasoning_gym:chain_sum", "size": 100}, [], {}, "data.train", time.monotonic() + 60
+    )
     assert facts == {
         "fingerprint": opened(size=100).fingerprint,
         "tasks": 100,
@@ -153,5 +155,5 @@ def test_a_trial_makes_tasks_all_over_the_source() -> None:
         "all_checked": False,
         "data_sources": ["reasoning_gym:chain_sum"],
     }
-    facts = try_source({"source": "reasoning_gym:chain_sum", "size": 3}, [], {}, "data.train", 0.0)
+    facts = check_source({"source": "reasoning_gym:chain_sum", "size": 3}, [], {}, "data.train", 0.0)
     assert facts["checked"] == 1

@@ -12,13 +12,13 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from services.gateway import header_deadline
-from services.gateway.header_deadline import Punctual, PunctualProtocol
+from services.gateway.header_deadline import HeaderDeadline, HeaderDeadlineProtocol
 
 DEADLINE_S, ANSWER_S = 0.5, 0.8
 REQUEST = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
 
 
-class PunctualH11(Punctual, H11Protocol):
+class HeaderDeadlineH11(HeaderDeadline, H11Protocol):
     """Where httptools is not installed."""
 
 
@@ -28,7 +28,7 @@ async def slow_answer(_scope: Scope, _receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"ok"})
 
 
-@pytest.fixture(params=[PunctualProtocol, PunctualH11])
+@pytest.fixture(params=[HeaderDeadlineProtocol, HeaderDeadlineH11])
 async def port(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
     monkeypatch.setattr(header_deadline, "HEADERS_S", DEADLINE_S)
     config = uvicorn.Config(

@@ -10,7 +10,7 @@ import pytest
 
 from services.common.service import heartbeat
 from services.common.service.lifecycle import Drain
-from services.learner.groups.buffer import Intake
+from services.learner.groups.buffer import GroupBuffer
 from services.learner.groups.evaluation import EvalRound
 from services.learner.groups.ledger import Ledger
 from services.learner.loops import monitor
@@ -57,24 +57,24 @@ def job(clock: Clock) -> JobContext:
         )
     )
     made = JobContext(
-        job_id="job", spec=spec, progress=Progress(1), intake=Intake(spec, LIMITS, Ledger(), clock), **parts
+        job_id="job", spec=spec, progress=Progress(1), buffer=GroupBuffer(spec, LIMITS, Ledger(), clock), **parts
     )
     made.activity.flow.since = clock.now
     return made
 
 
 def test_a_groups_deadline_gets_the_time_of_the_pause_back(job: JobContext, clock: Clock) -> None:
-    group = job.intake.ledger.issue(0)
+    group = job.buffer.ledger.issue(0)
     group.issued_at = clock.now
     clock.now += TIMEOUT_S - 1
     job.control.pause()
     clock.now += 1000 * TIMEOUT_S
     job.resume()
-    assert job.intake.overdue() == []
+    assert job.buffer.overdue() == []
     clock.now += 0.5
-    assert job.intake.overdue() == []
+    assert job.buffer.overdue() == []
     clock.now += 1.0
-    assert job.intake.overdue() == [group]
+    assert job.buffer.overdue() == [group]
 
 
 def test_a_group_issued_while_the_step_under_way_ended_is_not_issued_in_the_future(
@@ -82,7 +82,7 @@ def test_a_group_issued_while_the_step_under_way_ended_is_not_issued_in_the_futu
 ) -> None:
     job.control.pause()
     clock.now += 5
-    group = job.intake.ledger.issue(0)
+    group = job.buffer.ledger.issue(0)
     group.issued_at = clock.now
     clock.now += 5
     job.resume()
@@ -134,7 +134,7 @@ async def test_waiting_for_the_end_of_a_pause_ends_with_it_or_with_the_job(job: 
 
 
 class Record:
-    """What the watch loop asks the job's record."""
+    """What the monitor loop asks the job's record."""
 
     cancel_requested = False
     pause_requested = True
@@ -159,7 +159,7 @@ async def test_a_pause_is_no_stall(
 ) -> None:
     store, drain, looks = Store(), Drain(), 0
 
-    async def name_the_wait(*_: object) -> str:
+    async def describe_wait(*_: object) -> str:
         return "a wait"
 
     async def wait(_: float) -> bool:
@@ -172,13 +172,13 @@ async def test_a_pause_is_no_stall(
     async def nobody(_: object) -> list[object]:
         return []
 
-    monkeypatch.setattr(monitor, "_name_the_wait", name_the_wait)
-    monkeypatch.setattr(heartbeat, "alive", nobody)
+    monkeypatch.setattr(monitor, "_describe_wait", describe_wait)
+    monkeypatch.setattr(heartbeat, "live_workers", nobody)
     monkeypatch.setattr(drain, "wait", wait)
     job = replace(job, store=cast("Any", store))
     job.activity.waiting_for = "scored groups"
     clock.now = job.activity.moved_at + 10 * monitor.STALLED_AFTER_S
     if requested:
         job.control.pause()  # moved() at the request would hide what this asks: how the loop treats a job that is paused already
-    await monitor.watch_loop(job, drain)
+    await monitor.monitor_loop(job, drain)
     assert [state for state, _ in store.said] == states

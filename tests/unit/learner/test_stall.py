@@ -11,7 +11,7 @@ from services.common.jobs.record import JobState
 from services.common.service import heartbeat as heartbeats
 from services.common.service.heartbeat import WorkerKind, WorkerStatus
 from services.common.service.lifecycle import Drain
-from services.learner.groups.buffer import Intake
+from services.learner.groups.buffer import GroupBuffer
 from services.learner.groups.ledger import Ledger
 from services.learner.loops import monitor
 from services.learner.loops.state import JobContext, Progress
@@ -19,7 +19,7 @@ from tests.unit.learner.scored_groups import LIMITS, job_spec
 
 
 class Record:
-    """What the watch loop asks the job's record."""
+    """What the monitor loop asks the job's record."""
 
     cancel_requested = False
     pause_requested = False
@@ -43,7 +43,7 @@ def server(kind: WorkerKind = WorkerKind.ROLLOUT, *, job_id: str = "job", age_s:
 
 
 class Watched:
-    """A job whose next step waits for groups, seen by the watch loop a few times at a given stillness."""
+    """A job whose next step waits for groups, seen by the monitor loop a few times at a given stillness."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._monkeypatch = monkeypatch
@@ -67,7 +67,7 @@ class Watched:
             job_id="job",
             spec=spec,
             progress=Progress(lineage=1),
-            intake=Intake(spec, LIMITS, Ledger()),
+            buffer=GroupBuffer(spec, LIMITS, Ledger()),
             store=cast("Any", self._store),
             **parts,
         )
@@ -85,11 +85,11 @@ class Watched:
             left -= 1
             return left < 0
 
-        self._monkeypatch.setattr(heartbeats, "alive", alive)
+        self._monkeypatch.setattr(heartbeats, "live_workers", alive)
         self._monkeypatch.setattr(drain, "wait", wait)
         self.job.activity.moved_at = time.monotonic() - still_s
         said = len(self._store.said)
-        await monitor.watch_loop(self.job, drain)
+        await monitor.monitor_loop(self.job, drain)
         return self._store.said[said:]
 
 
@@ -130,25 +130,25 @@ async def test_a_stall_names_how_long_and_who_is_alive(watched: Watched) -> None
 async def test_groups_that_fail_in_a_row_are_a_stall_though_they_arrive_and_then_end_the_job(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failures = watched.job.intake.failures
+    failures = watched.job.buffer.failures
     for _ in range(1000):
         failures.add("ValueError: boom")
     ((state, cause),) = await watched.look(still_s=0)
     assert (state, cause) == (JobState.STALLED, "1000 groups failed in a row; the newest: ValueError: boom")
     assert watched.job.control.hopeless == "", "the run is too young"
-    monkeypatch.setattr("services.learner.groups.failures.LEAST_S", 0.0)
+    monkeypatch.setattr("services.learner.groups.failures.MIN_RUN_S", 0.0)
     await watched.look(still_s=0)
     assert watched.job.control.hopeless == f"no step is possible: {cause}"
 
 
 async def test_a_good_group_ends_the_stall(watched: Watched) -> None:
     for _ in range(1000):
-        watched.job.intake.failures.add("boom")
+        watched.job.buffer.failures.add("boom")
     drained: list[tuple[str, str]] = []
 
     async def transition(to: str, **options: Any) -> None:
         drained.append((to, options["cause"]))
-        watched.job.intake.failures.clear()
+        watched.job.buffer.failures.clear()
 
     watched._store.transition = transition  # type: ignore[method-assign]
     await watched.look(still_s=0)
@@ -159,7 +159,7 @@ async def test_a_good_group_ends_the_stall(watched: Watched) -> None:
 async def test_failures_while_no_step_is_left_to_do_say_nothing(watched: Watched) -> None:
     watched.job.progress.step = watched.job.spec.learner.steps
     for _ in range(1000):
-        watched.job.intake.failures.add("boom")
+        watched.job.buffer.failures.add("boom")
     assert await watched.look(still_s=0) == []
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from services.common.config.verifiers import BuiltIn, available, choose
+from services.common.config.verifiers import BuiltIn, available, choose_verifier
 
 PRINT_LOADED = (
     "import sys; from services.common.config.verifiers import available; available();"
@@ -20,7 +20,7 @@ def test_installed_verifiers_are_offered_after_the_built_in_ones() -> None:
     names = available()
     assert names[: len(BuiltIn)] == list(BuiltIn)
     assert "odd_sleep" in names
-    assert choose("anything", {"*": "odd_sleep"}) == "odd_sleep"
+    assert choose_verifier("anything", {"*": "odd_sleep"}) == "odd_sleep"
 
 
 @pytest.mark.usefixtures("installed_here")

@@ -15,11 +15,11 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from services.common.config.settings import Platform, Settings
 from services.common.errors import ConfigError, MillraceError, ModelError
 from services.common.jobs import deaths
-from services.common.jobs.follower import BLOCKED_S
+from services.common.jobs.follower import HUNG_AFTER_S
 from services.common.jobs.record import ActiveJob
 from services.common.jobs.store import JobStore
 from services.common.redis import keys
-from services.common.service.heartbeat import alive
+from services.common.service.heartbeat import live_workers
 from services.common.service.lifecycle import Drain
 from services.common.spec.job import JobSpec
 from services.rollout.engine.engine import Engine
@@ -43,7 +43,7 @@ async def test_an_engine_that_hangs_is_killed_and_the_process_ends(
     rollout, engine, _ = service
     killed: list[bool] = []
     monkeypatch.setattr(engine, "kill", lambda: killed.append(True))
-    monkeypatch.setattr(rollout._watch, "trouble", lambda: "the engine hangs: no token for 121 s")
+    monkeypatch.setattr(rollout._monitor, "fault", lambda: "the engine hangs: no token for 121 s")
     with pytest.raises(EngineError, match="no token for 121 s"):
         await rollout.watchdog()
     assert killed == [True]
@@ -53,7 +53,7 @@ async def test_an_engine_that_hangs_is_killed_and_the_process_ends(
 async def test_a_process_that_no_longer_looks_is_unhealthy(service: tuple[RolloutService, Engine, Drain]) -> None:
     rollout, _, _ = service
     assert rollout.ready() == "starting"
-    rollout._follower._looked_at = time.monotonic() - BLOCKED_S - 1
+    rollout._follower._looked_at = time.monotonic() - HUNG_AFTER_S - 1
     assert "no look" in (rollout.healthy() or "")
     rollout._follower._looked_at = time.monotonic()
     assert (rollout.healthy(), rollout.ready()) == (None, None)
@@ -73,12 +73,12 @@ async def test_a_job_whose_model_is_missing_is_refused_by_name_and_the_service_l
         while "cannot be served here" not in caplog.text and not running.done():
             await asyncio.sleep(0.05)
         await asyncio.sleep(2.5)  # one more heartbeat
-    (worker,) = await alive(redis)
+    (worker,) = await live_workers(redis)
     assert (worker.name, worker.state, worker.job_id) == ("r0", "idle", None)
     assert str(tmp_path / "missing") in str(worker.detail["trouble"])
     drain.request()
     await asyncio.wait_for(running, 20)
-    assert await alive(redis) == []
+    assert await live_workers(redis) == []
 
 
 def unknown_kind(folder: Path) -> None:
@@ -197,7 +197,7 @@ async def test_a_job_that_is_tried_again_here_is_counted_each_time(
     service: tuple[RolloutService, Engine, Drain], redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rollout, engine, drain = service
-    monkeypatch.setattr("services.rollout.service.REFUSED_S", 0.1)
+    monkeypatch.setattr("services.rollout.service.RETRY_INTERVAL_S", 0.1)
     await fails(engine, ModelError("the engine hangs while it starts"), monkeypatch)
     await attached_to(rollout, redis, tmp_path)
     attaching = asyncio.create_task(rollout.attach())
@@ -233,7 +233,7 @@ async def test_a_model_that_loads_keeps_nobody_waiting(
     await attached_to(rollout, redis, tmp_path)
     rollout._follower._looked_at = time.monotonic()
     await rollout._beat()
-    (worker,) = await alive(redis)
+    (worker,) = await live_workers(redis)
     assert (rollout.ready(), worker.state) == (None, "loading")
     await rollout._detach()
     assert await redis.hgetall(keys.serving("r0")) == {}

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import redis
 
-from services.cli.checks.servers import shown
+from services.cli.checks.servers import redact_url
 from services.cli.stack.children import start_child
 from services.cli.stack.plan import _plan_redis
 from services.cli.stack.redis import EmbeddedRedis, server_binary
@@ -146,7 +146,7 @@ def test_the_url_names_the_socket_whatever_the_home_is_called(tmp_path: Path, na
         with redis.Redis.from_url(server.url) as client:
             assert client.ping()
         assert server_of(server.url) == server.socket
-        assert shown(server.url) == f"unix://{server.socket}"
+        assert redact_url(server.url) == f"unix://{server.socket}"
     finally:
         server.stop()
 

@@ -306,7 +306,7 @@ def test_a_wrong_setting_before_all_was_ready_is_read_by_a_person_and_not_tried_
 ) -> None:
     stack = start("gateway:1:good", "learner-0:0:wrong")
     assert stack.process.wait(60) == 1
-    assert "GaveUp: learner-0 ended with code 2: learner-0 says why; gave up on it." in stack.said
+    assert "WrongSettingError: learner-0 ended with code 2: learner-0 says why; gave up on it." in stack.said
     assert stack.said.rstrip().endswith("learner-0 says why")
     assert [note[1] for note in stack.notes()].count("learner-0") == 1
     assert ["end", "gateway"] in [note[:2] for note in stack.notes()]

@@ -7,7 +7,7 @@ import pytest
 from redis.asyncio import Redis
 
 from services.common.jobs import deaths as job_deaths
-from services.common.jobs.deaths import KILLED, MOST_DEATHS, Death, adopt, deaths, report, served, serving
+from services.common.jobs.deaths import KILLED, MOST_DEATHS, Death, deaths, report, report_killed, served, serving
 from services.common.redis import keys
 
 
@@ -19,15 +19,15 @@ async def test_a_job_that_was_let_go_in_good_order_has_no_death(redis: Redis) ->
     await serving(redis, "demo-1", "rollout-0", loading=True)
     await serving(redis, "demo-1", "rollout-0", loading=False)
     await served(redis, "demo-1", "rollout-0")
-    await adopt(redis, "rollout-0")
+    await report_killed(redis, "rollout-0")
     assert await deaths(redis, "demo-1") == []
 
 
-async def test_a_reported_death_is_counted_once_however_often_it_is_sent_and_not_adopted_again(redis: Redis) -> None:
+async def test_a_reported_death_is_counted_once_however_often_it_is_sent_and_not_reported_again(redis: Redis) -> None:
     await serving(redis, "demo-1", "rollout-0", loading=True)
     for _ in range(3):
         await report(redis, "demo-1", death(loading=True))
-    await adopt(redis, "rollout-0")
+    await report_killed(redis, "rollout-0")
     assert await deaths(redis, "demo-1") == [death(loading=True)]
 
 
@@ -36,8 +36,8 @@ async def test_a_mark_that_an_earlier_process_left_is_a_death_and_one_only(redis
     await serving(redis, "demo-1", "rollout-0", loading=loading)
     await serving(redis, "demo-1", "rollout-1", loading=False)
     before = time.time()
-    await adopt(redis, "rollout-0")
-    await adopt(redis, "rollout-0")
+    await report_killed(redis, "rollout-0")
+    await report_killed(redis, "rollout-0")
     (found,) = await deaths(redis, "demo-1")
     assert (found.worker, found.cause, found.loading) == ("rollout-0", KILLED, loading)
     assert before <= found.at <= time.time()
@@ -46,7 +46,7 @@ async def test_a_mark_that_an_earlier_process_left_is_a_death_and_one_only(redis
 async def test_the_end_of_a_whole_stack_is_no_death_of_a_job(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     await serving(redis, "demo-1", "rollout-0", loading=True)
     monkeypatch.setattr("os.getppid", lambda: 1)  # the next process has another parent
-    await adopt(redis, "rollout-0")
+    await report_killed(redis, "rollout-0")
     assert await deaths(redis, "demo-1") == []
     assert await redis.hgetall(keys.serving("rollout-0")) == {}
 
@@ -75,5 +75,5 @@ async def test_what_cannot_be_read_hides_no_other_death_and_stops_no_start(redis
     await redis.rpush(keys.deaths("demo-1"), broken)
     await report(redis, "demo-1", death())
     await redis.hset(keys.serving("rollout-0"), "demo-1", broken)
-    await adopt(redis, "rollout-0")
+    await report_killed(redis, "rollout-0")
     assert await deaths(redis, "demo-1") == [death()]

@@ -18,7 +18,7 @@ from services.common.jobs.restore import Restorer, restore
 from services.common.jobs.step_record import StepRecord
 from services.common.jobs.store import JobStore
 from services.common.redis import keys
-from services.common.redis.fencing import HEALS
+from services.common.redis.fencing import MAX_RESTORES
 from services.common.redis.keys import Stage
 from services.common.spec.job import JobSpec, parse_spec
 from services.common.streams.consumer import Consumer
@@ -126,7 +126,7 @@ async def test_incarnations_rise_even_when_others_have_written_the_record_of_an_
 ) -> None:
     job_id, old = await running(store, redis, tmp_path)
     await redis.flushall()
-    assert await Restorer(redis, tmp_path, "learner", lambda _: True).look() == [job_id]
+    assert await Restorer(redis, tmp_path, "learner", lambda _: True).restore_lost() == [job_id]
     await store.records.save(job_id)
     await store.pause(job_id)
     new = await HeadStore.begin(redis, tmp_path, job_id)
@@ -189,20 +189,20 @@ async def test_a_redis_emptied_again_before_servers_see_the_job_is_put_right_aga
     assert (await store.get(job_id)).incarnation == head.fence.incarnation
 
 
-@pytest.mark.parametrize(("times", "back"), [(HEALS, True), (HEALS + 1, False)])
+@pytest.mark.parametrize(("times", "back"), [(MAX_RESTORES, True), (MAX_RESTORES + 1, False)])
 async def test_a_write_outlives_a_redis_that_is_emptied_again_while_it_is_put_right(
     redis: Redis, store: JobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int, back: bool
 ) -> None:
-    heal, left = HeadStore.heal, times
+    original, left = HeadStore.restore, times
 
-    async def heal_and_lose(head: HeadStore) -> None:
+    async def restore_and_lose(head: HeadStore) -> None:
         nonlocal left
         left -= 1
-        await heal(head)
+        await original(head)
         if left > 0:
             await redis.flushall()
 
-    monkeypatch.setattr(HeadStore, "heal", heal_and_lose)
+    monkeypatch.setattr(HeadStore, "restore", restore_and_lose)
     job_id, head = await running(store, redis, tmp_path)
     await redis.flushall()
     if back:
@@ -222,14 +222,14 @@ async def test_a_head_that_only_looks_notices_that_redis_was_emptied(
     assert job_id in await store.active()
 
 
-async def test_a_record_that_the_gateway_put_back_is_still_healed_by_its_head(
+async def test_a_record_that_the_gateway_put_back_is_still_restored_by_its_head(
     redis: Redis, store: JobStore, tmp_path: Path
 ) -> None:
     job_id, head = await running(store, redis, tmp_path)
     restored: list[int] = []
     head.on_restored = lambda: restored.append(1)
     await redis.flushall()
-    assert await Restorer(redis, tmp_path, "gateway", lambda _: True).look() == [job_id]
+    assert await Restorer(redis, tmp_path, "gateway", lambda _: True).restore_lost() == [job_id]
     await store.pause(job_id)  # a person's request in between is kept
     assert await store.active() == {}
     record = await head.record()
@@ -291,10 +291,10 @@ async def test_what_waited_in_the_queue_waits_again_in_its_order_with_its_key(
     await store.cancel(jobs[2])
     before = [await store.get(row.id) for row in await store.list()]
     restorer = Restorer(redis, tmp_path, "gateway", lambda _: True)
-    assert await restorer.look() == []
+    assert await restorer.restore_lost() == []
     await redis.flushall()
-    assert await restorer.look() == jobs
-    assert await restorer.look() == []
+    assert await restorer.restore_lost() == jobs
+    assert await restorer.restore_lost() == []
     assert [await store.get(row.id) for row in await store.list()] == before
     assert await redis.zrange(keys.QUEUE, 0, -1) == [job.encode() for job in jobs[:2]]
     again, new = await store.create_once(spec(), "key-0")
@@ -313,10 +313,10 @@ async def test_jobs_submitted_to_an_emptied_redis_do_not_hide_that_it_was(
 ) -> None:
     first = await store.create(spec())
     restorer = Restorer(redis, tmp_path, "gateway", lambda _: True)
-    await restorer.look()
+    await restorer.restore_lost()
     await redis.flushall()
     second = await store.create(spec())
-    assert await restorer.look() == [first.id]
+    assert await restorer.restore_lost() == [first.id]
     assert {record.id for record in await store.list()} == {first.id, second.id}
 
 
@@ -331,7 +331,7 @@ async def test_a_learner_puts_back_its_own_jobs_only(redis: Redis, store: JobSto
     def owned(record: JobRecord) -> bool:
         return record.learner == "learner-a" and record.state in LIVE
 
-    assert await Restorer(redis, tmp_path, "learner-a", owned).look() == [mine]
+    assert await Restorer(redis, tmp_path, "learner-a", owned).restore_lost() == [mine]
     claimed = await store.claim("learner-a")
     assert claimed is not None
     assert claimed.id == mine
@@ -348,7 +348,7 @@ async def test_a_folder_that_holds_nothing_that_is_understood_is_passed_over(
         (tmp_path / name / "spec.yaml").write_text(SPEC)
     (tmp_path / "empty-1").mkdir()
     await redis.flushall()
-    assert await Restorer(redis, tmp_path, "gateway", lambda _: True).look() == [good]
+    assert await Restorer(redis, tmp_path, "gateway", lambda _: True).restore_lost() == [good]
     for name in ("torn-1", "future-1", "odd-1"):
         assert name in caplog.text
 
@@ -359,7 +359,7 @@ async def test_of_writers_that_race_the_newest_state_stays_in_the_folder(
     job_id = (await store.create(spec())).id
     writers = [JobStore(redis, tmp_path) for _ in range(8)]
     await asyncio.gather(*(writer.update(job_id, step=step) for step, writer in enumerate(writers, 1)))
-    assert store.records.saved(job_id) == await store.get(job_id)
+    assert store.records.load(job_id) == await store.get(job_id)
 
 
 async def test_a_folder_that_cannot_be_written_does_not_stop_a_job(
@@ -407,7 +407,7 @@ async def test_a_held_job_is_found_in_a_redis_without_the_list(
 ) -> None:
     job_id, _ = await running(store, redis, tmp_path)
     await (redis.delete(keys.HELD) if lost == "the list alone" else redis.flushall())
-    await Restorer(redis, tmp_path, "learner", lambda _: True).look()
+    await Restorer(redis, tmp_path, "learner", lambda _: True).restore_lost()
     held = await store.held_by("learner")
     assert held is not None
     assert held.id == job_id
@@ -420,14 +420,14 @@ async def test_records_from_before_failures_were_told_stay_readable(
     await head.update(failure="boom", failed_reasons=json.dumps({"boom": 3}))
     told = await store.get(job_id)
     assert (told.failure, told.failed_reasons) == ("boom", {"boom": 3})
-    assert store.records.saved(job_id) == told
+    assert store.records.load(job_id) == told
     await redis.hdel(keys.record(job_id), "failure", "failed_reasons")
     old = await store.get(job_id)
     assert (old.failure, old.failed_reasons) == ("", {})
     path = tmp_path / job_id / "job.json"
     document = json.loads(path.read_text())
     path.write_text(json.dumps({k: v for k, v in document.items() if k not in {"failure", "failed_reasons"}}))
-    assert store.records.saved(job_id) == old
+    assert store.records.load(job_id) == old
 
 
 async def test_a_note_is_read_at_once_and_kept_with_the_next_move(
@@ -435,7 +435,7 @@ async def test_a_note_is_read_at_once_and_kept_with_the_next_move(
 ) -> None:
     job_id, head = await running(store, redis, tmp_path)
     before = (tmp_path / job_id / "job.json").read_bytes()
-    await head.note(failure="boom")
+    await head.update_in_redis(failure="boom")
     assert (await store.get(job_id)).failure == "boom"
     assert (tmp_path / job_id / "job.json").read_bytes() == before
     await head.transition(JobState.STALLED, allowed=LIVE, cause="why")

@@ -16,7 +16,7 @@ from services.common.redis import keys
 from services.common.redis.connection import connect, text
 from services.common.redis.fencing import Fence
 from services.common.redis.keys import Stage
-from services.common.service.heartbeat import begin
+from services.common.service.heartbeat import take_incarnation
 from services.common.streams import consumer as consumer_module
 from services.common.streams.codec import MAX_ENTRY_BYTES
 from services.common.streams.consumer import DEAD_PAYLOAD_BYTES, Consumer
@@ -312,9 +312,9 @@ async def test_a_consumer_whose_name_a_newer_process_took_writes_nothing_though_
     redis: Redis, blocking: Redis
 ) -> None:
     await fill(redis, 4)
-    zombie = consumer(redis, blocking, fence=await begin(redis, "a"))
+    zombie = consumer(redis, blocking, fence=await take_incarnation(redis, "a"))
     held = await zombie.read(4, 0.5)
-    token = await begin(redis, "a")
+    token = await take_incarnation(redis, "a")
     heir = consumer(redis, blocking, fence=token)
     for write in (
         zombie.hop(held[0], Stage.SCORED, b"zombie"),

@@ -14,7 +14,7 @@ from services.common.jobs.record import JobRecord, JobState
 from services.common.jobs.store import JobStore
 from services.common.redis import keys
 from services.common.spec.job import JobSpec
-from services.gateway.events.hub import BEGINNING, KEPT, PAGE, EventHub
+from services.gateway.events.hub import BEGINNING, FEED_SIZE, PAGE_SIZE, EventHub
 from services.gateway.events.stream import follow
 from services.gateway.middleware.streams import StreamLimit
 
@@ -32,9 +32,9 @@ async def job(store: JobStore, document: dict[str, Any]) -> JobRecord:
 
 
 def read(hub: EventHub, job: JobRecord, place: tuple[int, int] = BEGINNING) -> AsyncIterator[bytes]:
-    seat = StreamLimit(1).take("a")
-    assert seat is not None
-    return follow(hub, job, place, seat)
+    permit = StreamLimit(1).acquire("a")
+    assert permit is not None
+    return follow(hub, job, place, permit)
 
 
 def steps_in(events: list[bytes]) -> list[int]:
@@ -88,12 +88,12 @@ async def test_a_reader_that_stands_still_delays_nobody_and_finds_all_it_missed_
 ) -> None:
     slow, quick = read(hub, job), asyncio.create_task(collect(read(hub, job)))
     missed = [await anext(slow)]
-    last = KEPT + 3 * PAGE
+    last = FEED_SIZE + 3 * PAGE_SIZE
     await tell(redis, job, 1, last)
     await end(store, job)
     assert steps_in(await asyncio.wait_for(quick, 20)) == list(range(1, last + 1))
     kept = sum(len(feed._events) for feed in hub._feeds.values())
-    assert kept <= KEPT
+    assert kept <= FEED_SIZE
     assert steps_in(missed + await collect(slow)) == list(range(1, last + 1))
 
 
@@ -158,12 +158,12 @@ async def test_the_hub_rests_while_nobody_reads_and_begins_again(
     assert b"event: end" in (await asyncio.wait_for(again, 5))[-1]
 
 
-async def test_a_stream_that_lost_its_seat_ends_without_the_jobs_end(hub: EventHub, job: JobRecord) -> None:
+async def test_a_stream_that_lost_its_permit_ends_without_the_jobs_end(hub: EventHub, job: JobRecord) -> None:
     limit = StreamLimit(2)
-    first, second = limit.take("a"), limit.take("a")
+    first, second = limit.acquire("a"), limit.acquire("a")
     assert first is not None
     assert second is not None
     reader = asyncio.create_task(collect(follow(hub, job, BEGINNING, first)))
     await asyncio.sleep(2 * POLL_S)
-    assert limit.take("b") is not None
+    assert limit.acquire("b") is not None
     assert b"event: end" not in b"".join(await asyncio.wait_for(reader, 5))

@@ -35,7 +35,7 @@ from services.learner.groups.buffer import Judged
 from services.learner.storage.job_store import HeadStore
 from services.learner.storage.journal import Journal
 from services.learner.storage.lineage import read_rises
-from services.learner.storage.offline import close_books, ledger_on_disk
+from services.learner.storage.offline import close_ledger, ledger_on_disk
 from tests.integration.learner import peers
 from tests.integration.learner.scripted_ranks import ROWS, ScriptedLearner, chain
 from tests.integration.rollout.conftest import write_model
@@ -338,7 +338,7 @@ async def test_the_journal_of_a_cancelled_job_tells_every_fate(
     assert {s.reason for s in last.settled if s.fate is Fate.CANCELLED} == {"the job cancelled"}
 
 
-async def test_the_books_of_a_job_that_died_are_closed_from_its_folder(
+async def test_the_ledger_of_a_job_that_died_is_closed_from_its_folder(
     learner: ScriptedLearner, redis: Redis, redis_url: str
 ) -> None:
     job_id = await learner.submit(job_spec())
@@ -348,11 +348,11 @@ async def test_the_books_of_a_job_that_died_are_closed_from_its_folder(
         await learner.stop()
     folder = learner.folder(job_id)
     issued = record.groups["issued"] + 3
-    summary = close_books(folder, issued, "the job failed: rank 0: killed")
+    summary = close_ledger(folder, issued, "the job failed: rank 0: killed")
     fates = audit(folder, summary)
     assert summary["issued"] >= issued
     assert fates[issued - 1] == "cancelled"
-    assert close_books(folder, 0, "again") == summary
+    assert close_ledger(folder, 0, "again") == summary
     assert ledger_on_disk(folder)[1].summary() == summary
 
 

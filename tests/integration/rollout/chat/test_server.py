@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from safetensors.torch import save_file
 
 from services.common.checkpoints.manifest import WrittenFile, digest_of_file
-from services.common.config.inference import PARAM_HEADER, PROBLEM_HEADER, Problem
+from services.common.config.inference import PARAM_HEADER, REASON_HEADER, RefusalReason
 from services.common.config.settings import Platform, Settings
 from services.common.jobs.record import JobState
 from services.common.jobs.store import JobStore
@@ -30,7 +30,7 @@ from services.learner.storage.checkpoints import CheckpointStore
 from services.rollout import metrics
 from services.rollout.chat.exports import ExportLoader
 from services.rollout.chat.policies import Policies
-from services.rollout.chat.queue import ChatLane
+from services.rollout.chat.queue import ChatQueue
 from services.rollout.chat.server import InferenceService, serving
 from services.rollout.engine.engine import Engine
 from services.rollout.sampling.sampler import Sampler
@@ -54,8 +54,8 @@ class World:
 
     def __init__(self, engine: Engine, redis: Redis, settings: Settings) -> None:
         self.engine, self.store = engine, (store := JobStore(redis))
-        self.lane = ChatLane(PLACES, queue_s=0.5)
-        self.policies = Policies(engine, self.lane, store, ExportLoader(engine, settings, redis, "chat-test").load)
+        self.queue = ChatQueue(PLACES, queue_s=0.5)
+        self.policies = Policies(engine, self.queue, store, ExportLoader(engine, settings, redis, "chat-test").load)
         self.n = -1
         self.address = ""
 
@@ -77,7 +77,7 @@ class World:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await self.ask(**values)
         told = {str(key): str(value) for key, value in caught.value.trailing_metadata() or ()}
-        return caught.value.code(), told[PROBLEM_HEADER], told.get(PARAM_HEADER), caught.value.details() or ""
+        return caught.value.code(), told[REASON_HEADER], told.get(PARAM_HEADER), caught.value.details() or ""
 
 
 def request(model: str = JOB, content: str = "2 + 3 =", **values: Any) -> pb.GenerateRequest:
@@ -111,7 +111,7 @@ async def world(
     await engine.start(model_dir, spec)
     made = World(engine, redis, Settings(home=tmp_path_factory.mktemp("home"), model_roots=[model_dir.parent]))
     await made.policies.claim(JOB)
-    async with serving(InferenceService(engine, made.policies, made.lane), "127.0.0.1", 0, TOKEN) as port:
+    async with serving(InferenceService(engine, made.policies, made.queue), "127.0.0.1", 0, TOKEN) as port:
         made.address = f"127.0.0.1:{port}"
         yield made
     await engine.aclose()
@@ -119,8 +119,8 @@ async def world(
 
 
 async def test_nothing_is_said_before_there_is_a_version(world: World) -> None:
-    code, problem, _, _ = await world.refused()
-    assert (code, problem) == (grpc.StatusCode.FAILED_PRECONDITION, Problem.NOT_HERE)
+    code, reason, _, _ = await world.refused()
+    assert (code, reason) == (grpc.StatusCode.FAILED_PRECONDITION, RefusalReason.NOT_HERE)
 
 
 async def test_every_piece_carries_its_version_however_slow_the_reader_is(
@@ -175,37 +175,37 @@ async def test_without_max_tokens_an_answer_fills_the_context(world: World) -> N
 
 
 @pytest.mark.parametrize(
-    ("values", "problem", "param", "message"),
+    ("values", "reason", "param", "message"),
     [
-        ({"content": "1" * 300, "max_tokens": 4}, Problem.TOO_LONG, "messages", "context is 256 tokens; the prompt has 302"),
-        ({"text": "1" * 250, "max_tokens": 10}, Problem.TOO_LONG, "prompt", "max_tokens asks for 10"),
-        ({"text": "1" * 100_000}, Problem.TOO_LONG, "prompt", "100000 characters"),
-        ({"max_tokens": 0}, Problem.INVALID, "max_tokens", "must be 1 to"),
-        ({"temperature": float("nan")}, Problem.INVALID, "temperature", "must be 0 to 2"),
-        ({"top_p": 0.0}, Problem.INVALID, "top_p", "must be above 0"),
-        ({"stop": [""]}, Problem.INVALID, "stop", "empty"),
-        ({"text": ""}, Problem.INVALID, "prompt", "has no tokens"),
+        ({"content": "1" * 300, "max_tokens": 4}, RefusalReason.TOO_LONG, "messages", "context is 256 tokens; the prompt has 302"),
+        ({"text": "1" * 250, "max_tokens": 10}, RefusalReason.TOO_LONG, "prompt", "max_tokens asks for 10"),
+        ({"text": "1" * 100_000}, RefusalReason.TOO_LONG, "prompt", "100000 characters"),
+        ({"max_tokens": 0}, RefusalReason.INVALID, "max_tokens", "must be 1 to"),
+        ({"temperature": float("nan")}, RefusalReason.INVALID, "temperature", "must be 0 to 2"),
+        ({"top_p": 0.0}, RefusalReason.INVALID, "top_p", "must be above 0"),
+        ({"stop": [""]}, RefusalReason.INVALID, "stop", "empty"),
+        ({"text": ""}, RefusalReason.INVALID, "prompt", "has no tokens"),
         (
             {"chat": pb.Chat(messages=[pb.ChatMessage(role="system", content="be brief")])},
-            Problem.INVALID, "messages", "no system messages",
+            RefusalReason.INVALID, "messages", "no system messages",
         ),
         (
-            {"chat": pb.Chat(messages=[pb.ChatMessage(role="tool", content="x")])}, Problem.INVALID, "messages", "role must be",
+            {"chat": pb.Chat(messages=[pb.ChatMessage(role="tool", content="x")])}, RefusalReason.INVALID, "messages", "role must be",
         ),
     ],
 )  # fmt: skip
 async def test_what_cannot_be_sampled_is_refused_by_name(
-    world: World, values: dict[str, Any], problem: Problem, param: str, message: str
+    world: World, values: dict[str, Any], reason: RefusalReason, param: str, message: str
 ) -> None:
     if "text" in values:
         values = {"chat": None} | values
     code, told, blamed, details = await world.refused(**values)
-    assert (code, told, blamed) == (grpc.StatusCode.INVALID_ARGUMENT, problem, param)
+    assert (code, told, blamed) == (grpc.StatusCode.INVALID_ARGUMENT, reason, param)
     assert message in details
     assert world.engine.chats == 0
 
 
-async def test_the_lane_bounds_what_is_sampled_and_says_so(
+async def test_the_queue_bounds_what_is_sampled_and_says_so(
     world: World, weights: Tensors, stage_weights: StageWeights
 ) -> None:
     await world.publish(stage_weights, weights)
@@ -215,8 +215,8 @@ async def test_the_lane_bounds_what_is_sampled_and_says_so(
         for call in calls:
             assert (await anext(call)).HasField("started")
         await world.engine._llm.pause_generation(mode="keep", clear_cache=False)
-        code, problem, _, _ = await world.refused()
-        assert (code, problem) == (grpc.StatusCode.RESOURCE_EXHAUSTED, Problem.BUSY)
+        code, reason, _, _ = await world.refused()
+        assert (code, reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, RefusalReason.BUSY)
         await world.engine._llm.resume_generation()
         for call in calls:
             assert [reply async for reply in call][-1].finished.completion_tokens == 240
@@ -252,7 +252,7 @@ async def test_a_client_that_goes_frees_its_place_at_once(world: World) -> None:
         await eventually(lambda: world.engine.chats == 1, "it is sampled")
         call.cancel()
         await eventually(lambda: world.engine.chats == 0, "it is aborted")
-    assert world.lane.chats == 0
+    assert world.queue.chats == 0
 
 
 async def test_without_the_token_every_call_is_refused(world: World) -> None:
@@ -271,9 +271,9 @@ async def test_a_job_that_is_let_go_ends_its_chats_and_only_them(
     await eventually(lambda: world.engine.chats == 1, "it is sampled")
     group = asyncio.create_task(Sampler(world.engine, "r0").sample(a_task(max_tokens=100)))
     await world.policies.clear("the job left")
-    code, problem, _, details = await asking
-    assert (code, problem, details) == (grpc.StatusCode.ABORTED, Problem.ABORTED, "the job left")
-    assert (await world.refused())[1] == Problem.NOT_HERE
+    code, reason, _, details = await asking
+    assert (code, reason, details) == (grpc.StatusCode.ABORTED, RefusalReason.ABORTED, "the job left")
+    assert (await world.refused())[1] == RefusalReason.NOT_HERE
     check_stamps(await group)
     world.policies.release()
 
@@ -314,8 +314,8 @@ async def test_an_ended_jobs_export_is_loaded_once_and_training_takes_the_engine
     await eventually(lambda: world.engine.chats == 1, "it is sampled")
     await world.policies.claim(JOB)
     assert (world.engine.chats, world.engine.version) == (0, None)
-    assert (await asking)[1] == Problem.ABORTED
-    assert (await world.refused(model=job_id))[1] == Problem.NOT_HERE
+    assert (await asking)[1] == RefusalReason.ABORTED
+    assert (await world.refused(model=job_id))[1] == RefusalReason.NOT_HERE
     world.policies.release()
 
 
@@ -340,10 +340,10 @@ async def test_a_damaged_export_is_never_sampled(
     damaged = bytearray(file.read_bytes())
     damaged[-9] ^= 1
     file.write_bytes(damaged)
-    code, problem, _, details = await world.refused(model=job_id)
-    assert (code, problem) == (grpc.StatusCode.UNAVAILABLE, Problem.NOT_LOADED)
+    code, reason, _, details = await world.refused(model=job_id)
+    assert (code, reason) == (grpc.StatusCode.UNAVAILABLE, RefusalReason.NOT_LOADED)
     assert "model.safetensors: its checksum differs" in details
     file.unlink()
     assert "cannot be read" in (await world.refused(model=job_id))[3]
     queued = await world.store.create(spec)
-    assert (await world.refused(model=queued.id))[1] == Problem.NOT_FOUND
+    assert (await world.refused(model=queued.id))[1] == RefusalReason.NOT_FOUND

@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.cli.stack.runtime import remember_segments, remove_left, runtime_of
-from services.cli.stack.segments import PATIENCE, SHARED_MEMORY, Segment, SegmentWatch, mapped_by
-from services.common.config.private_folder import prefix_of
+from services.cli.stack.runtime import remember_segments, remove_leftovers, runtime_of
+from services.cli.stack.segments import MAX_UNOWNED_SCANS, SHARED_MEMORY, Segment, SegmentWatch, mapped_by
+from services.common.config.private_folder import home_prefix
 
 pytestmark = pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason="this system has no /dev/shm")
 
@@ -93,19 +93,19 @@ def test_two_homes_never_touch_each_others(home: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     left = killed_stack(other)
-    assert remove_left(home) == []
+    assert remove_leftovers(home) == []
     with runtime_of(home):
-        assert remove_left(home) == []  # it is in use
+        assert remove_leftovers(home) == []  # it is in use
     shutil.copytree(other, tmp_path / "copy")  # with its record
-    assert remove_left(tmp_path / "copy") == []
+    assert remove_leftovers(tmp_path / "copy") == []
     assert all(path.is_dir() for path in left)
-    assert sorted(remove_left(other)) == sorted(map(str, left))
+    assert sorted(remove_leftovers(other)) == sorted(map(str, left))
 
 
 def test_a_moved_home_still_knows_its_own(home: Path) -> None:
     left = killed_stack(home)
     home = home.rename(home.with_name("moved"))
-    assert sorted(remove_left(home)) == sorted(map(str, left))
+    assert sorted(remove_leftovers(home)) == sorted(map(str, left))
 
 
 def test_a_link_or_a_directory_that_a_process_holds_stays(home: Path, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_link_or_a_directory_that_a_process_holds_stays(home: Path, tmp_path: 
     left[0].symlink_to(precious)
     held = os.open(left[1], os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
-    assert remove_left(home) == []
+    assert remove_leftovers(home) == []
     os.close(held)
     assert precious.is_dir()
     left[0].unlink()
@@ -124,16 +124,16 @@ def test_a_link_or_a_directory_that_a_process_holds_stays(home: Path, tmp_path: 
 
 
 def test_stages_of_servers_that_up_did_not_start_go_too_unless_they_run(home: Path) -> None:
-    stages = [SHARED_MEMORY / f"{prefix_of(home)}{name}" for name in ("rollout-8", "rollout-9")]
+    stages = [SHARED_MEMORY / f"{home_prefix(home)}{name}" for name in ("rollout-8", "rollout-9")]
     stages.append(home / "stage" / "rollout-7")
     for stage in stages:
         stage.mkdir(parents=True)
         (stage / "v1-0-0001.safetensors").write_text("weights")
     held = os.open(stages[1], os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
-    assert sorted(remove_left(home)) == sorted([str(stages[0]), str(stages[2])])
+    assert sorted(remove_leftovers(home)) == sorted([str(stages[0]), str(stages[2])])
     os.close(held)
-    assert remove_left(home) == [str(stages[1])]
+    assert remove_leftovers(home) == [str(stages[1])]
 
 
 def test_a_broken_record_removes_nothing_and_keeps_nobody_from_starting(home: Path) -> None:
@@ -155,12 +155,12 @@ def test_a_segment_belongs_to_the_row_whose_processes_map_it_and_goes_with_it(se
     me = psutil.Process()
     assert entry(segment).inode in mapped_by([me])
     watch = SegmentWatch()
-    watch.look(lambda: {"rollout-0": [me], "learner-0": []})
+    watch.scan(lambda: {"rollout-0": [me], "learner-0": []})
     assert watch.known == (entry(segment),)
     assert watch.end("learner-0", dict) == []
     assert watch.end("rollout-0", lambda: {"rollout-1": [me]}) == []  # somebody who lives uses it
     path = str(entry(segment).path)
-    watch.look(lambda: {"rollout-0": [me]})
+    watch.scan(lambda: {"rollout-0": [me]})
     assert watch.end("rollout-0", dict) == [path]
     assert not watch.known
 
@@ -169,7 +169,7 @@ def test_semaphores_count_too() -> None:
     code = (
         "import multiprocessing, os; from services.cli.stack.segments import SegmentWatch; import psutil, time\n"
         "lock = multiprocessing.get_context('spawn').Lock()\n"
-        "watch = SegmentWatch(); watch.look(lambda: {'rollout-0': [psutil.Process()]})\n"
+        "watch = SegmentWatch(); watch.scan(lambda: {'rollout-0': [psutil.Process()]})\n"
         "print(*[segment.path for segment in watch.known])\n"
         "print(*watch.end('rollout-0', dict))"
     )
@@ -186,8 +186,8 @@ def test_other_peoples_segments_are_not_looked_into_for_ever(segment: SharedMemo
         asked.append(1)
         return {}
 
-    for _ in range(PATIENCE + 10):
-        watch.look(families)
-    assert len(asked) == PATIENCE
+    for _ in range(MAX_UNOWNED_SCANS + 10):
+        watch.scan(families)
+    assert len(asked) == MAX_UNOWNED_SCANS
     assert watch.known == ()
     assert entry(segment).is_there()

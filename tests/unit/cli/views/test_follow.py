@@ -11,7 +11,7 @@ from rich.console import Console
 
 from services.cli.client import GatewayClient
 from services.cli.views.follow import follow_job
-from services.cli.views.progress import Board
+from services.cli.views.progress import ProgressBoard
 from services.common.jobs.step_record import StepRecord
 
 JOB = {"id": "demo-1", "state": "queued", "cause": "", "step": 0, "steps": 2}
@@ -92,7 +92,7 @@ def test_an_interrupt_ends_the_following_and_says_that_the_job_goes_on() -> None
 
 def test_on_a_terminal_a_bar_shows_state_and_progress() -> None:
     console = Console(file=io.StringIO(), width=120, force_terminal=True)
-    with Board(console, 4) as board:
+    with ProgressBoard(console, 4) as board:
         board.record(JOB | {"state": "running", "step": 1})
         board.step(StepRecord.model_validate({"step": 2, **dict.fromkeys(NUMBERS, 0.5)}))
         board._progress.refresh()

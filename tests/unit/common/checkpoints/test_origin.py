@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from services.common.checkpoints.fingerprint import identity_of
 from services.common.checkpoints.manifest import CHECKPOINTS_DIR, MANIFEST, WrittenFile, digest_of_file, dump_manifest
-from services.common.checkpoints.origin import OriginFacts, try_origin
+from services.common.checkpoints.origin import OriginFacts, check_new_origin
 from services.common.config.settings import Settings
 from services.common.errors import ConfigError
 from services.common.jobs.folder import SPEC_FILE
@@ -78,7 +78,7 @@ def settings(tmp_path: Path) -> Settings:
 
 
 def tried(settings: Settings, asked: JobSpec, dataset: str = DATASET) -> OriginFacts | None:
-    return try_origin(asked, settings, settings.models_dir / "tiny", dataset, time.monotonic() + 20)
+    return check_new_origin(asked, settings, settings.models_dir / "tiny", dataset, time.monotonic() + 20)
 
 
 def checkpoint(settings: Settings) -> Path:

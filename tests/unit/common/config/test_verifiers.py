@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.common.config.verifiers import BuiltIn, available, built_in_choice, check, choose
+from services.common.config.verifiers import BuiltIn, available, built_in_choice, check_overrides, choose_verifier
 from services.common.errors import ConfigError
 
 
@@ -30,7 +30,7 @@ from services.common.errors import ConfigError
 )
 def test_datasets_have_the_verifier_that_people_expect(data_source: str, name: str) -> None:
     assert built_in_choice(data_source) == name
-    assert choose(data_source, {}) == name
+    assert choose_verifier(data_source, {}) == name
 
 
 @pytest.mark.parametrize(
@@ -39,23 +39,23 @@ def test_datasets_have_the_verifier_that_people_expect(data_source: str, name: s
 def test_a_dataset_that_nobody_knows_has_no_verifier(data_source: str) -> None:
     assert built_in_choice(data_source) is None
     with pytest.raises(ConfigError, match=r"data_source .*reward\.verifiers.*dapo_math.*gsm8k") as caught:
-        choose(data_source, {})
+        choose_verifier(data_source, {})
     assert repr(data_source) in str(caught.value)
 
 
 def test_an_exact_override_wins_over_the_wildcard_and_both_over_the_built_in_choice() -> None:
     overrides = {"openai/gsm8k": "math", "*": "dapo_math"}
-    assert choose("openai/gsm8k", overrides) == "math"
-    assert choose("gsm8k", overrides) == "dapo_math"
-    assert choose("my_own", overrides) == "dapo_math"
+    assert choose_verifier("openai/gsm8k", overrides) == "math"
+    assert choose_verifier("gsm8k", overrides) == "dapo_math"
+    assert choose_verifier("my_own", overrides) == "dapo_math"
 
 
 def test_an_override_that_names_no_verifier_is_an_error_that_lists_them() -> None:
     with pytest.raises(ConfigError, match=r"data_source 'x': there is no verifier 'os.system'; there are math, "):
-        choose("x", {"x": "os.system"})
+        choose_verifier("x", {"x": "os.system"})
     with pytest.raises(ConfigError, match=r"reward.verifiers\['\*'\]: there is no verifier 'magic'"):
-        check({"openai/gsm8k": "gsm8k", "*": "magic"})
-    check({"openai/gsm8k": "gsm8k", "*": "math"})
+        check_overrides({"openai/gsm8k": "gsm8k", "*": "magic"})
+    check_overrides({"openai/gsm8k": "gsm8k", "*": "math"})
 
 
 def test_every_built_in_name_is_available() -> None:

@@ -97,12 +97,12 @@ def save(folder: Path) -> None:
 def test_a_deleted_folder_is_out_of_the_way_at_once_and_gone_when_emptied(jobs: Path) -> None:
     deleted, folder = DeletedJobs(jobs), jobs / "demo-00000001"
     assert not is_deleted(folder)
-    deleted.take(folder.name)
+    deleted.move_away(folder.name)
     assert is_deleted(folder)
     assert not folder.exists()
     assert deleted.unfinished(folder.name)
-    deleted.empty(folder.name)
-    deleted.empty(folder.name)
+    deleted.remove_files(folder.name)
+    deleted.remove_files(folder.name)
     assert not deleted.unfinished(folder.name)
     assert [path for path in jobs.rglob("*") if path.is_file()] == []
     assert list(jobs.glob("*/job.json")) == []
@@ -110,7 +110,7 @@ def test_a_deleted_folder_is_out_of_the_way_at_once_and_gone_when_emptied(jobs: 
 
 def test_a_process_that_still_writes_for_a_deleted_job_makes_no_folder(jobs: Path) -> None:
     deleted, folder = DeletedJobs(jobs), jobs / "demo-00000001"
-    deleted.take(folder.name)
+    deleted.move_away(folder.name)
     save(folder)
     assert not folder.exists()
     with pytest.raises(FileNotFoundError):
@@ -118,8 +118,8 @@ def test_a_process_that_still_writes_for_a_deleted_job_makes_no_folder(jobs: Pat
     folder.mkdir()  # one that looked before the mark was there
     (folder / "job.json").write_text("{}")
     assert deleted.unfinished(folder.name)
-    deleted.take(folder.name)
-    deleted.empty(folder.name)
+    deleted.move_away(folder.name)
+    deleted.remove_files(folder.name)
     assert not deleted.unfinished(folder.name)
 
 
@@ -127,19 +127,19 @@ def test_a_link_in_place_of_a_folder_is_removed_and_what_it_leads_to_stays(jobs:
     moved = (jobs / "demo-00000001").rename(tmp_path / "elsewhere")
     (jobs / "demo-00000001").symlink_to(moved)
     deleted = DeletedJobs(jobs)
-    deleted.take("demo-00000001")
-    deleted.empty("demo-00000001")
+    deleted.move_away("demo-00000001")
+    deleted.remove_files("demo-00000001")
     assert not deleted.unfinished("demo-00000001")
     assert (moved / "job.json").exists()
 
 
 def test_a_mark_stays_for_a_week(jobs: Path) -> None:
     deleted = DeletedJobs(jobs)
-    deleted.take("demo-00000001")
+    deleted.move_away("demo-00000001")
     at = (jobs / ".deleted" / "demo-00000001").stat().st_mtime
     deleted.forget_old(at + 2 * MARK_KEPT_S)
-    assert deleted.knows("demo-00000001")  # it is not empty
-    deleted.empty("demo-00000001")
+    assert deleted.has_mark("demo-00000001")  # it is not empty
+    deleted.remove_files("demo-00000001")
     at = (jobs / ".deleted" / "demo-00000001").stat().st_mtime
     deleted.forget_old(at + MARK_KEPT_S - 1)
     assert deleted.marked() == ["demo-00000001"]

@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from examples.demo.charlm_tokenizer import VOCAB_SIZE, make_tokenizer, save_tokenizer
 from services.common.errors import ModelError
 from services.common.models.directory import ModelInfo
-from services.common.models.trial import try_model
+from services.common.models.trial import check_model
 from services.common.models.weight_files import check_tensors, check_values, needed_tensors, read_headers
 
 CONFIG: dict[str, Any] = {
@@ -54,7 +54,7 @@ def model(tmp_path: Path) -> Path:
 
 def refusal(folder: Path) -> str:
     with pytest.raises(ModelError) as caught:
-        try_model(str(folder), time.monotonic() + 20)
+        check_model(str(folder), time.monotonic() + 20)
     message = str(caught.value)
     assert message.startswith("model.path: ")
     assert "\n" not in message
@@ -148,35 +148,35 @@ def split(entries: dict[str, str] | None = None, **moved: str) -> Change:
 
 
 def test_a_sound_model_passes_and_is_described(model: Path) -> None:
-    facts = try_model(str(model), time.monotonic() + 20)
+    facts = check_model(str(model), time.monotonic() + 20)
     assert ModelInfo(**facts["shape"]) == INFO
     assert facts["takes_system"]
     assert facts["vocabulary"] == VOCAB_SIZE
     assert facts["tensors"] == len(tensors_of())
     assert facts["parameters"] == sum(tensor.size for tensor in tensors_of().values())
-    assert facts["weight_bytes"] == facts["looked_bytes"] == sum(tensor.nbytes for tensor in tensors_of().values())
-    assert facts["all_looked"]
+    assert facts["weight_bytes"] == facts["checked_bytes"] == sum(tensor.nbytes for tensor in tensors_of().values())
+    assert facts["all_checked"]
 
 
 def test_a_vocabulary_that_is_padded_and_a_model_in_shards_are_fine(model: Path) -> None:
     split()(model)
-    assert try_model(str(model), time.monotonic() + 20)["all_looked"]
+    assert check_model(str(model), time.monotonic() + 20)["all_checked"]
     text("generation_config.json", json.dumps({"eos_token_id": [0, 1]}))(model)
-    assert try_model(str(model), time.monotonic() + 20)["all_looked"]
+    assert check_model(str(model), time.monotonic() + 20)["all_checked"]
 
 
 def test_a_template_that_wants_a_system_message_or_none_is_fine(model: Path) -> None:
     wants = "{% if messages[0]['role'] != 'system' %}{{ raise_exception('no system') }}{% endif %}{{ messages[1]['content'] }}"
     template(wants)(model)
-    assert try_model(str(model), time.monotonic() + 20)["takes_system"]
+    assert check_model(str(model), time.monotonic() + 20)["takes_system"]
     template("{% if messages[0]['role'] != 'user' %}{{ raise_exception('begin with the user') }}{% endif %}hi")(model)
-    assert not try_model(str(model), time.monotonic() + 20)["takes_system"]
+    assert not check_model(str(model), time.monotonic() + 20)["takes_system"]
 
 
 def test_an_output_head_of_a_tied_model_and_old_buffers_are_no_strangers(model: Path) -> None:
     head = np.zeros((VOCAB_SIZE, 32), np.float32)
     weights(lm_head__weight=head, model__layers__0__self_attn__rotary_emb__inv_freq=np.ones(4, np.float32))(model)
-    assert try_model(str(model), time.monotonic() + 20)["tensors"] == len(tensors_of()) + 1
+    assert check_model(str(model), time.monotonic() + 20)["tensors"] == len(tensors_of()) + 1
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,17 @@ import pytest
 
 from services.common.config.settings import Platform
 from services.common.errors import ConfigError
-from services.common.service.preflight import RedisAway, require_memory, require_platform, require_redis, require_room
+from services.common.service.preflight import (
+    RedisUnavailable,
+    require_disk_space,
+    require_memory,
+    require_platform,
+    require_redis,
+)
 
 
 def test_a_volume_with_room_is_taken_and_its_folder_made(tmp_path: Path) -> None:
-    require_room(tmp_path / "home" / "jobs", 0.0)
+    require_disk_space(tmp_path / "home" / "jobs", 0.0)
     assert list((tmp_path / "home" / "jobs").iterdir()) == []
 
 
@@ -19,13 +25,13 @@ def test_a_volume_without_room_is_refused_with_both_figures(tmp_path: Path) -> N
     with pytest.raises(
         ConfigError, match=r"^MILLRACE_HOME: the volume of .* has [\d.]+ GiB free, and MILLRACE_MIN_FREE_GIB=1e\+09 "
     ):
-        require_room(tmp_path, 1e9)
+        require_disk_space(tmp_path, 1e9)
 
 
 def test_a_home_that_cannot_be_written_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file")
     with pytest.raises(ConfigError, match=r"^MILLRACE_HOME: .*home/jobs cannot be written: Not a directory$"):
-        require_room(tmp_path / "home" / "jobs", 0.0)
+        require_disk_space(tmp_path / "home" / "jobs", 0.0)
 
 
 def test_a_machine_with_memory_is_taken(tmp_path: Path) -> None:
@@ -64,6 +70,6 @@ def test_an_image_for_another_platform_is_refused(platform: Platform, words: str
 
 async def test_a_redis_that_is_away_is_named_without_its_password() -> None:
     url = "redis://learner:canary@127.0.0.1:1/0"
-    with pytest.raises(RedisAway, match=r"^REDIS_URL: no Redis answers at 127\.0\.0\.1:1: ") as raised:
+    with pytest.raises(RedisUnavailable, match=r"^REDIS_URL: no Redis answers at 127\.0\.0\.1:1: ") as raised:
         await require_redis(url, wait_s=0.0)
     assert "canary" not in str(raised.value)

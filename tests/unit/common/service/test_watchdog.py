@@ -33,8 +33,8 @@ def test_a_loop_that_turns_is_left_alone(clock: Clock, ended: list[int]) -> None
     guard = LoopGuard(clock=clock, end=ended.append)
     for _ in range(500):
         clock.now += 1.0
-        guard.turn()
-        guard.look()
+        guard.record_turn()
+        guard.check()
     assert ended == []
 
 
@@ -42,20 +42,20 @@ def test_a_loop_that_does_not_turn_ends_the_process(clock: Clock, ended: list[in
     guard = LoopGuard(clock=clock, end=ended.append)
     for _ in range(int(BLOCKED_S)):
         clock.now += 1.0
-        guard.look()
+        guard.check()
     assert ended == []
     clock.now += 1.0
-    guard.look()
+    guard.check()
     assert ended == [EXIT_CODE]
 
 
 def test_a_process_that_slept_through_its_leases_ends_when_it_wakes(clock: Clock, ended: list[int]) -> None:
     guard = LoopGuard(clock=clock, end=ended.append)
     clock.now += STOPPED_S - 1.0
-    guard.look()
+    guard.check()
     assert ended == [], "its work is still its own"
     clock.now += STOPPED_S + 1.0
-    guard.look()
+    guard.check()
     assert ended == [EXIT_CODE]
 
 

@@ -19,7 +19,7 @@ from services.common.sandbox.pool import Sandbox
 from services.common.service.process_tree import family
 from services.common.spec.job import JobSpec
 from services.gateway.admission import admission as module
-from services.gateway.admission.admission import PLACES, ChildAdmission
+from services.gateway.admission.admission import MAX_CONCURRENT_CHECKS, ChildAdmission
 from services.gateway.errors import AdmissionBusy, SpecRefused
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -132,11 +132,13 @@ async def test_a_refusal_while_the_checks_begin_names_its_field(sandbox: Sandbox
 async def test_no_more_specs_are_checked_at_once_than_there_are_places(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "PLACE_WAIT_S", 0.3)
+    monkeypatch.setattr(module, "QUEUE_TIMEOUT_S", 0.3)
     admission = ChildAdmission(sandbox, Settings(), deadline_s=3.0, checks=f"{TRIALS}:EndlessModel")
     began = time.monotonic()
-    answers = await asyncio.gather(*(admission.admit(SPEC) for _ in range(3 * PLACES)), return_exceptions=True)
-    assert sum(isinstance(answer, AdmissionBusy) for answer in answers) == 2 * PLACES
+    answers = await asyncio.gather(
+        *(admission.admit(SPEC) for _ in range(3 * MAX_CONCURRENT_CHECKS)), return_exceptions=True
+    )
+    assert sum(isinstance(answer, AdmissionBusy) for answer in answers) == 2 * MAX_CONCURRENT_CHECKS
     assert time.monotonic() - began < 6.0
 
 

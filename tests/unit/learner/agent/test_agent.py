@@ -10,7 +10,7 @@ import pytest
 
 from services.common.config.settings import Settings
 from services.common.service.lifecycle import Drain
-from services.learner.agent.agent import RESTARTS, Agent
+from services.learner.agent.agent import MAX_RESTARTS, Agent
 
 LAST = 9
 
@@ -25,7 +25,7 @@ class Job:
         self.agent._restorer = cast("Any", self)
         self.agent._launch = self._launch  # type: ignore[method-assign,assignment]
 
-    async def look(self) -> list[str]:
+    async def restore_lost(self) -> list[str]:
         return []
 
     async def find(self, _: str) -> Any:
@@ -50,10 +50,10 @@ async def test_restarts_in_vain_fail_the_job(tmp_path: Path) -> None:
     assert await Job(tmp_path, (1, 3), (1, 0)).run() == 1
 
 
-@pytest.mark.parametrize("killed", [1, RESTARTS])
+@pytest.mark.parametrize("killed", [1, MAX_RESTARTS])
 async def test_a_launcher_that_was_killed_is_started_again(tmp_path: Path, killed: int) -> None:
     assert await Job(tmp_path, *[(-9, 0)] * killed, (0, LAST)).run() == 0
 
 
 async def test_a_launcher_that_is_killed_for_ever_is_given_up(tmp_path: Path) -> None:
-    assert await Job(tmp_path, *[(-9, 0)] * (RESTARTS + 1)).run() == -9
+    assert await Job(tmp_path, *[(-9, 0)] * (MAX_RESTARTS + 1)).run() == -9

@@ -40,7 +40,7 @@ Mutation = Callable[[JournalledJob], None]
 
 
 def audited(job: JournalledJob, tmp_path: Path, **options: Any) -> AuditReport:
-    return audit_job(job.write(tmp_path / "job"), **({"told_state": "succeeded"} | options))
+    return audit_job(job.write(tmp_path / "job"), **({"reported_state": "succeeded"} | options))
 
 
 def breaches(report: AuditReport) -> set[Breach]:
@@ -57,7 +57,7 @@ def unsettle(job: JournalledJob, step: int, group_id: int) -> None:
 
 def test_a_sound_job_has_no_violation_and_its_fates_sum_to_the_groups_issued(tmp_path: Path) -> None:
     job = JournalledJob()
-    report = audited(job, tmp_path, told=job.history)
+    report = audited(job, tmp_path, reported_steps=job.history)
     assert report.violations == []
     assert report.remarks == []
     assert (report.issued, report.active, report.steps, report.records) == (4 * STEPS + 1, 0, STEPS, STEPS + 1)
@@ -84,9 +84,9 @@ def test_groups_without_a_fate_are_active_until_the_job_has_ended(tmp_path: Path
     job.records.pop()
     job.states[STEPS] = job.before_the_end
     folder = job.write(tmp_path / "job")
-    running = audit_job(folder, told_state="running")
+    running = audit_job(folder, reported_state="running")
     assert (running.active, running.violations) == (1, [])
-    assert Breach.NO_FATE in breaches(audit_job(folder, told_state="failed"))
+    assert Breach.NO_FATE in breaches(audit_job(folder, reported_state="failed"))
     nobody_says = audit_job(folder)
     assert nobody_says.ended is None
     assert "whether the job has ended" in nobody_says.remarks[-1]
@@ -264,13 +264,13 @@ def test_every_kind_of_violation_has_a_case() -> None:
 def test_a_history_that_disagrees_with_the_journal_is_caught(change: dict[str, Any], tmp_path: Path) -> None:
     job = JournalledJob()
     changed = [*job.history[:2], job.history[2] | change]
-    assert breaches(audited(job, tmp_path, told=changed)) == {Breach.HISTORY}
+    assert breaches(audited(job, tmp_path, reported_steps=changed)) == {Breach.HISTORY}
 
 
 def test_a_step_of_a_lineage_that_was_given_up_is_not_held_against_the_journal(tmp_path: Path) -> None:
     job = JournalledJob()
     old = [job.history[1] | {"lineage": 0, "groups_trained": 9}]
-    assert audited(job, tmp_path, told=old).violations == []
+    assert audited(job, tmp_path, reported_steps=old).violations == []
 
 
 def test_any_flipped_byte_of_the_journal_is_a_violation_and_never_a_crash(tmp_path: Path) -> None:
@@ -285,12 +285,12 @@ def test_any_flipped_byte_of_the_journal_is_a_violation_and_never_a_crash(tmp_pa
 def test_a_damaged_checkpoint_that_the_job_keeps_is_a_violation_and_an_older_one_a_remark(tmp_path: Path) -> None:
     folder = JournalledJob().write(tmp_path / "job")
     (folder / "checkpoints" / "step-00000003" / "weights").write_bytes(b"xx")
-    report = audit_job(folder, told_state="succeeded")
+    report = audit_job(folder, reported_state="succeeded")
     assert [(v.breach, v.where) for v in report.violations] == [(Breach.CHECKPOINT, "checkpoints/step-00000003")]
     assert (report.checkpoints, report.remarks) == ([STEPS], [])
     spec = (folder / "spec.yaml").read_text()
     (folder / "spec.yaml").write_text(spec.replace("keep_last: 2", "keep_last: 1"))
-    report = audit_job(folder, told_state="succeeded")
+    report = audit_job(folder, reported_state="succeeded")
     assert (report.violations, len(report.remarks)) == ([], 1)
 
 
@@ -308,7 +308,7 @@ def given_up(job: JournalledJob, folder: Path, *, checkpoint: bool = True) -> Pa
 def test_records_that_were_given_up_are_a_remark_and_their_groups_are_counted(tmp_path: Path, checkpoint: bool) -> None:
     job = JournalledJob()
     folder = given_up(job, tmp_path / "job", checkpoint=checkpoint)
-    report = audit_job(folder, told=job.history, told_state="succeeded")
+    report = audit_job(folder, reported_steps=job.history, reported_state="succeeded")
     assert report.violations == []
     assert (report.lineages, report.given_up, report.active) == ([1, 2], 4, 0)
     assert "the records of steps 3–3 were given up" in report.remarks[0]
@@ -317,20 +317,20 @@ def test_records_that_were_given_up_are_a_remark_and_their_groups_are_counted(tm
 def test_a_group_that_no_checkpoint_knows_either_is_lost(tmp_path: Path) -> None:
     job = JournalledJob()
     unsettle(job, 5, 18)
-    assert breaches(audit_job(given_up(job, tmp_path / "job"), told_state="succeeded")) >= {Breach.NO_FATE}
+    assert breaches(audit_job(given_up(job, tmp_path / "job"), reported_state="succeeded")) >= {Breach.NO_FATE}
 
 
 def test_a_group_that_was_trained_in_a_record_given_up_and_again_is_caught(tmp_path: Path) -> None:
     job = JournalledJob()
     job.change_groups(4, lambda groups: [*groups, encode(group_of(8, 2))])
     settle(job, 4, Settled(8, Fate.TRAINED))
-    assert Breach.TWO_FATES in breaches(audit_job(given_up(job, tmp_path / "job"), told_state="succeeded"))
+    assert Breach.TWO_FATES in breaches(audit_job(given_up(job, tmp_path / "job"), reported_state="succeeded"))
 
 
 def test_a_gap_without_a_lineage_that_was_begun_is_caught(tmp_path: Path) -> None:
     folder = given_up(JournalledJob(), tmp_path / "job")
     (folder / "lineage.json").unlink()
-    assert breaches(audit_job(folder, told_state="succeeded")) == {Breach.LINEAGE}
+    assert breaches(audit_job(folder, reported_state="succeeded")) == {Breach.LINEAGE}
 
 
 def test_a_job_that_has_just_gone_on_from_a_checkpoint_beyond_its_journal_is_sound(tmp_path: Path) -> None:
@@ -341,10 +341,10 @@ def test_a_job_that_has_just_gone_on_from_a_checkpoint_beyond_its_journal_is_sou
     journal = Journal(folder / "journal")
     for record in JournalledJob().records[:2]:
         journal.append(record)
-    report = audit_job(folder, told=JournalledJob().history[:3], told_state="running")
+    report = audit_job(folder, reported_steps=JournalledJob().history[:3], reported_state="running")
     assert (report.violations, report.given_up) == ([], 4)
     (folder / "lineage.json").unlink()
-    assert breaches(audit_job(folder, told_state="running")) == {Breach.CHECKPOINT}
+    assert breaches(audit_job(folder, reported_state="running")) == {Breach.CHECKPOINT}
 
 
 def told(step: dict[str, Any]) -> dict[str, Any]:
@@ -405,16 +405,16 @@ def test_a_history_that_was_cut_rewritten_or_taken_away_is_found_by_the_journal(
     spoil: Callable[[Path], None], tmp_path: Path
 ) -> None:
     folder = JournalledJob().write(tmp_path / "job")
-    assert audit_job(folder, told_state="succeeded").violations == []
+    assert audit_job(folder, reported_state="succeeded").violations == []
     spoil(folder)
-    report = audit_job(folder, told_state="succeeded")
+    report = audit_job(folder, reported_state="succeeded")
     assert {(v.breach, v.where) for v in report.violations} >= {(Breach.HISTORY, "history.jsonl")}
 
 
 def test_a_history_whose_last_line_was_cut_off_no_longer_tells_of_the_last_checkpoint(tmp_path: Path) -> None:
     folder = JournalledJob().write(tmp_path / "job")
     cut_off_the_last_line(folder)
-    report = audit_job(folder, told_state="succeeded")
+    report = audit_job(folder, reported_state="succeeded")
     assert [(v.breach, v.where) for v in report.violations] == [(Breach.CHECKPOINT, "checkpoints/step-00000005")]
 
 
@@ -450,7 +450,7 @@ def alter_a_verdict(folder: Path, key: JournalKey | None = None) -> None:
 def test_verdicts_that_were_altered_under_new_checksums_are_found_by_the_history(tmp_path: Path) -> None:
     folder = JournalledJob().write(tmp_path / "job")
     alter_a_verdict(folder)
-    report = audit_job(folder, told_state="succeeded")
+    report = audit_job(folder, reported_state="succeeded")
     assert [(v.breach, v.where) for v in report.violations] == [(Breach.HISTORY, "history.jsonl, step 2")]
     assert "record_digest" in report.violations[0].message
 
@@ -464,7 +464,7 @@ def test_a_checkpoint_with_other_weights_under_new_checksums_is_found_by_the_his
     store = CheckpointStore(tmp_path / "forged", keep=1)
     (store.begin(3) / "weights").write_bytes(b"\x09")
     shutil.copy(store.commit(3, manifest["state"], files) / MANIFEST, path / MANIFEST)
-    report = audit_job(folder, told_state="succeeded")
+    report = audit_job(folder, reported_state="succeeded")
     assert [(v.breach, v.where) for v in report.violations] == [(Breach.CHECKPOINT, "checkpoints/step-00000003")]
     assert "written anew" in report.violations[0].message
 
@@ -476,7 +476,7 @@ def test_a_checkpoint_with_other_weights_under_new_checksums_is_found_by_the_his
 def test_a_broken_job_record_is_a_violation(document: str, tmp_path: Path) -> None:
     folder = JournalledJob().write(tmp_path / "job")
     (folder / JOB_FILE).write_text(document)
-    report = audit_job(folder, told_state="succeeded")
+    report = audit_job(folder, reported_state="succeeded")
     assert [(v.breach, v.where) for v in report.violations] == [(Breach.DAMAGED, JOB_FILE)]
 
 
@@ -510,9 +510,9 @@ def test_a_spec_that_is_not_what_a_checkpoint_was_made_of_is_found(tmp_path: Pat
     del identity["spec"]["model"]["fp32_output_layer"], identity["spec"]["algorithm"]["revision"]
     job.identity = identity
     folder = job.write(tmp_path / "job")
-    assert audit_job(folder, told_state="succeeded").violations == [], "a setting that is newer than the checkpoint"
+    assert audit_job(folder, reported_state="succeeded").violations == [], "a setting that is newer than the checkpoint"
     (folder / "spec.yaml").write_text(dump_spec(make_spec(BATCH, BOUND + 5)))
-    report = audit_job(folder, told_state="succeeded")
+    report = audit_job(folder, reported_state="succeeded")
     assert breaches(report) == {Breach.SPEC}
     assert "off_policy.max_off_policy_steps = 1, and spec.yaml says 6" in report.violations[0].message
 
@@ -520,13 +520,13 @@ def test_a_spec_that_is_not_what_a_checkpoint_was_made_of_is_found(tmp_path: Pat
 def test_a_damaged_list_of_lineages_is_a_violation(tmp_path: Path) -> None:
     folder = JournalledJob().write(tmp_path / "job")
     (folder / "lineage.json").write_text("{}")
-    assert Breach.DAMAGED in breaches(audit_job(folder, told_state="succeeded"))
+    assert Breach.DAMAGED in breaches(audit_job(folder, reported_state="succeeded"))
 
 
 def test_a_job_of_an_earlier_release_is_sound_and_what_cannot_be_proved_of_it_is_said(tmp_path: Path) -> None:
     job = JournalledJob()
     job.early = True
-    report = audit_job(job.write(tmp_path / "job"), told=job.history, told_state="succeeded")
+    report = audit_job(job.write(tmp_path / "job"), reported_steps=job.history, reported_state="succeeded")
     assert report.violations == []
     assert "history.jsonl: it is not there: nothing was compared with it" in report.remarks
     told = "\n".join(report.unproved)
@@ -539,7 +539,7 @@ def test_what_was_told_of_batches_without_their_digests_is_said_to_be_unproved(t
     job.early = True
     folder = job.write(tmp_path / "job")
     history_of(folder).write_text("".join(f"{json.dumps(told(step))}\n" for step in job.history))
-    report = audit_job(folder, told_state="succeeded")
+    report = audit_job(folder, reported_state="succeeded")
     assert report.violations == []
     assert any("batches of 5 steps" in line for line in report.unproved)
 
@@ -608,16 +608,16 @@ def test_a_lineage_that_rises_while_a_folder_is_read_has_it_read_once_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = JournalledJob().write(tmp_path / "job")
-    read = evidence.sound_checkpoints
+    read = evidence.verify_checkpoints
 
-    def sound_checkpoints(path: Path) -> Any:
-        monkeypatch.setattr(audit_files, "sound_checkpoints", read)
+    def verify_checkpoints(path: Path) -> Any:
+        monkeypatch.setattr(audit_files, "verify_checkpoints", read)
         raise_lineage(folder, read_rises(folder), 2, STEPS, "while it was read")
         return {}, {path / "checkpoints" / "step-00000005": "half of it"}
 
-    monkeypatch.setattr(audit_files, "sound_checkpoints", sound_checkpoints)
+    monkeypatch.setattr(audit_files, "verify_checkpoints", verify_checkpoints)
     monkeypatch.setattr(audit_files, "SETTLE_S", 0.0)
-    assert audit_job(folder, told_state="running").violations == []
+    assert audit_job(folder, reported_state="running").violations == []
 
 
 def a_key(tmp_path: Path, name: str, secret: bytes = b"a secret of 24 bytes ...") -> JournalKey:
@@ -630,10 +630,10 @@ def test_with_the_key_every_record_is_proved_and_without_it_nothing_is_wrong(tmp
     job = JournalledJob()
     job.key = a_key(tmp_path, "key")
     folder = job.write(tmp_path / "job")
-    proved = audit_job(folder, told_state="succeeded", key=job.key)
+    proved = audit_job(folder, reported_state="succeeded", key=job.key)
     assert (proved.violations, proved.proved) == ([], STEPS + 1)
     assert not any("MAC" in line for line in proved.unproved)
-    without = audit_job(folder, told_state="succeeded")
+    without = audit_job(folder, reported_state="succeeded")
     assert (without.violations, without.proved) == ([], 0)
     assert "6 records are sealed with a key: --key-file proves them" in without.unproved
 
@@ -642,10 +642,10 @@ def test_another_key_says_so_and_a_journal_without_macs_is_proved_by_none(tmp_pa
     job = JournalledJob()
     job.key = a_key(tmp_path, "key")
     other = a_key(tmp_path, "other", b"another secret, as long")
-    report = audit_job(job.write(tmp_path / "job"), told_state="succeeded", key=other)
+    report = audit_job(job.write(tmp_path / "job"), reported_state="succeeded", key=other)
     assert breaches(report) == {Breach.SEAL}
     assert all("made with another key" in violation.message for violation in report.violations)
-    plain = audit_job(JournalledJob().write(tmp_path / "plain"), told_state="succeeded", job_id="job", key=other)
+    plain = audit_job(JournalledJob().write(tmp_path / "plain"), reported_state="succeeded", job_id="job", key=other)
     assert [v.message for v in plain.violations] == ["no record has a MAC: the key that was given proves nothing here"]
 
 
@@ -655,11 +655,11 @@ def test_a_folder_that_was_written_anew_as_a_whole_is_found_with_the_key_alone(t
     forged = JournalledJob()
     forged.key = a_key(tmp_path, "forger", b"a key that somebody made up")
     forged.change_groups(2, lambda groups: [groups[0], encode(group_of(5, 0))])
-    report = audit_job(forged.write(tmp_path / "forged"), told_state="succeeded", job_id="job", key=job.key)
+    report = audit_job(forged.write(tmp_path / "forged"), reported_state="succeeded", job_id="job", key=job.key)
     assert breaches(report) == {Breach.SEAL}
     folder = job.write(tmp_path / "job")
     alter_a_verdict(folder)  # the forger has no key at all
-    assert Breach.SEAL in breaches(audit_job(folder, told_state="succeeded", key=job.key))
+    assert Breach.SEAL in breaches(audit_job(folder, reported_state="succeeded", key=job.key))
 
 
 def test_records_that_were_left_out_altered_or_lost_their_mac_are_found_with_the_key(tmp_path: Path) -> None:
@@ -671,7 +671,7 @@ def test_records_that_were_left_out_altered_or_lost_their_mac_are_found_with_the
 
     def found(data: bytes) -> list[str]:
         segment.write_bytes(data)
-        report = audit_job(folder, told_state="succeeded", key=job.key)
+        report = audit_job(folder, reported_state="succeeded", key=job.key)
         return [v.message for v in report.violations if v.breach is Breach.SEAL]
 
     offsets = [offset for offset, _, _ in _scan(segment, torn_tail_allowed=False)]

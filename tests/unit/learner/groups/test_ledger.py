@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.common.jobs.fates import Fate
-from services.learner.groups.ledger import MOST_REASONS, REASON_CHARS, TOLD_REASONS, Ledger, Settled
+from services.learner.groups.ledger import MAX_REASONS, REASON_CHARS, REPORTED_REASONS, Ledger, Settled
 
 FATES = st.sampled_from(list(Fate))
 
@@ -89,7 +89,7 @@ def test_failures_are_counted_by_reason_within_a_bound() -> None:
         ledger.settle(group_id, Fate.FAILED, "x" * 10_000)
     assert ledger.newest_failure == "x" * REASON_CHARS
     assert ledger.failed_reasons.total() == 2000
-    assert len(ledger.failed_reasons) <= MOST_REASONS + 1
+    assert len(ledger.failed_reasons) <= MAX_REASONS + 1
     accounts = ledger.accounts()
-    assert len(json.loads(accounts["failed_reasons"])) == TOLD_REASONS
+    assert len(json.loads(accounts["failed_reasons"])) == REPORTED_REASONS
     assert json.loads(accounts["groups"])["failed"] == 2000

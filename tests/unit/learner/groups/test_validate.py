@@ -1,4 +1,4 @@
-"""A group that a rank would break on gets its fate at the intake, and one that gets through can be assembled."""
+"""A group that a rank would break on gets its fate at the buffer, and one that gets through can be assembled."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from services.common.spec.algorithm import AdvantageEstimator
 from services.common.streams.codec import decode, encode
 from services.common.streams.types import Rollout, ScoredGroup, Verdict
 from services.learner.groups.batch import assemble
-from services.learner.groups.buffer import Intake, Judged
+from services.learner.groups.buffer import GroupBuffer, Judged
 from services.learner.groups.ledger import Ledger
-from services.learner.groups.validate import LARGEST_REWARD, Limits, unfit
+from services.learner.groups.validate import MAX_ABS_REWARD, Limits, rejection_reason
 from tests.unit.learner.scored_groups import INFORMATIVE, LIMITS, job_spec, judged_group, make_spec, scored_group
 
 SPEC = make_spec()
@@ -44,7 +44,7 @@ def with_reward(reward: float) -> ScoredGroup:
     return replace(scored, verdicts=(first, *scored.verdicts[1:]))
 
 
-UNFIT: dict[str, tuple[Callable[[], ScoredGroup], str]] = {
+REJECTED: dict[str, tuple[Callable[[], ScoredGroup], str]] = {
     "an empty prompt": (with_prompt, "the prompt has no token"),
     "a prompt of another vocabulary": (lambda: with_prompt(7, 4096), f"the prompt has token 4096, {KNOWN}"),
     "a negative prompt token": (lambda: with_prompt(-1, 7), f"the prompt has token -1, {KNOWN}"),
@@ -59,32 +59,32 @@ UNFIT: dict[str, tuple[Callable[[], ScoredGroup], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", UNFIT)
+@pytest.mark.parametrize("name", REJECTED)
 def test_a_group_that_cannot_be_trained_fails_with_its_reason_and_never_waits_for_a_step(name: str) -> None:
-    make, reason = UNFIT[name]
+    make, reason = REJECTED[name]
     scored = decode(ScoredGroup, encode(make()))  # as it comes off the stream
-    intake = Intake(SPEC, LIMITS, Ledger())
-    intake.ledger.reissue(4, policy_version=0)
-    assert intake.arrived(Judged(scored, encode(scored), None)) is Fate.FAILED
-    assert intake.ready == 0
-    assert [item.reason for item in intake.ledger.take_unwritten()] == [reason]
+    buffer = GroupBuffer(SPEC, LIMITS, Ledger())
+    buffer.ledger.reissue(4, policy_version=0)
+    assert buffer.arrived(Judged(scored, encode(scored), None)) is Fate.FAILED
+    assert buffer.ready == 0
+    assert [item.reason for item in buffer.ledger.take_unwritten()] == [reason]
 
 
 def test_one_empty_response_among_others_is_left_out_and_the_group_is_trained() -> None:
     judged = judged_group(0, INFORMATIVE, lengths=(0, 3))
-    assert unfit(judged.scored, SPEC, LIMITS) == ""
+    assert rejection_reason(judged.scored, SPEC, LIMITS) == ""
     (sequence,) = assemble([judged], SPEC)
     assert sequence.response_len == 3
 
 
 @pytest.mark.parametrize("estimator", AdvantageEstimator)
-@pytest.mark.parametrize("reward", [LARGEST_REWARD, -LARGEST_REWARD])
+@pytest.mark.parametrize("reward", [MAX_ABS_REWARD, -MAX_ABS_REWARD])
 def test_what_is_fit_can_be_assembled_at_the_very_limits(estimator: AdvantageEstimator, reward: float) -> None:
     spec = make_spec(advantage_estimator=estimator)
     scored = scored_group(0, (reward, 0.0, 0.0), accuracies=(1.0, 0.0, 0.0), lengths=(1021, 1, 0))
     changed = replace(scored.group, prompt_token_ids=np.array([0, 4095, 4095], "<i4").tobytes())
     judged = Judged(replace(scored, group=changed), b"", None)
-    assert unfit(judged.scored, spec, LIMITS) == ""
+    assert rejection_reason(judged.scored, spec, LIMITS) == ""
     sequences = assemble([judged, judged_group(1, INFORMATIVE)], spec)
     assert [sequence.row_len for sequence in sequences[:2]] == [1023, 3]
 

@@ -10,7 +10,7 @@ from services.common.errors import EntryError
 from services.common.streams.codec import encode
 from services.common.streams.consumer import Entry
 from services.common.streams.types import ScoredGroup
-from services.learner.loops.collect import open_entry
+from services.learner.loops.collect import decode_entry
 from tests.unit.learner.scored_groups import scored_group
 
 GROUP = scored_group(17, [1.0, 0.0])
@@ -23,7 +23,7 @@ def with_task(**changes: object) -> ScoredGroup:
 
 
 def test_a_scored_group_is_taken() -> None:
-    assert open_entry("job", Entry("1-0", MEMBER, encode(GROUP), 1)).group.task.group_id == 17
+    assert decode_entry("job", Entry("1-0", MEMBER, encode(GROUP), 1)).group.task.group_id == 17
 
 
 @pytest.mark.parametrize(
@@ -37,4 +37,4 @@ def test_a_scored_group_is_taken() -> None:
 )
 def test_anything_else_is_for_the_dead_letters_with_the_reason(member: str, payload: bytes, reason: str) -> None:
     with pytest.raises(EntryError, match=reason):
-        open_entry("job", Entry("1-0", member, payload, 1))
+        decode_entry("job", Entry("1-0", member, payload, 1))

@@ -13,9 +13,9 @@ def death(number: int, *, loading: bool = False, worker: str = "rollout-0") -> D
 def looked(*looks: tuple[list[Death], int]) -> str:
     """The verdict after looks at these deaths, with so many groups arrived by then; the first one sees none."""
     count = DeathCount()
-    count.look([], 0)
+    count.update([], 0)
     for deaths, arrived in looks:
-        count.look(deaths, arrived)
+        count.update(deaths, arrived)
     return count.verdict
 
 
@@ -40,17 +40,17 @@ def test_a_server_killed_twice_in_quick_succession_is_no_fault_of_the_job() -> N
 def test_a_group_from_any_server_resets_the_count_however_many_die() -> None:
     deaths: list[Death] = []
     count = DeathCount()
-    count.look(deaths, 0)
+    count.update(deaths, 0)
     for number in range(100):
         deaths.append(death(number, loading=number % 2 == 0))
-        count.look(deaths[-50:], number)
+        count.update(deaths[-50:], number)
         assert count.verdict == ""
-        count.look(deaths[-50:], number + 1)
+        count.update(deaths[-50:], number + 1)
 
 
 def test_deaths_of_before_this_head_are_not_counted() -> None:
     count = DeathCount()
-    count.look([death(1, loading=True), death(2, loading=True)], 0)
+    count.update([death(1, loading=True), death(2, loading=True)], 0)
     assert count.verdict == ""
-    count.look([death(1, loading=True), death(2, loading=True), death(3, loading=True)], 0)
+    count.update([death(1, loading=True), death(2, loading=True), death(3, loading=True)], 0)
     assert count.verdict == ""

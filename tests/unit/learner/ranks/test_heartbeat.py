@@ -1,4 +1,4 @@
-"""The pulse of the ranks: the one that hangs is killed, and no other; the ranks are real processes that train nothing."""
+"""The heartbeat of the ranks: the one that hangs is killed, and no other; the ranks are real processes that train nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from services.common.service import process_tree, watchdog
-from services.learner.ranks.heartbeat import RanksWatch
+from services.learner.ranks.heartbeat import RanksWatchdog
 
 RANK = """
 import os, sys, time
@@ -37,17 +37,17 @@ for rank in ranks:
     rank.wait()
 """
 
-Launch = Callable[..., tuple[RanksWatch, int]]
+Launch = Callable[..., tuple[RanksWatchdog, int]]
 
 
 @pytest.fixture
 def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
     monkeypatch.setattr(watchdog, "PERIOD_S", 2.0)
-    monkeypatch.setattr(watchdog, "STILL_S", 1.0)
+    monkeypatch.setattr(watchdog, "IDLE_S", 1.0)
     started: list[subprocess.Popen[bytes]] = []
 
-    def begin(*kinds: str) -> tuple[RanksWatch, int]:
-        watch = RanksWatch(tmp_path)
+    def begin(*kinds: str) -> tuple[RanksWatchdog, int]:
+        watch = RanksWatchdog(tmp_path)
         process = subprocess.Popen([sys.executable, "-c", LAUNCHER, RANK, str(tmp_path), *kinds])
         started.append(process)
         deadline = time.monotonic() + 30
@@ -63,12 +63,12 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
         process.wait()
 
 
-def looks(watch: RanksWatch, launcher: int, seconds: float) -> list[str]:
+def looks(watch: RanksWatchdog, launcher: int, seconds: float) -> list[str]:
     """What was killed within so many seconds."""
     until = time.monotonic() + seconds
     hung: list[str] = []
     while not hung and time.monotonic() < until:
-        hung = watch.look(launcher)
+        hung = watch.check(launcher)
         time.sleep(0.1)
     return hung
 
@@ -85,8 +85,8 @@ def test_a_stopped_rank_is_killed_and_no_other(launch: Launch, tmp_path: Path) -
     pid = int((tmp_path / "1").read_text().split()[0])
     os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
-    (trouble,) = looks(watch, launcher, 10.0)
-    assert trouble.startswith("rank 1 hangs: no heartbeat for 2 s, and process")
+    (fault,) = looks(watch, launcher, 10.0)
+    assert fault.startswith("rank 1 hangs: no heartbeat for 2 s, and process")
     assert time.monotonic() - began < 2 * watchdog.PERIOD_S
     deadline = time.monotonic() + 5
     while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
@@ -101,8 +101,8 @@ def test_a_rank_that_computes_without_a_beat_has_a_longer_limit(
     watch, launcher = launch("mute")
     assert looks(watch, launcher, 4.0) == []
     monkeypatch.setattr(watchdog, "BUSY_S", 1.0)
-    (trouble,) = looks(watch, launcher, 4.0)
-    assert trouble.startswith("rank 0 hangs: no heartbeat for")
+    (fault,) = looks(watch, launcher, 4.0)
+    assert fault.startswith("rank 0 hangs: no heartbeat for")
 
 
 def test_a_stopped_launcher_is_killed(launch: Launch) -> None:
@@ -119,12 +119,12 @@ def test_a_rank_that_is_stopped_before_its_first_beat_ends_the_launcher(launch: 
     late.wait(5)
 
 
-def test_a_watch_that_was_held_up_itself_kills_nobody(launch: Launch, tmp_path: Path) -> None:
+def test_a_watchdog_that_was_held_up_itself_kills_nobody(launch: Launch, tmp_path: Path) -> None:
     watch, launcher = launch("good")
     looks(watch, launcher, 0.5)
     pid = int((tmp_path / "0").read_text().split()[0])
     os.kill(pid, signal.SIGSTOP)
     time.sleep(5.0)
-    assert watch.look(launcher) == []
+    assert watch.check(launcher) == []
     os.kill(pid, signal.SIGCONT)
     assert looks(watch, launcher, 2.0) == []

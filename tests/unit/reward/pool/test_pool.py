@@ -22,7 +22,7 @@ from services.common.service.process_tree import family
 from services.common.streams.types import Verdict, VerdictStatus
 from services.reward.pool.messages import MAX_GROUND_TRUTH_CHARS, MAX_RESPONSE_CHARS, Check
 from services.reward.pool.pool import Pool
-from services.reward.pool.processes import MAX_LEFT, PROMPT_S
+from services.reward.pool.processes import MAX_LEFTOVER_PROCESSES, SLOW_CHECK_S
 
 PoolMaker = Callable[..., AbstractAsyncContextManager[Pool]]
 CheckMaker = Callable[..., Check]
@@ -234,9 +234,9 @@ async def test_a_long_check_makes_way_for_others_and_its_worker_is_replaced(
         worker = psutil.Process(int(before.detail))
         niceness = worker.nice()
         long = asyncio.create_task(pool.judge([check("odd_sleep", "1.5", timeout_s=30.0)]))
-        await asyncio.sleep(PROMPT_S / 2)
+        await asyncio.sleep(SLOW_CHECK_S / 2)
         assert worker.nice() == niceness
-        await asyncio.sleep(PROMPT_S)
+        await asyncio.sleep(SLOW_CHECK_S)
         assert worker.nice() == min(19, niceness + NICENESS)
         [verdict] = await long
         [after] = await pool.judge([check("odd_process")])
@@ -264,7 +264,7 @@ async def test_a_check_that_used_up_its_processor_time_is_a_wrong_answer_and_no_
 
 
 async def test_checks_that_hang_keep_no_other_pool_waiting(pool: Pool, check: CheckMaker) -> None:
-    async with pool.beside() as other:
+    async with pool.sibling() as other:
         [verdict] = await other.judge([check("odd_process")])
         hanging = asyncio.create_task(other.judge([check("odd_sleep", "60", timeout_s=60.0)] * 20))
         await asyncio.sleep(0.2)
@@ -274,7 +274,7 @@ async def test_checks_that_hang_keep_no_other_pool_waiting(pool: Pool, check: Ch
     with pytest.raises(VerifierError, match="closed"):
         await hanging
     assert [summary(v) for v in verdicts] == [(VerdictStatus.SCORED, 1.0)] * 20
-    assert pool.trouble() is None
+    assert pool.fault() is None
     assert summary((await pool.judge([check("gsm8k", "#### 1")]))[0]) == (VerdictStatus.SCORED, 1.0)
     await vanished([int(verdict.detail)])
 
@@ -309,11 +309,11 @@ async def test_a_worker_whose_checks_leave_processes_behind_is_replaced_and_they
 ) -> None:
     note = tmp_path / "strangers"
     async with pool_of(1) as pool:
-        for _ in range(3 * MAX_LEFT):
+        for _ in range(3 * MAX_LEFTOVER_PROCESSES):
             [verdict] = await pool.judge([check("odd_leaves_strangers", str(note), "0")])
             assert verdict.status is VerdictStatus.SCORED
         left = [pid for pid in map(int, note.read_text().split()) if psutil.pid_exists(pid)]
-        assert len(left) <= 2 * MAX_LEFT
+        assert len(left) <= 2 * MAX_LEFTOVER_PROCESSES
     await vanished(left)
 
 

@@ -8,14 +8,14 @@ from typing import Any, cast
 
 import pytest
 
-from services.common.config.inference import Problem
+from services.common.config.inference import RefusalReason
 from services.common.errors import ConfigError, ModelError
 from services.common.jobs.record import RECORD_FIELDS, JobRecord, JobState
 from services.common.jobs.store import JobStore
 from services.common.spec.job import JobSpec
 from services.common.weights.version import PolicyVersion
 from services.rollout.chat.policies import Policies
-from services.rollout.chat.queue import ChatLane
+from services.rollout.chat.queue import ChatQueue
 from services.rollout.engine.engine import Engine
 from services.rollout.engine.types import ChatRefused
 from services.rollout.engine.update import EngineError
@@ -68,13 +68,13 @@ def policies(engine: StandInEngine) -> Policies:
     store = StandInStore(
         a_record("ended-1"), a_record("ended-2"), a_record("live", JobState.RUNNING), a_record("bare", export=None)
     )
-    return Policies(cast("Engine", engine), ChatLane(2), cast("JobStore", store), engine.load, load_limit_s=0.2)
+    return Policies(cast("Engine", engine), ChatQueue(2), cast("JobStore", store), engine.load, load_limit_s=0.2)
 
 
-async def problem(policies: Policies, job_id: str) -> Problem:
+async def reason(policies: Policies, job_id: str) -> RefusalReason:
     with pytest.raises(ChatRefused) as refused:
         await policies.open(job_id)
-    return refused.value.problem
+    return refused.value.reason
 
 
 async def load(policies: Policies, engine: StandInEngine, job_id: str) -> None:
@@ -86,12 +86,12 @@ async def load(policies: Policies, engine: StandInEngine, job_id: str) -> None:
 
 async def test_the_attached_job_answers_once_it_has_a_version(policies: Policies, engine: StandInEngine) -> None:
     await policies.claim("live")
-    assert await problem(policies, "live") is Problem.NOT_HERE
+    assert await reason(policies, "live") is RefusalReason.NOT_HERE
     await engine.label.change(PolicyVersion(1, 4))
     assert await policies.open("live") is None
-    assert await problem(policies, "ended-1") is Problem.NOT_HERE
+    assert await reason(policies, "ended-1") is RefusalReason.NOT_HERE
     await policies.clear("it leaves")
-    assert await problem(policies, "live") is Problem.NOT_HERE
+    assert await reason(policies, "live") is RefusalReason.NOT_HERE
 
 
 async def test_an_export_is_loaded_once_for_all_who_ask(policies: Policies, engine: StandInEngine) -> None:
@@ -108,7 +108,7 @@ async def test_a_load_that_takes_long_goes_on_after_the_wait(policies: Policies,
     assert loading is not None
     with pytest.raises(ChatRefused, match="it goes on") as refused:
         await policies.loaded("ended-1", loading)
-    assert refused.value.problem is Problem.NOT_LOADED
+    assert refused.value.reason is RefusalReason.NOT_LOADED
     engine.may_start.set()
     await policies.loaded("ended-1", loading)
     assert await policies.open("ended-1") is None
@@ -128,7 +128,7 @@ async def test_training_takes_the_engine_in_the_middle_of_a_load(policies: Polic
     engine.may_start.set()
     await asyncio.sleep(0.01)
     assert engine.started == [], "the load did not go on behind training's back"
-    assert await problem(policies, "ended-1") is Problem.NOT_HERE
+    assert await reason(policies, "ended-1") is RefusalReason.NOT_HERE
     policies.release()
     await load(policies, engine, "ended-1")
 
@@ -151,7 +151,7 @@ async def test_another_jobs_export_replaces_one_that_nobody_talks_to(policies: P
 
 async def test_a_load_is_not_broken_off_for_another_job(policies: Policies) -> None:
     await policies.open("ended-1")
-    assert await problem(policies, "ended-2") is Problem.BUSY
+    assert await reason(policies, "ended-2") is RefusalReason.BUSY
 
 
 async def test_what_cannot_be_loaded_is_said_and_may_be_tried_again(policies: Policies, engine: StandInEngine) -> None:
@@ -161,7 +161,7 @@ async def test_what_cannot_be_loaded_is_said_and_may_be_tried_again(policies: Po
     engine.may_start.set()
     with pytest.raises(ChatRefused, match="is not JSON") as refused:
         await policies.loaded("ended-1", loading)
-    assert refused.value.problem is Problem.NOT_LOADED
+    assert refused.value.reason is RefusalReason.NOT_LOADED
     assert policies.hosting is None
     engine.error = None
     await load(policies, engine, "ended-1")
@@ -169,14 +169,14 @@ async def test_what_cannot_be_loaded_is_said_and_may_be_tried_again(policies: Po
 
 async def test_only_an_ended_job_with_an_export_is_loaded(policies: Policies) -> None:
     for job_id in ("live", "bare", "nobody"):
-        assert await problem(policies, job_id) is Problem.NOT_FOUND
+        assert await reason(policies, job_id) is RefusalReason.NOT_FOUND
 
 
 async def test_a_server_that_drains_takes_no_chat(policies: Policies, engine: StandInEngine) -> None:
     await policies.claim("live")
     await engine.label.change(PolicyVersion(1, 4))
     await policies.drain()
-    assert await problem(policies, "live") is Problem.NOT_HERE
+    assert await reason(policies, "live") is RefusalReason.NOT_HERE
 
 
 @pytest.mark.parametrize("error", [ConfigError("stage directory /x is in use"), KeyError("tensors"), MemoryError()])

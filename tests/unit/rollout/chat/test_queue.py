@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from services.common.config.inference import Problem
+from services.common.config.inference import RefusalReason
 from services.common.errors import MillraceError
-from services.rollout.chat.queue import ChatLane
+from services.rollout.chat.queue import ChatQueue
 from services.rollout.engine.types import ChatPiece, ChatRefused
 from services.rollout.engine.update import EngineError
 
@@ -34,30 +34,30 @@ class Source:
             self.closed = True
 
 
-async def take_place(lane: ChatLane, done: asyncio.Event) -> None:
-    async with lane.place():
+async def take_place(queue: ChatQueue, done: asyncio.Event) -> None:
+    async with queue.place():
         await done.wait()
 
 
 async def test_no_more_than_its_places_are_taken_and_waiting_is_bounded_in_time() -> None:
-    lane, done = ChatLane(2, queue_s=0.05), asyncio.Event()
-    holders = [asyncio.create_task(take_place(lane, done)) for _ in range(2)]
+    queue, done = ChatQueue(2, queue_s=0.05), asyncio.Event()
+    holders = [asyncio.create_task(take_place(queue, done)) for _ in range(2)]
     await asyncio.sleep(0)
     with pytest.raises(ChatRefused, match=r"for 0\.05 s") as refused:
-        async with lane.place():
+        async with queue.place():
             pytest.fail("a third place")
-    assert refused.value.problem is Problem.BUSY
+    assert refused.value.reason is RefusalReason.BUSY
     done.set()
     await asyncio.gather(*holders)
-    async with lane.place():
+    async with queue.place():
         pass
 
 
 async def test_who_waits_gets_the_place_that_becomes_free() -> None:
-    lane, done = ChatLane(1, queue_s=5), asyncio.Event()
-    holder = asyncio.create_task(take_place(lane, done))
+    queue, done = ChatQueue(1, queue_s=5), asyncio.Event()
+    holder = asyncio.create_task(take_place(queue, done))
     await asyncio.sleep(0)
-    waiter = asyncio.create_task(take_place(lane, done))
+    waiter = asyncio.create_task(take_place(queue, done))
     await asyncio.sleep(0.01)
     assert not waiter.done()
     done.set()
@@ -65,102 +65,102 @@ async def test_who_waits_gets_the_place_that_becomes_free() -> None:
 
 
 async def test_the_queue_is_bounded_in_length() -> None:
-    lane, done = ChatLane(1, queue_s=5, max_waiting=1), asyncio.Event()
-    holding = [asyncio.create_task(take_place(lane, done)) for _ in range(2)]
+    queue, done = ChatQueue(1, queue_s=5, max_waiting=1), asyncio.Event()
+    holding = [asyncio.create_task(take_place(queue, done)) for _ in range(2)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     with pytest.raises(ChatRefused, match="wait already"):
-        async with lane.place():
+        async with queue.place():
             pytest.fail("past the queue")
     done.set()
     await asyncio.gather(*holding)
 
 
 async def test_answers_begin_at_the_pace_that_training_is_owed() -> None:
-    lane = ChatLane(4, queue_s=5)
-    lane.pace_s = 0.05
+    queue = ChatQueue(4, queue_s=5)
+    queue.pace_s = 0.05
     begun = []
 
     async def begin() -> None:
-        async with lane.place():
+        async with queue.place():
             begun.append(time.monotonic())
 
     await asyncio.gather(*(begin() for _ in range(5)))
     assert all(b - a > 0.045 for a, b in pairwise(sorted(begun)))
-    lane.pace_s = 0.0
+    queue.pace_s = 0.0
     await asyncio.gather(*(begin() for _ in range(30)))
     assert begun[-1] - begun[5] < 0.5, "without training there is no pace"
 
 
 async def test_a_pace_beyond_the_queues_time_is_said_to_be_busy() -> None:
-    lane = ChatLane(4, queue_s=0.05)
-    lane.pace_s = 1.0
-    async with lane.place():
+    queue = ChatQueue(4, queue_s=0.05)
+    queue.pace_s = 1.0
+    async with queue.place():
         pass
     with pytest.raises(ChatRefused) as refused:
-        async with lane.place():
+        async with queue.place():
             pytest.fail("a second answer within the pace")
-    assert refused.value.problem is Problem.BUSY
+    assert refused.value.reason is RefusalReason.BUSY
 
 
 async def test_a_cancelled_wait_leaves_the_places_as_they_were() -> None:
-    lane, done = ChatLane(1, queue_s=5), asyncio.Event()
-    holder = asyncio.create_task(take_place(lane, done))
+    queue, done = ChatQueue(1, queue_s=5), asyncio.Event()
+    holder = asyncio.create_task(take_place(queue, done))
     await asyncio.sleep(0)
-    waiter = asyncio.create_task(take_place(lane, done))
+    waiter = asyncio.create_task(take_place(queue, done))
     await asyncio.sleep(0)
     waiter.cancel()
     await asyncio.gather(waiter, return_exceptions=True)
     done.set()
     await holder
-    async with asyncio.timeout(1), lane.place():
+    async with asyncio.timeout(1), queue.place():
         pass
 
 
 async def test_a_slow_reader_does_not_hold_the_engine_back() -> None:
-    lane, source = ChatLane(1), Source(50)
-    pieces = lane.through(source.pieces())
+    queue, source = ChatQueue(1), Source(50)
+    pieces = queue.through(source.pieces())
     await anext(pieces)
     for _ in range(200):
         await asyncio.sleep(0)
     assert source.given == 50
     assert len([piece async for piece in pieces]) == 49
-    assert lane.chats == 0
+    assert queue.chats == 0
 
 
 async def test_closing_the_reader_aborts_the_request() -> None:
-    lane, source = ChatLane(1), Source(10**9)
-    pieces = lane.through(source.pieces())
+    queue, source = ChatQueue(1), Source(10**9)
+    pieces = queue.through(source.pieces())
     await anext(pieces)
     await pieces.aclose()
     assert source.closed
-    assert lane.chats == 0
+    assert queue.chats == 0
 
 
-async def test_clearing_the_lane_aborts_everything_before_it_returns() -> None:
-    lane, sources = ChatLane(2), [Source(10**9), Source(10**9)]
-    streams = [lane.through(source.pieces()) for source in sources]
+async def test_clearing_the_queue_aborts_everything_before_it_returns() -> None:
+    queue, sources = ChatQueue(2), [Source(10**9), Source(10**9)]
+    streams = [queue.through(source.pieces()) for source in sources]
     for stream in streams:
         await anext(stream)
-    await lane.clear("training takes over")
+    await queue.clear("training takes over")
     assert all(source.closed for source in sources)
-    assert lane.chats == 0
+    assert queue.chats == 0
     for stream in streams:
         with pytest.raises(ChatRefused, match="training takes over") as refused:
             [piece async for piece in stream]
-        assert refused.value.problem is Problem.ABORTED
+        assert refused.value.reason is RefusalReason.ABORTED
 
 
 async def test_an_error_that_nobody_foresaw_ends_the_answer() -> None:
-    stream = ChatLane(1).through(Source(1, error=ValueError("odd")).pieces())
+    stream = ChatQueue(1).through(Source(1, error=ValueError("odd")).pieces())
     assert await anext(stream)
     with pytest.raises(MillraceError, match="odd"):
         await anext(stream)
 
 
 async def test_what_the_engine_raises_reaches_the_reader() -> None:
-    lane = ChatLane(1)
-    stream = lane.through(Source(2, error=EngineError("it died")).pieces())
+    queue = ChatQueue(1)
+    stream = queue.through(Source(2, error=EngineError("it died")).pieces())
     assert await anext(stream)
     assert await anext(stream)
     with pytest.raises(EngineError, match="it died"):

@@ -16,7 +16,7 @@ import pytest
 
 from services.common.service import watchdog
 from services.rollout.engine import health
-from services.rollout.engine.health import EngineWatch, StartWatch
+from services.rollout.engine.health import EngineMonitor, StartMonitor
 
 BUSY = "while True: sum(range(10000))"
 IDLE = "import time; time.sleep(600)"
@@ -41,8 +41,8 @@ class Scripted:
 @pytest.fixture
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripted]:
     monkeypatch.setattr(watchdog, "PERIOD_S", 1.5)
-    monkeypatch.setattr(health, "_LOOK_S", 0.1)
-    monkeypatch.setattr(watchdog, "STILL_S", 2.0)
+    monkeypatch.setattr(health, "POLL_INTERVAL_S", 0.1)
+    monkeypatch.setattr(watchdog, "IDLE_S", 2.0)
     process = subprocess.Popen([sys.executable, "-c", getattr(request, "param", IDLE)])
     yield Scripted(process)
     process.kill()
@@ -50,15 +50,15 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 async def looks(engine: Scripted, seconds: float) -> str | None:
-    """What the watch says within so many seconds."""
-    watching = EngineWatch(engine)
+    """What the monitor says within so many seconds."""
+    monitor = EngineMonitor(engine)
     until = time.monotonic() + seconds
     try:
-        while (trouble := watching.trouble()) is None and time.monotonic() < until:
+        while (fault := monitor.fault()) is None and time.monotonic() < until:
             await asyncio.sleep(0.1)
     finally:
-        watching.close()
-    return trouble
+        monitor.close()
+    return fault
 
 
 async def test_an_idle_engine_that_answers_is_left_alone(engine: Scripted) -> None:
@@ -68,14 +68,14 @@ async def test_an_idle_engine_that_answers_is_left_alone(engine: Scripted) -> No
 
 async def test_an_idle_engine_that_answers_nothing_hangs(engine: Scripted) -> None:
     engine.answers = False
-    trouble = await looks(engine, 20.0) or ""
-    assert re.search(r"no answer for \d+ s, and it uses no processor time", trouble)
+    fault = await looks(engine, 20.0) or ""
+    assert re.search(r"no answer for \d+ s, and it uses no processor time", fault)
 
 
 async def test_requests_without_a_token_and_without_computing_hang(engine: Scripted) -> None:
     engine.requests = 3
-    trouble = await looks(engine, 20.0) or ""
-    assert re.search(r"no token with 3 requests in flight for \d+ s, and it uses no processor time", trouble)
+    fault = await looks(engine, 20.0) or ""
+    assert re.search(r"no token with 3 requests in flight for \d+ s, and it uses no processor time", fault)
     assert engine.beats == 0, "tokens are the heartbeat"
 
 
@@ -97,12 +97,12 @@ async def test_a_stopped_process_is_a_hang_whatever_the_engine_was_doing(engine:
     assert time.monotonic() - began < 2 * watchdog.PERIOD_S + 2.0
 
 
-async def test_a_watch_that_was_held_up_itself_accuses_nobody(engine: Scripted) -> None:
+async def test_a_monitor_that_was_held_up_itself_accuses_nobody(engine: Scripted) -> None:
     engine.requests = 1
-    watching = EngineWatch(engine)
-    assert watching.trouble() is None
+    monitor = EngineMonitor(engine)
+    assert monitor.fault() is None
     time.sleep(5.0)  # noqa: ASYNC251  the loop is blocked: no token could be taken in
-    assert watching.trouble() is None
+    assert monitor.fault() is None
 
 
 class Clock:
@@ -116,23 +116,23 @@ class Clock:
 
 
 def start_looks(
-    engine: Scripted, watching: StartWatch, clock: Clock, seconds: int, *, really: float = 0.0
+    engine: Scripted, monitor: StartMonitor, clock: Clock, seconds: int, *, really: float = 0.0
 ) -> str | None:
-    """What the watch of a start says within so many seconds of its clock, each taking `really` seconds."""
+    """What the monitor of a start says within so many seconds of its clock, each taking `really` seconds."""
     for _ in range(seconds):
         clock.now += 1.0
         time.sleep(really)
-        if trouble := watching.trouble(engine.processes):
-            return trouble
+        if fault := monitor.fault(engine.processes):
+            return fault
     return None
 
 
 def test_a_start_whose_processes_stand_still_is_given_up(engine: Scripted) -> None:
     clock = Clock()
-    watching = StartWatch(1800.0, clock)
+    monitor = StartMonitor(1800.0, clock)
     time.sleep(1.0)  # the interpreter has started
-    trouble = start_looks(engine, watching, clock, int(health.START_STILL_S) + 5)
-    assert trouble == "hangs while it starts: its processes have neither computed nor read for 120 s"
+    fault = start_looks(engine, monitor, clock, int(health.START_STILL_S) + 5)
+    assert fault == "hangs while it starts: its processes have neither computed nor read for 120 s"
     assert clock.now >= health.START_STILL_S
 
 
@@ -140,25 +140,25 @@ def test_a_start_whose_processes_stand_still_is_given_up(engine: Scripted) -> No
 def test_a_start_that_computes_has_time_until_its_limit(engine: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "START_STILL_S", 30.0)
     clock = Clock()
-    trouble = start_looks(engine, StartWatch(50.0, clock), clock, 60, really=0.1)
-    assert trouble == "is not up after 50 s"
+    fault = start_looks(engine, StartMonitor(50.0, clock), clock, 60, really=0.1)
+    assert fault == "is not up after 50 s"
 
 
 def test_a_start_that_has_no_process_yet_does_not_stand_still(engine: Scripted) -> None:
     clock = Clock()
     engine.processes = []
-    assert start_looks(engine, StartWatch(1800.0, clock), clock, 300) is None
+    assert start_looks(engine, StartMonitor(1800.0, clock), clock, 300) is None
 
 
 def test_a_start_that_is_stopped_is_given_up_soon(engine: Scripted) -> None:
     clock, pid = Clock(), engine.processes[0].pid
     os.kill(pid, signal.SIGSTOP)
-    trouble = start_looks(engine, StartWatch(1800.0, clock), clock, 60)
-    assert trouble == f"hangs while it starts: process {pid} is stopped"
+    fault = start_looks(engine, StartMonitor(1800.0, clock), clock, 60)
+    assert fault == f"hangs while it starts: process {pid} is stopped"
     assert clock.now < 2 * watchdog.PERIOD_S + 10
 
 
-async def test_an_engine_that_is_being_started_is_left_to_its_own_watch(engine: Scripted) -> None:
+async def test_an_engine_that_is_being_started_is_left_to_its_own_monitor(engine: Scripted) -> None:
     engine.up, engine.starting = False, True
     os.kill(engine.processes[0].pid, signal.SIGSTOP)
     assert await looks(engine, 6.0) is None

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from services.common.errors import ModelError
-from services.rollout.engine.model_tensors import misfits, model_shapes
+from services.rollout.engine.model_tensors import model_shapes, shape_differences
 
 TIED = {
     "model.embed_tokens.weight": np.zeros((8, 4), np.float32),
@@ -42,9 +42,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         model_shapes(tmp_path)
 
 
-def test_every_misfit_has_its_line() -> None:
+def test_every_difference_has_its_line() -> None:
     wanted = {"a": (1,), "b": (2, 3), "c": (4,)}
-    assert misfits(wanted, {"b": (3, 2), "c": (4,), "d": (1,)}) == [
+    assert shape_differences(wanted, {"b": (3, 2), "c": (4,), "d": (1,)}) == [
         "a is missing", "d is not in the model", "b is (3, 2), not (2, 3)",
     ]  # fmt: skip
-    assert misfits(wanted, dict(wanted)) == []
+    assert shape_differences(wanted, dict(wanted)) == []

@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from services.common.errors import WeightSyncError
+from services.common.weights.snapshot import digest_of
 from services.common.weights.version import PolicyVersion
 from services.rollout.engine import update
 from services.rollout.engine.model_tensors import Shapes
@@ -27,7 +28,6 @@ class Scripted:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.faults: list[Exception | None] = []
-        self.complaint = ""
         self.slow_s = 0.0
 
     async def pause_generation(self, *, mode: str, clear_cache: bool) -> None:
@@ -41,8 +41,6 @@ class Scripted:
     async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[Any]:
         assert args[0].endswith(".safetensors")
         self.calls.append(method.removeprefix("millrace_").removesuffix("_weights"))
-        if method == "millrace_verify_weights":
-            return [self.complaint]
         await asyncio.sleep(self.slow_s)
         fault = self.faults.pop(0) if self.faults else None
         if fault is not None:
@@ -56,9 +54,9 @@ class Bench:
         self.switch = WeightSwitch(self.llm, self.label, SHAPES)
 
     def staged(self, n: int) -> StagedWeights:
-        path = self._folder / f"v1-{n}.safetensors"
-        save_file({"w": np.zeros((2, 3), np.float32)}, path)
-        return StagedWeights(1, n, path, {"w": "00"}, 24, 0.0, 24)
+        path, values = self._folder / f"v1-{n}.safetensors", np.zeros((2, 3), np.float32)
+        save_file({"w": values}, path)
+        return StagedWeights(1, n, path, {"w": digest_of(values.reshape(-1).view(np.uint8)).hex()}, 24, 0.0, 24)
 
 
 @pytest.fixture
@@ -68,15 +66,16 @@ def bench(tmp_path: Path) -> Bench:
 
 async def test_the_label_comes_after_the_installed_weights_and_before_the_next_token(bench: Bench) -> None:
     done = await bench.switch.change(bench.staged(1))
-    assert bench.llm.calls == ["verify", "pause", "apply", "resume"]
+    assert bench.llm.calls == ["pause", "apply", "resume"]
     assert bench.label.version == PolicyVersion(1, 1) == done.version
 
 
 async def test_what_is_found_before_the_pause_pauses_nobody(bench: Bench) -> None:
-    bench.llm.complaint = "w: the bytes do not match their digest"
-    with pytest.raises(WeightSyncError, match="do not match"):
-        await bench.switch.change(bench.staged(1))
-    assert bench.llm.calls == ["verify"]
+    staged = bench.staged(1)
+    save_file({"w": np.ones((2, 3), np.float32)}, staged.path)
+    with pytest.raises(WeightSyncError, match=r"version .*1.*: w: the bytes do not match their digest"):
+        await bench.switch.change(staged)
+    assert bench.llm.calls == []
 
 
 async def test_installed_weights_that_do_not_verify_are_replaced_by_the_ones_before(bench: Bench) -> None:
@@ -85,7 +84,7 @@ async def test_installed_weights_that_do_not_verify_are_replaced_by_the_ones_bef
     bench.llm.faults = [WeightSyncError("w: what the engine holds is not what the file says"), None]
     with pytest.raises(WeightSyncError, match="the weights before are back"):
         await bench.switch.change(bench.staged(2))
-    assert bench.llm.calls == ["verify", "pause", "apply", "apply", "resume"]
+    assert bench.llm.calls == ["pause", "apply", "apply", "resume"]
     assert bench.label.version == PolicyVersion(1, 1)
 
 

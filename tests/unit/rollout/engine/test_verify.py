@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from services.common.errors import WeightSyncError
+from services.common.weights.snapshot import digest_of
 from services.rollout.engine.verify import Facts, bit_sum, check_installed, read_facts
 
 Q, K, V = "layers.0.attn.q_proj.weight", "layers.0.attn.k_proj.weight", "layers.0.attn.v_proj.weight"
@@ -44,7 +45,25 @@ def file() -> dict[str, torch.Tensor]:
 @pytest.fixture
 def facts(file: dict[str, torch.Tensor], tmp_path: Path) -> Facts:
     save_file(file, tmp_path / "v.safetensors")
-    return read_facts(tmp_path / "v.safetensors")
+    return read_facts(tmp_path / "v.safetensors", digests(file))
+
+
+def digests(file: dict[str, torch.Tensor]) -> dict[str, str]:
+    return {name: digest_of(tensor.reshape(-1).view(torch.uint8).numpy()).hex() for name, tensor in file.items()}
+
+
+def test_a_file_that_is_not_what_its_digests_say_is_refused_with_the_tensors_name(
+    file: dict[str, torch.Tensor], facts: Facts, tmp_path: Path
+) -> None:
+    assert facts.keys() == file.keys()
+    path, expected = tmp_path / "v.safetensors", digests(file)
+    with pytest.raises(WeightSyncError, match=f"{K}: the bytes do not match their digest"):
+        read_facts(path, expected | {K: expected[V]})
+    with pytest.raises(WeightSyncError, match="1 tensors are not in both file and manifest: other"):
+        read_facts(path, expected | {"other": expected[K]})
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(WeightSyncError, match="cannot be read"):
+        read_facts(path, expected)
 
 
 def test_a_whole_load_is_checked_in_every_parameter(file: dict[str, torch.Tensor], facts: Facts) -> None:
@@ -91,6 +110,22 @@ def test_the_right_elements_in_another_order_are_no_fault_but_not_believed_eithe
     name = "layers.0.attn.qkv_proj.weight"
     model.parameters[name] = model.parameters[name].flip(1).contiguous()
     assert check_installed(model, facts, file.__getitem__) == (2, 3)
+
+
+def test_only_what_sums_cannot_prove_is_read_again(file: dict[str, torch.Tensor], facts: Facts) -> None:
+    read: list[str] = []
+
+    def reader(name: str) -> torch.Tensor:
+        read.append(name)
+        return file[name]
+
+    model = Model(file)
+    check_installed(model, facts, reader)
+    assert read == []
+    model.parameters["layers.0.attn.qkv_proj.weight"] = model.parameters["layers.0.attn.qkv_proj.weight"].flip(1)
+    model.parameters["norm.weight"] = torch.empty(0)
+    check_installed(model, facts, reader)
+    assert sorted(read) == sorted([Q, K, V, NORM])
 
 
 def test_bits_are_summed_and_not_values() -> None:

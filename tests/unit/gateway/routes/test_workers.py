@@ -11,7 +11,7 @@ import pytest
 
 from services.common.service.heartbeat import WorkerKind, WorkerStatus
 from services.common.service.lost_processes import LostProcess, lost_processes
-from services.gateway.routes.workers import LOST, roster
+from services.gateway.routes.workers import LOST, worker_list
 
 CAUSE = "ended with code 1: RuntimeError: no memory"
 
@@ -24,7 +24,7 @@ def note(home: Path, lost: object, *, pid: int | None = None, created: float | N
 
 def test_a_lost_worker_is_listed_with_its_cause_and_others_are_as_they_were() -> None:
     alive = [WorkerStatus("reward-0", WorkerKind.REWARD, "idle"), WorkerStatus("learner-0", WorkerKind.LEARNER, "idle")]
-    found = roster(alive, [LostProcess("rollout-0", CAUSE, 7.0), LostProcess("redis", "gone", 7.0)])
+    found = worker_list(alive, [LostProcess("rollout-0", CAUSE, 7.0), LostProcess("redis", "gone", 7.0)])
     assert [(status.name, status.state) for status in found] == [
         ("learner-0", "idle"), ("reward-0", "idle"), ("rollout-0", LOST),
     ]  # fmt: skip
@@ -35,7 +35,7 @@ def test_a_lost_worker_is_listed_with_its_cause_and_others_are_as_they_were() ->
 
 def test_a_lost_worker_that_is_tried_again_says_what_it_does_and_why_it_was_lost() -> None:
     alive = [WorkerStatus("rollout-0", WorkerKind.ROLLOUT, "loading", detail={"groups_in_flight": 0})]
-    (found,) = roster(alive, [LostProcess("rollout-0", CAUSE, 7.0)])
+    (found,) = worker_list(alive, [LostProcess("rollout-0", CAUSE, 7.0)])
     assert (found.state, found.detail) == ("loading", {"groups_in_flight": 0, "trouble": CAUSE})
 
 

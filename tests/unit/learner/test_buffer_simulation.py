@@ -1,4 +1,4 @@
-"""A simulation of a whole job around the intake, crashes included, that tries to lose a group, train it twice or too late, or hang."""
+"""A simulation of a whole job around the buffer, crashes included, that tries to lose a group, train it twice or too late, or hang."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from services.common.jobs.fates import Fate
-from services.learner.groups.buffer import Intake, Judged
+from services.learner.groups.buffer import GroupBuffer, Judged
 from services.learner.groups.ledger import Ledger, Settled
 from tests.unit.learner.scored_groups import DEGENERATE, INFORMATIVE, LIMITS, judged_group, make_spec
 
@@ -28,7 +28,7 @@ class JobSimulation(RuleBasedStateMachine):
     def begin(self, bsize: int, k: int, steps: int, max_batches: int) -> None:
         self.bsize, self.k, self.steps, self.max_batches = bsize, k, steps, max_batches
         self.spec = make_spec(bsize, k, max_batches)
-        self.intake = Intake(self.spec, LIMITS, Ledger())
+        self.buffer = GroupBuffer(self.spec, LIMITS, Ledger())
         self.version = 0
         self.crashes = 0
         self.known: set[int] = set()
@@ -43,10 +43,10 @@ class JobSimulation(RuleBasedStateMachine):
 
     @property
     def ledger(self) -> Ledger:
-        return self.intake.ledger
+        return self.buffer.ledger
 
     def issue_up_to(self, share: float = 1.0) -> None:
-        for _ in range(math.ceil(self.intake.budget(self.steps - self.version) * share)):
+        for _ in range(math.ceil(self.buffer.budget(self.steps - self.version) * share)):
             group = self.ledger.issue(self.version)
             if group.group_id not in self.known:
                 self.known.add(group.group_id)
@@ -61,28 +61,28 @@ class JobSimulation(RuleBasedStateMachine):
         if self.undelivered:
             self.undelivered.append(judged)
         else:
-            self.intake.arrived(judged)
+            self.buffer.arrived(judged)
 
     def redeliver(self) -> None:
-        self.intake.arrived(self.undelivered.pop(0))
+        self.buffer.arrived(self.undelivered.pop(0))
 
     def step_begins(self) -> bool:
-        chosen = self.intake.select(self.version)
+        chosen = self.buffer.select(self.version)
         if chosen is None:
             return False
         ages = [self.version - judged.scored.group.min_policy_version for judged in chosen]
         assert all(0 <= age <= self.k for age in ages)
         assert 1 <= len(chosen) <= self.bsize
-        assert len(chosen) == self.bsize or self.intake.judged_since_step >= self.max_batches * self.bsize
-        self.intake.begin_training(chosen)
+        assert len(chosen) == self.bsize or self.buffer.judged_since_step >= self.max_batches * self.bsize
+        self.buffer.begin_training(chosen)
         self.journal.append((self.ledger.issued, self.ledger.take_unwritten()))
-        for judged in self.intake.take_settled():
+        for judged in self.buffer.take_settled():
             self.unacked.pop(judged.group_id, None)
         return True
 
     def step_ends(self) -> None:
         self.version += 1
-        self.intake.published()
+        self.buffer.published()
 
     @rule(share=st.floats(0.0, 1.0))
     def tasks_are_issued(self, share: float) -> None:
@@ -111,16 +111,16 @@ class JobSimulation(RuleBasedStateMachine):
         group_id = data.draw(st.sampled_from(sorted(self.unacked)))
         if self.unacked[group_id] in self.undelivered:
             return
-        before = self.ledger.summary(), self.intake.ready, self.intake.accept_rate.value
-        assert self.intake.arrived(judged_group(group_id, DEGENERATE)) is None
-        assert (self.ledger.summary(), self.intake.ready, self.intake.accept_rate.value) == before
+        before = self.ledger.summary(), self.buffer.ready, self.buffer.accept_rate.value
+        assert self.buffer.arrived(judged_group(group_id, DEGENERATE)) is None
+        assert (self.ledger.summary(), self.buffer.ready, self.buffer.accept_rate.value) == before
 
-    @precondition(lambda self: not self.intake.step_under_way and self.version < self.steps)
+    @precondition(lambda self: not self.buffer.step_under_way and self.version < self.steps)
     @rule()
     def a_step_begins(self) -> None:
         self.step_begins()
 
-    @precondition(lambda self: self.intake.step_under_way)
+    @precondition(lambda self: self.buffer.step_under_way)
     @rule()
     def a_step_ends(self) -> None:
         self.step_ends()
@@ -132,7 +132,7 @@ class JobSimulation(RuleBasedStateMachine):
 
     @invariant()
     def the_slots_are_never_exceeded(self) -> None:
-        taken = len(self.ledger.active) + (self.bsize if self.intake.step_under_way else 0)
+        taken = len(self.ledger.active) + (self.bsize if self.buffer.step_under_way else 0)
         assert self.crashes or taken <= self.spec.slots
 
     @invariant()
@@ -144,17 +144,17 @@ class JobSimulation(RuleBasedStateMachine):
     @invariant()
     def every_issued_group_is_active_or_has_one_fate(self) -> None:
         assert sum(self.ledger.counts.values()) + len(self.ledger.active) == self.ledger.issued
-        assert self.intake.ready == sum(group.ready for group in self.ledger.active.values())
+        assert self.buffer.ready == sum(group.ready for group in self.ledger.active.values())
 
     def teardown(self) -> None:
         """From wherever the levers were left, the job runs to its end, and every group has one fate in the journal."""
-        if not hasattr(self, "intake"):
+        if not hasattr(self, "buffer"):
             return
         turns = 0
         while self.version < self.steps:
             turns += 1
             assert turns < 10_000, "the job hangs"
-            if self.intake.step_under_way:
+            if self.buffer.step_under_way:
                 self.step_ends()
             elif not self.step_begins():
                 self.issue_up_to()
@@ -187,7 +187,7 @@ class CrashingJobSimulation(JobSimulation):
         self.version = len(self.journal)
         for group in ledger.active.values():
             group.issue_version = max(0, self.version - self.k)
-        self.intake = Intake(self.spec, LIMITS, ledger)
+        self.buffer = GroupBuffer(self.spec, LIMITS, ledger)
         self.undelivered = list(self.unacked.values())
 
 

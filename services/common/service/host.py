@@ -1,0 +1,43 @@
+"""Host of a process: the memory limit of its container, and the packages that are installed."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import NamedTuple
+
+CGROUP = Path("/sys/fs/cgroup")
+MEMORY_FILES = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
+"""Limit and usage in a control group, of version 2 and of version 1."""
+
+
+class ContainerMemory(NamedTuple):
+    """Memory of a control group, bytes."""
+
+    limit: int
+    free: int
+
+
+def container_memory(cgroup: Path = CGROUP) -> ContainerMemory | None:
+    """The memory limit of the container, and what is left of it; None where there is no limit."""
+    for limit_file, usage_file in MEMORY_FILES:
+        limit = _bytes(cgroup / limit_file)
+        if limit is not None:
+            return ContainerMemory(limit, max(0, limit - (_bytes(cgroup / usage_file) or 0)))
+    return None
+
+
+def installed_version(package: str) -> str | None:
+    """The version of an installed package, or None. Imports nothing."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _bytes(file: Path) -> int | None:
+    """The number in a control group's file; None where there is no such file, or no limit ("max")."""
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return None
