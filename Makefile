@@ -33,12 +33,12 @@ down: ## Stops the containers; volumes stay
 serve: setup ## Starts all services on this machine, without containers
 	@$(BIN)/millrace up
 
-test-unit: ## The unit tests, in an environment of their own without torch or an engine: under a minute from clone to green
-	@PYTHON="$(PYTHON)" deploy/install.sh .venv-unit deploy/lock/unit.txt
+test-unit: ## The unit tests, in an environment of their own without torch or an engine
+	@PYTHON="$(PYTHON)" PIP_NO_COMPILE=1 deploy/install.sh .venv-unit deploy/lock/unit.txt
 	@.venv-unit/bin/python -m pytest -q -n 2 --dist loadfile tests/unit
 
-test: setup ## Unit, integration and a short end-to-end test (under 15 minutes on two cores)
-	@$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not compose and not chaos"
+test: setup ## Unit, integration and a short end-to-end test (a quarter of an hour on two idle cores)
+	@$(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder -m "not slow and not compose and not chaos"
 
 test-all: setup ## Also the long ones
 	@$(BIN)/python -m pytest -q -m "not compose and not chaos"
@@ -84,7 +84,7 @@ lock: setup ## Resolves deploy/lock/requirements.in anew
 		--override deploy/lock/overrides.txt --constraint $(LOCK) --extra $$service pyproject.toml --no-annotate --no-header \
 		--output-file deploy/lock/$$service.txt >/dev/null || exit 1; done
 	@UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/uv pip compile --quiet --python-version 3.11 --override deploy/lock/overrides.txt --constraint $(LOCK) \
-		--extra gateway --extra reward --extra weights --extra redis --extra test pyproject.toml --no-annotate --no-header \
+		--extra test pyproject.toml --no-annotate --no-header \
 		--output-file deploy/lock/unit.txt >/dev/null
 
 lock-ascend: setup ## Resolves deploy/lock/ascend-*.in anew

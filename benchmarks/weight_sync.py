@@ -25,7 +25,7 @@ import numpy as np
 from services.common.weights import delta
 from services.common.weights.channel import CHUNK_BYTES, CLIENT_OPTIONS, SERVER_OPTIONS
 from services.common.weights.snapshot import Snapshot, UInt8Array
-from services.learner.weights.publisher import Publisher
+from services.learner.weights.server import Publisher
 from services.rollout.weights.client import WeightReceiver
 from services.rollout.weights.staging import Stage, default_stage_directory
 

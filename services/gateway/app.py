@@ -22,10 +22,8 @@ from services.gateway.dependencies import Context, EventTimes
 from services.gateway.errors import HANDLERS
 from services.gateway.events.hub import EventHub
 from services.gateway.metrics import GatewayMetrics, Observer
-from services.gateway.middleware.auth import ALWAYS_OPEN, BearerAuth, open_paths
-from services.gateway.middleware.host import HostCheck, published_names
-from services.gateway.middleware.limits import BodyLimit, RequestTimeout
-from services.gateway.middleware.requests import RequestLimit
+from services.gateway.middleware.auth import ALWAYS_OPEN, BearerAuth, HostCheck, open_paths, published_names
+from services.gateway.middleware.limits import BodyLimit, RequestLimit, RequestTimeout
 from services.gateway.middleware.streams import StreamLimit
 from services.gateway.openai.client import InferenceClient
 from services.gateway.openai.errors import OPENAI_HANDLERS, OpenAIForm

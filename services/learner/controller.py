@@ -30,9 +30,8 @@ from services.common.service.logs import log_context
 from services.common.spec.job import JobSpec
 from services.common.streams.consumer import Consumer
 from services.learner.groups.buffer import GroupBuffer
-from services.learner.groups.data import JobData
+from services.learner.groups.data import JobData, TaskFactory
 from services.learner.groups.ledger import Ledger
-from services.learner.groups.tasks import TaskFactory
 from services.learner.groups.validate import Limits
 from services.learner.loops.collect import collect_loop
 from services.learner.loops.issue import issue_loop
@@ -48,7 +47,7 @@ from services.learner.storage.journal import Journal
 from services.learner.storage.journal_key import journal_key
 from services.learner.storage.lineage import FIRST
 from services.learner.storage.lock import FolderLock
-from services.learner.weights.publisher import Publisher
+from services.learner.weights.server import Publisher
 
 log = logging.getLogger(__name__)
 

@@ -1,15 +1,24 @@
-"""What of the unit tests needs torch: where it is not installed (`make test-unit`), those are left out."""
+"""Choice of the quick unit tests: where torch is not installed (`make test-unit`), the others are left out."""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
 
-NEED_TORCH = (
-    "common/service/test_preflight.py", "examples/test_charlm.py",
-    "learner/algorithms/test_kl.py", "learner/algorithms/test_losses.py", "learner/algorithms/test_sequence_objective.py",
-    "learner/loops/test_collect.py", "learner/megatron", "learner/ranks/test_commands.py", "learner/test_pause.py",
-    "learner/test_replay_plan.py", "learner/test_stall.py", "rollout/engine/test_prompt_process.py", "rollout/engine/test_update.py",
-    "rollout/engine/test_verify.py", "weights/test_snapshot.py", "weights/test_stage.py",
+HEAVY = (
+    "cli/stack/test_runtime.py", "cli/test_audit.py", "cli/test_main.py", "common/checkpoints/test_origin.py",
+    "common/models", "common/service/test_preflight.py", "common/service/test_watchdog.py",
+    "common/test_data_files.py", "common/test_data_procedural.py", "deploy", "examples",
+    "learner/algorithms/test_advantages.py", "learner/algorithms/test_kl.py", "learner/algorithms/test_losses.py",
+    "learner/algorithms/test_sequence_objective.py", "learner/groups/test_data.py",
+    "learner/groups/test_off_policy.py", "learner/loops/test_collect.py", "learner/megatron", "learner/ranks",
+    "learner/storage/test_checkpoints.py", "learner/test_buffer_simulation.py", "learner/test_import_cost.py",
+    "learner/test_pause.py", "learner/test_rank.py", "learner/test_replay_plan.py", "learner/test_stall.py",
+    "reward/pool", "reward/test_judging.py", "reward/test_plugins.py", "reward/test_verifiers.py",
+    "rollout/engine/test_health.py", "rollout/engine/test_prompt_process.py", "rollout/engine/test_prompts.py",
+    "rollout/engine/test_update.py", "rollout/engine/test_verify.py", "rollout/test_engine_start.py",
+    "rollout/test_orphans.py", "rollout/test_service.py", "weights/test_delta.py", "weights/test_snapshot.py",
+    "weights/test_stage.py",
 )  # fmt: skip
+"""Modules and folders that need torch, an engine, tokenizers or datasets, start processes, or compute for seconds."""
 
-collect_ignore = [] if find_spec("torch") else list(NEED_TORCH)
+collect_ignore = [] if find_spec("torch") else list(HEAVY)

@@ -31,7 +31,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "__main__", "agent", "rank", "controller", "replay", "audit", "loops", "ranks", "megatron", "weights", "storage", "groups",
         "algorithms",
     ),
-    "reward": ("__main__", "service", "session", "judging", "samples", "pool", "verifiers", "metrics"),
+    "reward": ("__main__", "service", "session", "samples", "pool", "verifiers", "metrics"),
     "rollout": ("__main__", "service", "chat", "session", "sampling", "weights", "engine", "metrics"),
 }  # fmt: skip
 """Service → its rooms (folders, and modules beside them), each of which may import those after it."""

@@ -5,6 +5,8 @@ job.json        the job's record: replaced whole, durably, on every change of it
 history.jsonl   step and evaluation records, and checkpoints, one JSON object a line:
                 {"kind": "step" | "eval" | "checkpoint" | "rewind", "step": …, "data": …}
 journal/, checkpoints/, error.txt               written by the learner
+
+Deleted jobs: folders under removal, and marks that stay for a week, so that no process brings a deleted job back.
 """
 
 from __future__ import annotations
@@ -12,15 +14,18 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
+import shutil
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
-from services.common.durable import write_durably
-from services.common.jobs.deleted import is_deleted
+from services.common.durable import fsync_directory, write_durably
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +33,9 @@ SPEC_FILE = "spec.yaml"
 JOB_FILE = "job.json"
 HISTORY_FILE = "history.jsonl"
 FORMAT = 1
+DELETED_DIR = ".deleted"
+MARK_KEPT_S = 7 * 24 * 3600.0
+"""Longer than a process stays stopped, and than a Redis backup is old when it is restored."""
 
 
 @dataclass(slots=True)
@@ -171,3 +179,67 @@ class JobFolder:
 
 def _digest_of(document: dict[str, Any]) -> str:
     return xxhash.xxh3_128_hexdigest(json.dumps(document, sort_keys=True).encode())
+
+
+def is_deleted(job_folder: Path) -> bool:
+    """Whether the job of this folder has been deleted."""
+    return (job_folder.parent / DELETED_DIR / job_folder.name).is_dir()
+
+
+class DeletedJobs:
+    """The deleted jobs of one home. Synchronous: call it from a thread where an event loop must not wait for a disk."""
+
+    def __init__(self, jobs_dir: Path) -> None:
+        self._jobs_dir, self._folder = jobs_dir, jobs_dir / DELETED_DIR
+
+    def move_away(self, job_id: str) -> None:
+        """Marks the job as deleted and moves its folder away, durably. A repeated call moves a folder that was made again meanwhile.
+
+        Raises:
+            OSError: the folder cannot be renamed.
+        """
+        mark = self._folder / job_id
+        if not mark.is_dir():
+            mark.mkdir(parents=True)
+            fsync_directory(self._folder)
+        with suppress(FileNotFoundError):
+            (self._jobs_dir / job_id).rename(mark / secrets.token_hex(4))
+            fsync_directory(mark)
+            fsync_directory(self._jobs_dir)
+
+    def remove_files(self, job_id: str) -> None:
+        """Removes the folders that were moved; the mark stays. A failure is logged, and the next sweep tries again."""
+        for moved in self._moved(job_id):
+            try:
+                moved.unlink() if moved.is_symlink() else shutil.rmtree(moved)
+            except FileNotFoundError:  # another gateway removes it, too
+                continue
+            except OSError as error:
+                log.warning("%s cannot be removed: %s", moved, error)
+
+    def has_mark(self, job_id: str) -> bool:
+        """Whether the job has a mark."""
+        return is_deleted(self._jobs_dir / job_id)
+
+    def marked(self) -> list[str]:
+        """The ids of all jobs that have a mark."""
+        return sorted(mark.name for mark in self._folder.glob("*") if mark.is_dir())
+
+    def unfinished(self, job_id: str) -> bool:
+        """Whether files of a deleted job are still there, or there again."""
+        return os.path.lexists(self._jobs_dir / job_id) or bool(self._moved(job_id))
+
+    def forget_old(self, now: float | None = None) -> None:
+        """Removes the marks that are older than `MARK_KEPT_S`."""
+        oldest = (time.time() if now is None else now) - MARK_KEPT_S
+        for job_id in self.marked():
+            mark = self._folder / job_id
+            with suppress(OSError):  # not empty, or gone
+                if mark.stat().st_mtime < oldest:
+                    mark.rmdir()
+
+    def _moved(self, job_id: str) -> list[Path]:
+        try:
+            return list((self._folder / job_id).iterdir())
+        except FileNotFoundError:
+            return []

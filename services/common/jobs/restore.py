@@ -12,8 +12,8 @@ from pathlib import Path
 from redis.asyncio import Redis
 
 from services.common.jobs import lua
-from services.common.jobs.history import JobHistory
 from services.common.jobs.record import LIVE, JobRecord, JobState, to_hash
+from services.common.jobs.records import JobHistory
 from services.common.jobs.store import KEY_KEPT_S, JobStore
 from services.common.redis import keys
 from services.common.redis.connection import text

@@ -22,8 +22,7 @@ from services.common.config.paths import locate
 from services.common.config.settings import Settings
 from services.common.errors import ConfigError, JobConflict
 from services.common.jobs import lua
-from services.common.jobs.deleted import DeletedJobs
-from services.common.jobs.folder import JobFolder
+from services.common.jobs.folder import DeletedJobs, JobFolder
 from services.common.jobs.record import ENDED, JobRecord, JobState
 from services.common.jobs.store import JobStore
 from services.common.redis import keys

@@ -28,7 +28,6 @@ from redis.asyncio import Redis
 
 from services.common.errors import JobConflict, KeyReused
 from services.common.jobs import lua
-from services.common.jobs.history import JobHistory
 from services.common.jobs.lua import new_token
 from services.common.jobs.record import (
     LIVE,
@@ -40,7 +39,7 @@ from services.common.jobs.record import (
     JobState,
     row_from_hash,
 )
-from services.common.jobs.records import JobRecords
+from services.common.jobs.records import JobHistory, JobRecords
 from services.common.redis import keys
 from services.common.redis.connection import text
 from services.common.redis.fencing import Fence, run

@@ -6,19 +6,40 @@ import math
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from services.common.errors import WeightSyncError
+from services.common.pb import weight_sync_pb2 as pb
 from services.common.weights.dtypes import ITEM_BYTES, WEIGHTS
-from services.common.weights.version import PolicyVersion
 
 UInt8Array = npt.NDArray[np.uint8]
 
 DIGEST_BYTES = 16
+
+
+class PolicyVersion(NamedTuple):
+    """A version of a job's policy; later ones compare greater."""
+
+    lineage: int
+    """Rises when the learner restarts with an older version than it had published."""
+    n: int
+    """Optimizer steps."""
+
+    def __str__(self) -> str:
+        return f"({self.lineage}, {self.n})"
+
+    @classmethod
+    def of(cls, message: pb.Version) -> Self:
+        """From the wire."""
+        return cls(message.lineage, message.n)
+
+    def message(self) -> pb.Version:
+        """For the wire."""
+        return pb.Version(lineage=self.lineage, n=self.n)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,16 @@
-"""Authentication: a bearer token for everything but a few named paths, checked before any route is matched."""
+"""Access: the Host header names the gateway as it is published; all but a few paths need a bearer token, before any route is matched."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import logging
 import os
+import re
 import secrets
+import socket
+from collections.abc import Collection
 from pathlib import Path
 
 from starlette.datastructures import Headers
@@ -114,3 +118,49 @@ def _create(path: Path) -> None:
         return
     finally:
         draft.unlink()
+
+
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:/?#@\s]+)(?::[0-9]{1,5})?")
+"""A name or an address, and perhaps a port: tunnels and published ports have other ports than the gateway."""
+
+
+class HostCheck:
+    """Answers 421 unless the header names this gateway, and 400 unless there is exactly one valid header."""
+
+    def __init__(self, app: ASGIApp, *, names: Collection[str], any_address: bool, exempt: Collection[str]) -> None:
+        """`names`: in lower case; `any_address`: not only loopback addresses; `exempt`: paths that answer under any name."""
+        self._app = app
+        self._names, self._exempt = frozenset(names), frozenset(exempt)
+        self._any_address = any_address
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles one request."""
+        if scope["type"] != "http" or scope["path"] in self._exempt:
+            await self._app(scope, receive, send)
+            return
+        hosts = Headers(scope=scope).getlist("host")
+        host = _HOST.fullmatch(hosts[0].strip().lower()) if len(hosts) == 1 else None
+        if host is None:
+            await error_answer(400, "one Host header is needed")(scope, receive, send)
+        elif not self._known(host[1].removesuffix(".")):
+            message = "the gateway is not published under this name: MILLRACE_GATEWAY_HOSTS lists further ones"
+            await error_answer(421, message)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _known(self, name: str) -> bool:
+        if name in self._names or name.endswith(".localhost"):
+            return True
+        try:
+            address = ipaddress.ip_address(name.strip("[]"))
+        except ValueError:
+            return False
+        return self._any_address or address.is_loopback
+
+
+def published_names(settings: Settings) -> frozenset[str]:
+    """The names and addresses, in lower case, under which clients reach a gateway with these settings."""
+    names = {"localhost", settings.bind_host, settings.advertise_host or "", *settings.gateway_hosts}
+    if not is_loopback(settings.bind_host):
+        names.add(socket.gethostname())
+    return frozenset(name.lower().strip("[]").removesuffix(".") for name in names if name)

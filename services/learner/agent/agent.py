@@ -23,7 +23,7 @@ from services.common.config.settings import Settings
 from services.common.errors import ConfigError, JobConflict, MillraceError, SandboxError
 from services.common.jobs import deaths as job_deaths
 from services.common.jobs.deaths import Death
-from services.common.jobs.deleted import is_deleted
+from services.common.jobs.folder import is_deleted
 from services.common.jobs.record import LIVE, JobRecord, JobState
 from services.common.jobs.restore import Restorer
 from services.common.jobs.store import JobStore

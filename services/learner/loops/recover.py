@@ -16,7 +16,7 @@ from services.common.checkpoints.manifest import CheckpointRefused
 from services.common.checkpoints.origin import Origin, check_origin, find_origin, verify_origin, weights_of
 from services.common.jobs.fates import FATES_FILE, read_fates
 from services.common.service.lifecycle import Drain
-from services.common.weights.version import PolicyVersion
+from services.common.weights.snapshot import PolicyVersion
 from services.learner.groups.batch import Batch
 from services.learner.groups.ledger import Ledger
 from services.learner.loops.checkpoint import with_disk_space

@@ -23,14 +23,14 @@ from services.common.spec.job import JobSpec
 from services.common.streams.consumer import Consumer
 from services.common.streams.types import ScoredGroup, VerdictStatus
 from services.learner.groups.buffer import GroupBuffer, Judged
+from services.learner.groups.data import TaskFactory
 from services.learner.groups.evaluation import EvalRound
-from services.learner.groups.tasks import TaskFactory
 from services.learner.megatron.stats import StepStats
 from services.learner.ranks.client import Ranks
 from services.learner.storage.checkpoints import CheckpointStore
 from services.learner.storage.job_store import HeadStore
 from services.learner.storage.journal import Journal
-from services.learner.weights.publisher import Publisher
+from services.learner.weights.server import Publisher
 
 log = logging.getLogger(__name__)
 

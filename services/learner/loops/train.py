@@ -22,7 +22,7 @@ from services.learner.loops.issue import start_evaluation
 from services.learner.loops.recover import recover
 from services.learner.loops.state import CANCELLED, Flow, JobContext, NoStepPossibleError, Stopped, wait_event
 from services.learner.loops.step import step_record, train_batch
-from services.learner.megatron.snapshot import make_snapshot
+from services.learner.megatron.tensor_file import make_snapshot
 from services.learner.storage.journal import BatchRecord
 
 POLL_INTERVAL_S = 1.0

@@ -1,4 +1,4 @@
-"""Writer of safetensors files in pieces: durable and hashed on return, while other threads compute.
+"""Tensors as bytes: snapshots to publish, and safetensors files, durable and hashed on return, while other threads compute.
 
 The library's own writer first copies every tensor into a Python object, under the global interpreter lock.
 """
@@ -14,6 +14,7 @@ import torch
 import xxhash
 
 from services.common.checkpoints.manifest import WrittenFile
+from services.common.weights.snapshot import Snapshot
 from services.common.weights.tensor_file import layout
 
 PIECE_BYTES = 8 << 20
@@ -53,3 +54,20 @@ def write_tensors(root: Path, name: str, tensors: Mapping[str, torch.Tensor], me
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview | bytes:
     return tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b""
+
+
+Weights = dict[str, torch.Tensor]
+"""Hugging Face name → tensor on the CPU."""
+
+
+def make_snapshot(lineage: int, policy_version: int, weights: Weights) -> Snapshot:
+    """The weights as a snapshot; copies the bytes, so that training may continue.
+
+    Raises:
+        WeightSyncError: a tensor is neither float32, bfloat16 nor float16.
+    """
+    data = {
+        name: (dtype_name(t.dtype), tuple(t.shape), t.detach().contiguous().view(-1).view(torch.uint8).numpy())
+        for name, t in weights.items()
+    }
+    return Snapshot.build(lineage, policy_version, data)

@@ -21,8 +21,7 @@ from services.common.weights.dtypes import TORCH
 from services.learner.megatron.collectives import gather_json
 from services.learner.megatron.model import Policy
 from services.learner.megatron.parallel import Layout
-from services.learner.megatron.snapshot import Weights
-from services.learner.megatron.tensor_file import write_tensors
+from services.learner.megatron.tensor_file import Weights, write_tensors
 
 _INDEX_SUFFIX = INDEX.removeprefix("model")
 _COPIED = {".json", ".jinja", ".txt", ".model"}

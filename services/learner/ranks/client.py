@@ -16,7 +16,7 @@ from typing import Any
 from services.common.checkpoints.manifest import WrittenFile
 from services.learner.groups.sequence import Sequence
 from services.learner.megatron.background import files_of
-from services.learner.megatron.snapshot import Weights
+from services.learner.megatron.tensor_file import Weights
 from services.learner.megatron.trainer import StepStats
 from services.learner.ranks.commands import Command, Finish, Finite, Load, LoadWeights, Publish, Save, Saved, Train
 

@@ -57,15 +57,17 @@ class RanksWatchdog:
         """`folder`: empty, on a file system that never blocks."""
         self._folder = folder
         self._beats: dict[str, _Beat] = {}
-        self._all = Vitals()
+        self._others = Vitals()
+        """Of torchelastic, ranks without heartbeats yet, and what ranks have started."""
 
     def check(self, launcher: int) -> list[str]:
         """Kills processes that hang and reports them. `launcher`: process id of torchelastic, with which its ranks end."""
         relatives = {process.pid: process for process in family(launcher)}
-        self._all.sample(relatives.values())
         hung = [report for path in sorted(self._folder.iterdir()) if (report := self._check_rank(path, relatives))]
-        if not hung and self._all.stopped_too_long(CHECK_INTERVAL_S):  # torchelastic, or a rank without heartbeats yet
-            hung.append(f"torchelastic hangs: {self._all.still()}")
+        ranks = {int(beat.text.split()[0]) for beat in self._beats.values()}
+        self._others.sample(process for pid, process in relatives.items() if pid not in ranks)
+        if not hung and self._others.stopped_too_long(CHECK_INTERVAL_S):
+            hung.append(f"torchelastic hangs: {self._others.still()}")
             kill(relatives.values())
         return hung
 

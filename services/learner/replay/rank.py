@@ -73,7 +73,7 @@ class Replayer:
 
     def _report_version(self, step: int, stats: StepStats | None) -> dict[str, torch.Tensor] | None:
         """Reports the digest of the weights as they are published, and returns them, on rank 0."""
-        from services.learner.megatron.snapshot import make_snapshot
+        from services.learner.megatron.tensor_file import make_snapshot
 
         weights = self._trainer.export()
         if weights is not None:

@@ -1,1 +1,1 @@
-"""Weights of the policy: the store of published versions, the gRPC server that sends them, the publisher that fills the store."""
+"""Weights of the policy: the store of published versions, and the gRPC server that publishes them."""

@@ -17,8 +17,7 @@ from services.common.errors import DeadlineExceeded, WeightSyncError
 from services.common.pb import weight_sync_pb2 as pb
 from services.common.weights import delta
 from services.common.weights.channel import CHUNK_BYTES
-from services.common.weights.snapshot import Snapshot, chunk_checksum
-from services.common.weights.version import PolicyVersion
+from services.common.weights.snapshot import PolicyVersion, Snapshot, chunk_checksum
 
 _Key = tuple[PolicyVersion, PolicyVersion | None]
 """Version and base of a payload."""

@@ -12,8 +12,7 @@ import msgpack
 from services.common.config.verifiers import BuiltIn
 from services.common.sandbox.limits import limit_cpu, limit_memory
 from services.reward.pool.messages import ERROR, LIMIT, LOADED, MEMORY_MIB, SCORED, clean, unpacker
-from services.reward.verifiers.base import Score, Verifier, lowest_reward
-from services.reward.verifiers.registry import load, offered
+from services.reward.verifiers.base import Score, Verifier, load, lowest_reward, offered
 
 MAX_BATCH_BYTES = 256 * 1024**2
 """Of checks received and not yet started."""

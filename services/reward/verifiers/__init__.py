@@ -1,1 +1,1 @@
-"""Verifiers: the built-in ones, one a file, and the registry that loads one by name."""
+"""Verifiers: the built-in ones, one a file; `base` has their interface, and loads one by name."""

@@ -1,4 +1,4 @@
-"""Interface of verifiers: their signature and the score that they return.
+"""Interface of verifiers, their signature and the score that they return; and their registry by name, which only worker processes use.
 
 A plug-in is any callable of this signature, offered by an installed package under the entry-point group `millrace.verifiers`:
 
@@ -8,11 +8,15 @@ A plug-in is any callable of this signature, offered by an installed package und
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Protocol, TypeVar, cast
 
+from services.common.config.verifiers import ENTRY_POINT_GROUP, BuiltIn
 from services.common.errors import VerifierError
 
 
@@ -79,3 +83,30 @@ def right_or_wrong(right: bool, found: str | None, reference: str, *, wrong_rewa
     if right:
         return Score(1.0, 1.0, f"{found} is right")
     return Score(wrong_reward, 0.0, "no answer found" if found is None else f"{found} is not {reference}")
+
+
+_MODULES = {
+    BuiltIn.MATH: "mathematics",
+    BuiltIn.DAPO_MATH: "dapo_math",
+    BuiltIn.GSM8K: "gsm8k",
+    BuiltIn.REASONING_GYM: "procedural",
+}
+
+
+@cache
+def offered() -> dict[str, EntryPoint]:
+    """Verifiers of installed packages, by name, not imported. Reads the metadata of every installed package."""
+    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def load(name: str) -> Verifier:
+    """The verifier of this name: built-in, else of an installed package. Raises VerifierError when there is none, or its import fails."""
+    try:
+        if name in _MODULES:
+            module = importlib.import_module(f"services.reward.verifiers.{_MODULES[BuiltIn(name)]}")
+            return cast("Verifier", module.verify)
+        if name in offered():
+            return cast("Verifier", offered()[name].load())
+    except (ImportError, AttributeError) as error:
+        raise VerifierError(f"verifier {name!r} cannot be loaded: {error}") from error
+    raise VerifierError(f"there is no verifier {name!r} on this server")

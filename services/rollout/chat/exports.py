@@ -28,9 +28,8 @@ from services.common.jobs.record import JobRecord
 from services.common.models.directory import INDEX, resolve_model
 from services.common.models.weight_files import EMBEDDING, LM_HEAD
 from services.common.weights.dtypes import TORCH
-from services.common.weights.snapshot import TensorSpec, UInt8Array, digest_of
+from services.common.weights.snapshot import PolicyVersion, TensorSpec, UInt8Array, digest_of
 from services.common.weights.tensor_file import map_tensors
-from services.common.weights.version import PolicyVersion
 from services.rollout.engine.engine import Engine
 from services.rollout.engine.model_tensors import model_shapes, weight_bytes
 from services.rollout.engine.types import StagedWeights

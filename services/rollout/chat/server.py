@@ -29,7 +29,7 @@ from services.common.pb import inference_pb2_grpc as pb_grpc
 from services.common.service.grpc_server import REFUSED, TokenCheck, bind
 from services.common.service.logs import log_context
 from services.common.streams.types import Message
-from services.common.weights.version import PolicyVersion
+from services.common.weights.snapshot import PolicyVersion
 from services.rollout import metrics
 from services.rollout.chat.policies import Policies
 from services.rollout.chat.queue import ChatQueue

@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from services.common.errors import MillraceError, ModelError, WeightSyncError
-from services.common.weights.version import PolicyVersion
+from services.common.weights.snapshot import PolicyVersion
 from services.rollout.engine.model_tensors import Shapes, file_shapes, shape_differences
 from services.rollout.engine.types import StagedWeights
-from services.rollout.engine.version import VersionLabel
 
 if TYPE_CHECKING:
     from services.rollout.engine.verify import Facts
@@ -50,6 +49,34 @@ class Activation:
     """Seconds during which nothing was sampled."""
     apply_s: float
     """Seconds of the load within the pause, on the slowest worker."""
+
+
+class VersionLabel:
+    """Policy version of the engine's weights; None while they are not known to be any version: then nothing may be sampled."""
+
+    def __init__(self) -> None:
+        self._version: PolicyVersion | None = None
+        self._changed = asyncio.Condition()
+
+    @property
+    def version(self) -> PolicyVersion | None:
+        """The version whose weights sample the next token."""
+        return self._version
+
+    async def change(self, version: PolicyVersion | None) -> None:
+        """Sets the version, and wakes all waiters."""
+        async with self._changed:
+            self._version = version
+            self._changed.notify_all()
+
+    async def wait_for(self, version: PolicyVersion, timeout_s: float | None = None) -> bool:
+        """Waits until the engine has this version or a newer one; False when it has not within `timeout_s` seconds."""
+        try:
+            async with asyncio.timeout(timeout_s), self._changed:
+                await self._changed.wait_for(lambda: self._version is not None and self._version >= version)
+        except TimeoutError:
+            return False
+        return True
 
 
 class WeightSwitch:

@@ -14,9 +14,9 @@ from services.common.streams import codec
 from services.common.streams.consumer import Consumer, Entry, require_match
 from services.common.streams.types import RolloutGroup, Task
 from services.common.streams.worker import MAX_DELIVERIES, StreamWorker, WorkerCounters, WorkerLimits
-from services.common.weights.version import PolicyVersion
+from services.common.weights.snapshot import PolicyVersion
 from services.rollout import metrics
-from services.rollout.engine.version import VersionLabel
+from services.rollout.engine.update import VersionLabel
 from services.rollout.sampling.sampler import Sampler
 
 log = logging.getLogger(__name__)

@@ -14,9 +14,8 @@ from services.common.errors import WeightSyncError
 from services.common.pb import weight_sync_pb2 as pb
 from services.common.pb import weight_sync_pb2_grpc as pb_grpc
 from services.common.weights.channel import Metadata
-from services.common.weights.snapshot import TensorSpec
+from services.common.weights.snapshot import PolicyVersion, TensorSpec
 from services.common.weights.tensor_file import map_tensors
-from services.common.weights.version import PolicyVersion
 from services.rollout.engine.types import StagedWeights
 from services.rollout.weights.staging import Stage
 from services.rollout.weights.transfer import PERMANENT_STATUSES, BrokenStream, Plan, Transfer, describe, read_manifest

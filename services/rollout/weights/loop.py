@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 
 from services.common.errors import WeightSyncError
-from services.common.weights.version import PolicyVersion
+from services.common.weights.snapshot import PolicyVersion
 from services.rollout import metrics
 from services.rollout.engine.engine import Engine
 from services.rollout.weights.client import WeightReceiver

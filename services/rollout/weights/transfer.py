@@ -15,8 +15,7 @@ import xxhash
 from services.common.errors import WeightSyncError
 from services.common.pb import weight_sync_pb2 as pb
 from services.common.weights import delta, snapshot
-from services.common.weights.snapshot import TensorSpec, UInt8Array
-from services.common.weights.version import PolicyVersion
+from services.common.weights.snapshot import PolicyVersion, TensorSpec, UInt8Array
 from services.rollout.engine.types import StagedWeights
 from services.rollout.weights.staging import Stage
 

@@ -13,8 +13,7 @@ import pytest
 import redis.asyncio
 from fastapi import FastAPI
 
-from services.common.jobs.deleted import is_deleted
-from services.common.jobs.folder import JobFolder
+from services.common.jobs.folder import JobFolder, is_deleted
 from services.common.jobs.record import JobState
 from services.common.jobs.restore import Restorer, restore
 from services.common.jobs.retention import Retention

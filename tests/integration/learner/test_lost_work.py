@@ -20,8 +20,8 @@ from services.common.jobs.store import JobStore
 from services.common.spec.job import JobSpec
 from services.learner.controller import Head
 from services.learner.groups.sequence import Sequence
-from services.learner.megatron.snapshot import Weights
 from services.learner.megatron.stats import StepStats
+from services.learner.megatron.tensor_file import Weights
 from services.learner.ranks.client import Ranks
 from tests.integration.learner.accounts import check_accounts
 from tests.integration.learner.peers import peers_of

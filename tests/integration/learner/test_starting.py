@@ -145,7 +145,8 @@ async def test_ranks_that_die_while_they_load_say_so_at_once_and_end_the_job_wit
     cause = cause.format(job_id=job_id)
     async with agent(redis, redis_url, tmp_path):
         said = await until(store, job_id, lambda job: "started again" in job.cause or job.state.ended)
-        assert said.cause == f"{cause}; the ranks are started again"
+        # On a busy machine the last death may be seen together with the first.
+        assert said.cause == (cause if said.state.ended else f"{cause}; the ranks are started again")
         record = await until(store, job_id, ended)
     assert (record.state, record.cause) == (JobState.FAILED, cause)
     deaths = await job_deaths.deaths(redis, job_id)

@@ -29,7 +29,7 @@ from services.common.spec.job import JobSpec
 from services.common.streams import codec, stream
 from services.common.streams.consumer import Consumer
 from services.common.streams.types import Message, Purpose, RolloutGroup, Task
-from services.learner.weights.publisher import Publisher
+from services.learner.weights.server import Publisher
 from services.rollout.weights.staging import default_stage_directory
 from tests.integration.rollout.conftest import Tensors, snapshot, that_say
 

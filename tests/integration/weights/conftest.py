@@ -13,8 +13,7 @@ import pytest
 
 from services.common.pb import weight_sync_pb2 as pb
 from services.common.weights.snapshot import Snapshot, UInt8Array
-from services.learner.weights.publisher import Publisher
-from services.learner.weights.server import ServerReport, WeightService, start_server
+from services.learner.weights.server import Publisher, ServerReport, WeightService, start_server
 from services.learner.weights.store import WeightStore
 from services.rollout.weights import fetch
 from services.rollout.weights.client import WeightReceiver

@@ -17,7 +17,7 @@ from services.common.pb import weight_sync_pb2_grpc as pb_grpc
 from services.common.weights.snapshot import Snapshot, chunk_checksum
 from services.common.weights.tensor_file import map_tensors
 from services.learner.weights import store as store_module
-from services.learner.weights.publisher import Publisher
+from services.learner.weights.server import Publisher
 from services.rollout.engine.types import StagedWeights
 from services.rollout.weights.client import WeightReceiver
 

@@ -21,9 +21,8 @@ from services.common.errors import ConfigError, WeightSyncError
 from services.common.pb import weight_sync_pb2 as pb
 from services.common.pb import weight_sync_pb2_grpc as pb_grpc
 from services.common.weights.snapshot import Snapshot
-from services.learner.weights import publisher as publisher_module
-from services.learner.weights.publisher import Publisher
-from services.learner.weights.server import ServerReport
+from services.learner.weights import server as publisher_module
+from services.learner.weights.server import Publisher, ServerReport
 from services.rollout.weights.client import WeightReceiver
 
 Receive = Callable[..., WeightReceiver]

@@ -20,9 +20,9 @@ from services.common.streams.types import (
     VerdictStatus,
     VersionSpan,
 )
-from services.reward.judging import judge_group, without_text
 from services.reward.pool.pool import Pool
 from services.reward.samples import GROUP_CHARS, sample, shorten
+from services.reward.session import judge_group, without_text
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -13,10 +13,9 @@ import reasoning_gym
 from services.common.config.verifiers import BuiltIn
 from services.common.errors import VerifierError
 from services.reward.verifiers import dapo_math, gsm8k, mathematics, procedural
-from services.reward.verifiers.base import Score
+from services.reward.verifiers.base import Score, load
 from services.reward.verifiers.dapo_math import last_boxed
 from services.reward.verifiers.decimals import first_number, last_number, whole_number
-from services.reward.verifiers.registry import load
 
 RIGHT_GSM8K = [
     ("#### 42", "42"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.common.errors import WeightSyncError
-from services.common.weights.version import PolicyVersion
+from services.common.weights.snapshot import PolicyVersion
 from services.rollout.chat.exports import stage_export
 from services.rollout.weights.staging import Stage
 

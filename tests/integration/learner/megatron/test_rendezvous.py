@@ -20,10 +20,10 @@ from datetime import timedelta
 from pathlib import Path
 import torch
 import torch.distributed as dist
-from services.learner.megatron.rendezvous import meet
+from services.learner.megatron.rendezvous import join_process_group
 
 folder, attempt, rank = Path(sys.argv[1]), int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
-meet("gloo", timedelta(seconds=60))
+join_process_group("gloo", timedelta(seconds=60))
 value = torch.ones(1)
 dist.all_reduce(value)
 (folder / f"met-{{attempt}}-{{rank}}.json").write_text(json.dumps([value.item(), os.environ["{STORE}"]]))

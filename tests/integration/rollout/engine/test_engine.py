@@ -17,7 +17,7 @@ from services.common.errors import PromptError, WeightSyncError
 from services.common.service.process_tree import is_running
 from services.common.spec.job import JobSpec
 from services.common.streams.types import Message, Purpose, RolloutGroup, Task
-from services.common.weights.version import PolicyVersion
+from services.common.weights.snapshot import PolicyVersion
 from services.rollout.engine.engine import Engine
 from services.rollout.engine.types import ChatSampling
 from services.rollout.engine.update import EngineError

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.common.config.settings import Settings
-from services.common.jobs.deleted import MARK_KEPT_S, DeletedJobs, is_deleted
-from services.common.jobs.folder import JobFolder
+from services.common.jobs.folder import MARK_KEPT_S, DeletedJobs, JobFolder, is_deleted
 from services.common.jobs.retention import EndedJob, Policy, choose, folder_bytes, sources
 from services.common.spec.job import JobSpec
 

@@ -12,7 +12,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from services.common.config.settings import Settings, is_loopback
-from services.gateway.middleware.host import HostCheck, published_names
+from services.gateway.middleware.auth import HostCheck, published_names
 
 BOUND_BEYOND: dict[str, Any] = {"bind_host": "0.0.0.0", "gateway_hosts": ["gateway", "Trains.Example"]}  # noqa: S104
 FOREIGN = [

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from services.gateway.middleware.requests import RequestLimit
+from services.gateway.middleware.limits import RequestLimit
 
 REQUESTS = {
     "read": ("GET", "/jobs"),

@@ -17,9 +17,8 @@ from services.common.sandbox.pool import Sandbox
 from services.common.spec.job import JobSpec
 from services.common.streams.codec import encode
 from services.learner.groups import data as job_data
-from services.learner.groups.data import JobData, TaskNotMade
+from services.learner.groups.data import JobData, TaskFactory, TaskNotMade
 from services.learner.groups.sources import held_out_rows, pack, unpack
-from services.learner.groups.tasks import TaskFactory
 from tests.unit.learner.odd_sources import CRASHES, HANGS, RAISES
 from tests.unit.learner.scored_groups import job_spec
 

@@ -13,13 +13,12 @@ from services.common.errors import ConfigError, ModelError
 from services.common.jobs.record import RECORD_FIELDS, JobRecord, JobState
 from services.common.jobs.store import JobStore
 from services.common.spec.job import JobSpec
-from services.common.weights.version import PolicyVersion
+from services.common.weights.snapshot import PolicyVersion
 from services.rollout.chat.policies import Policies
 from services.rollout.chat.queue import ChatQueue
 from services.rollout.engine.engine import Engine
 from services.rollout.engine.types import ChatRefused
-from services.rollout.engine.update import EngineError
-from services.rollout.engine.version import VersionLabel
+from services.rollout.engine.update import EngineError, VersionLabel
 
 
 class StandInEngine:

@@ -11,13 +11,11 @@ import pytest
 from safetensors.numpy import save_file
 
 from services.common.errors import WeightSyncError
-from services.common.weights.snapshot import digest_of
-from services.common.weights.version import PolicyVersion
+from services.common.weights.snapshot import PolicyVersion, digest_of
 from services.rollout.engine import update
 from services.rollout.engine.model_tensors import Shapes
 from services.rollout.engine.types import StagedWeights
-from services.rollout.engine.update import EngineError, WeightSwitch
-from services.rollout.engine.version import VersionLabel
+from services.rollout.engine.update import EngineError, VersionLabel, WeightSwitch
 
 SHAPES: Shapes = {"w": (2, 3)}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from services.common.weights.version import PolicyVersion
-from services.rollout.engine.version import VersionLabel
+from services.common.weights.snapshot import PolicyVersion
+from services.rollout.engine.update import VersionLabel
 
 
 async def test_a_waiter_is_woken_by_the_version_or_a_newer_one() -> None:

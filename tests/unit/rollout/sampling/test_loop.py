@@ -20,9 +20,9 @@ from services.common.streams import stream as streams
 from services.common.streams.consumer import Consumer
 from services.common.streams.types import Message, Purpose, RolloutGroup, Task
 from services.common.streams.worker import WorkerLimits
-from services.common.weights.version import PolicyVersion
+from services.common.weights.snapshot import PolicyVersion
 from services.rollout.engine.types import Piece
-from services.rollout.engine.version import VersionLabel
+from services.rollout.engine.update import VersionLabel
 from services.rollout.sampling import sampler as sampler_module
 from services.rollout.sampling.loop import CONSUMER_GROUP, READ_COUNT, TaskLoop
 from services.rollout.sampling.sampler import Sampler
