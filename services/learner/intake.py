@@ -20,7 +20,7 @@ from services.learner.algorithms.dynamic_sampling import filter_values, is_degen
 from services.learner.failures import FailureRun
 from services.learner.fitness import Limits, unfit
 from services.learner.gate import AcceptRate, ReadyGroup, issue_budget, select_batch
-from services.learner.ledger import ActiveGroup, Ledger
+from services.learner.ledger import ActiveGroup, Ledger, Settled
 
 HOPELESS_REFILLS = 2
 """Times `filter_groups_max_batches` batches that are judged without an informative group before no step is possible."""
@@ -211,6 +211,15 @@ class Intake:
         limit = self._clock() - self._spec.rollout.group_timeout_s
         waiting = [group for group in self.ledger.active.values() if not group.ready]
         return [group for group in waiting if group.failure or group.issued_at < limit]
+
+    def take_for_record(self) -> tuple[tuple[Settled, ...], list[Entry]]:
+        """Fates that no journal record has, for the next one, and the entries to ack once it is written.
+
+        Both are of one moment: an entry never goes before a record has its fate.
+        """
+        return tuple(self.ledger.take_unwritten()), [
+            item.entry for item in self.take_settled() if item.entry is not None
+        ]
 
     def take_settled(self) -> list[Judged]:
         """Groups settled since the last call, whose entries may be acked once the journal has their fates."""

@@ -177,11 +177,8 @@ async def _journal(job: JobContext, drain: Drain, groups: list[Judged]) -> Batch
 async def _write(job: JobContext, drain: Drain, step: int, groups: tuple[bytes, ...]) -> BatchRecord:
     """Writes a record of these groups, and of every fate since the last one; lets the entries of both go."""
     mark = await job.store.history_mark()
-    ledger = job.intake.ledger
-    # From here to the entries nothing is awaited: what is settled meanwhile would lose its entry before a record has its fate.
-    settled = tuple(ledger.take_unwritten())
-    record = BatchRecord(step, job.lineage, groups, settled, ledger.issued, job.publisher.digest, mark)
-    entries = [judged.entry for judged in job.intake.take_settled() if judged.entry is not None]
+    settled, entries = job.intake.take_for_record()
+    record = BatchRecord(step, job.lineage, groups, settled, job.intake.ledger.issued, job.publisher.digest, mark)
     size = await with_room(job, drain, lambda: asyncio.to_thread(job.journal.append, record))
     metrics.JOURNAL_BYTES.inc(size)
     await job.consumer.ack(*entries)

@@ -24,7 +24,7 @@ ANSWER_S = 60.0
 END_S = 660.0
 """A job that was not refused has ended so long after a learner took it: one whose groups all fail may go on for ten minutes."""
 MOST_S, QUIET_S = 1800.0, 120.0
-"""One that says why it makes no step, and whose groups still come, has so long: a slow source may take long to make 256 of them."""
+"""One that says why it makes no step, and still issues groups, has so long: a slow source may take long to make 256 of them."""
 QUEUE_S = 1800.0
 """Those before it take their time; then the learner hangs."""
 CANCEL_S = 60.0
@@ -80,8 +80,8 @@ class Guest:
         self.stay = Stay(case)
         self._case, self._halted = case, halted
         self._home, self._http = home, client
-        self._judged, self._moved_s = 0, 0.0
-        """Groups that had come when there was a new one last, and seconds since the job was taken then."""
+        self._issued, self._moved_s = 0, 0.0
+        """Groups issued so far, and seconds from the job's being taken to the newest of them."""
 
     def visit(self) -> Stay:
         """Submits the job and waits for its end.
@@ -165,8 +165,8 @@ class Guest:
         """Whether the job should be cancelled now; one that ought to have ended by itself is a violation."""
         if draft.endless and taken_s > ENDLESS_S:
             return True
-        if self._judged != (judged := sum(record["groups"].values())):
-            self._judged, self._moved_s = judged, taken_s
+        if self._issued != (issued := record["groups"].get("issued", 0)):
+            self._issued, self._moved_s = issued, taken_s
         moves = bool(record["cause"]) and taken_s - self._moved_s < QUIET_S
         if taken_s > (MOST_S if moves else END_S) or queued_s > QUEUE_S:
             said = {name: record[name] for name in ("state", "step", "cause", "groups")}

@@ -1,4 +1,4 @@
-"""Runs the supervisor over stand-ins: drive.py HOME NAME:STAGE:MODE …, state in HOME/up.json, what it says on stdout.
+"""Runs the supervisor over stand-ins: drive.py HOME NAME:STAGE:MODE[:DRAIN_TIMEOUT_S] …, state in HOME/up.json, what it says on stdout.
 
 MODE is one of stand_in.py, or `mute`: it never says whether it is ready.
 """
@@ -29,7 +29,7 @@ def mute(_pid: int) -> str:
     return "no answer"
 
 
-def spec(home: Path, name: str, stage: str, mode: str) -> ProcessSpec:
+def spec(home: Path, name: str, stage: str, mode: str, drain_timeout_s: str = "2") -> ProcessSpec:
     port = free_port()
     base = f"http://127.0.0.1:{port}"
     ready = mute if mode == "mute" else ready_probe(f"{base}/readyz")
@@ -41,7 +41,7 @@ def spec(home: Path, name: str, stage: str, mode: str) -> ProcessSpec:
         ready=ready,
         healthy=health_probe(f"{base}/healthz"),
         start_timeout_s=5.0 if mode == "unready" else 30.0,
-        drain_timeout_s=600.0 if mode == "deaf-for-long" else 2.0,
+        drain_timeout_s=float(drain_timeout_s),
         port=port,
         temporary=home / "tmp" / name,
     )

@@ -1,9 +1,9 @@
 """A stand-in for a service: answers /readyz and /healthz, notes when it is asked to stop, and has a child in a session of its own.
 
 Usage: stand_in.py NAME PORT NOTES DRAIN_S MODE, with MODE one of `good`, `quick` (dies at once), `wrong` (ends with code 2),
-`deaf` (ignores SIGTERM), `deaf-for-long` (the same, with a long time to drain), `unready`, `orphans` (a process below it outlives its
-parent for a moment), `litter` (it leaves a file in its TMPDIR, and shared memory that nobody sees to). It dies at once too while the
-file NOTES.broken-NAME is there, with code 2 while NOTES.refuses-NAME is, and is not ready while NOTES.sleeps-NAME is.
+`deaf` (ignores SIGTERM), `unready`, `orphans` (a process below it outlives its parent for a moment), `litter` (it leaves a file in its
+TMPDIR, and shared memory that nobody sees to). It dies at once too while the file NOTES.broken-NAME is there, with code 2 while
+NOTES.refuses-NAME is, and is not ready while NOTES.sleeps-NAME is.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ def main() -> None:
     if refuses or mode == "quick" or Path(f"{notes}.broken-{name}").exists():
         sys.stderr.write(f"{name} says why\n")
         sys.exit(2 if refuses else 1)
-    deaf = mode.startswith("deaf")
-    signal.signal(signal.SIGTERM, (lambda *_: note("deaf")) if deaf else (lambda *_: asked.append(1)))
+    signal.signal(signal.SIGTERM, (lambda *_: note("deaf")) if mode == "deaf" else (lambda *_: asked.append(1)))
     helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     note(f"helper={helper.pid}")
     if mode == "orphans":

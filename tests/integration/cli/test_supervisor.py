@@ -350,7 +350,7 @@ def test_what_does_not_drain_in_time_is_killed(start: Callable[..., Stack]) -> N
 
 
 def test_a_second_signal_does_not_wait_for_the_drain(start: Callable[..., Stack]) -> None:
-    stack = start("rollout-0:0:deaf-for-long")
+    stack = start("rollout-0:0:deaf:600")
     stack.wait_until(stack.is_ready)
     stack.process.send_signal(signal.SIGINT)
     stack.wait_until(lambda: "deaf" in [note[0] for note in stack.notes()])
