@@ -41,6 +41,7 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[3]
 FIRST = 40
+ACTIVATED = 'millrace_rollout_weight_syncs_total{outcome="activated"}'
 
 
 class Service:
@@ -90,6 +91,10 @@ async def wait_until(what: str, reached: Callable[[], bool], service: Service, t
         assert service.process.poll() is None, f"the service ended: {service.log()}"
         assert time.monotonic() < deadline, f"{what} not within {timeout_s} s: {service.log()}"
         await asyncio.sleep(0.05)
+
+
+async def wait_activated(count: int, service: Service) -> None:
+    await wait_until(f"{count} versions in use", lambda: service.metric(ACTIVATED) == count, service)
 
 
 async def gone(processes: list[psutil.Process], within_s: float) -> list[psutil.Process]:
@@ -181,15 +186,17 @@ async def test_a_job_from_attach_to_retire(world: World, start: Callable[[], Ser
     # Updates while it samples: stamps hold, and a task that asks for a newer version waits for it.
     await world.ask(*(a_task(world.job.job_id, i, max_tokens=200) for i in range(10, 30)))
     await world.ask(a_task(world.job.job_id, 30, min_policy_version=2))
+    await wait_until("sampling", lambda: service.metric("millrace_rollout_in_flight_requests") > 0, service)
     for n in (1, 2):
-        await asyncio.sleep(0.3)
+        # A server that is still fetching one version goes to the newest: each is published when the one before is used.
+        await wait_activated(n, service)
         world.publish(n)
     groups = await world.groups(21)
     for group in groups:
         check_stamps(group)
         assert group.min_policy_version >= group.task.min_policy_version
     assert service.metric("millrace_rollout_weight_pause_seconds_count") == 3
-    assert service.metric('millrace_rollout_weight_syncs_total{outcome="activated"}') == 3
+    assert service.metric(ACTIVATED) == 3
     report = world.publisher.reports[groups[0].server]
     assert report.pause_s > 0
 
