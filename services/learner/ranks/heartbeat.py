@@ -45,6 +45,7 @@ def beat_forever(folder: Path, rank: int, pid: int) -> None:
 class _Beat:
     """The newest heartbeat of one rank, and the agent's time of its arrival: the ranks' clocks do not matter."""
 
+    pid: int
     text: str
     at: float
     vitals: Vitals = field(default_factory=Vitals)
@@ -64,7 +65,7 @@ class RanksWatchdog:
         """Kills processes that hang and reports them. `launcher`: process id of torchelastic, with which its ranks end."""
         relatives = {process.pid: process for process in family(launcher)}
         hung = [report for path in sorted(self._folder.iterdir()) if (report := self._check_rank(path, relatives))]
-        ranks = {int(beat.text.split()[0]) for beat in self._beats.values()}
+        ranks = {beat.pid for beat in self._beats.values()}
         self._others.sample(process for pid, process in relatives.items() if pid not in ranks)
         if not hung and self._others.stopped_too_long(CHECK_INTERVAL_S):
             hung.append(f"torchelastic hangs: {self._others.still()}")
@@ -78,8 +79,8 @@ class RanksWatchdog:
         except (OSError, ValueError, IndexError):
             return None
         beat, now = self._beats.get(path.name), time.monotonic()
-        if beat is None or beat.text.split()[0] != str(pid):
-            beat = self._beats[path.name] = _Beat(text, now)
+        if beat is None or beat.pid != pid:
+            beat = self._beats[path.name] = _Beat(pid, text, now)
         if pid not in relatives:
             return None  # it has ended: torchelastic knows
         if not beat.vitals.sample([relatives[pid]]) or beat.text != text:

@@ -20,9 +20,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from services.common.errors import MillraceError, ModelError, WeightSyncError
+from services.common.errors import MillraceError, WeightSyncError
 from services.common.weights.snapshot import PolicyVersion
-from services.rollout.engine.model_tensors import Shapes, file_shapes, shape_differences
+from services.rollout.engine.model_tensors import Shapes, shape_differences
 from services.rollout.engine.types import StagedWeights
 
 if TYPE_CHECKING:
@@ -137,17 +137,15 @@ class WeightSwitch:
         if self._label.version is not None and version <= self._label.version:
             raise WeightSyncError(f"version {version} is not newer than {self._label.version}")
         try:
-            wrong = shape_differences(self._shapes, await asyncio.to_thread(file_shapes, staged.path))
-        except ModelError as error:
+            facts = await asyncio.to_thread(_read_facts, staged)
+        except WeightSyncError as error:
             raise WeightSyncError(f"version {version}: {error}") from error
+        wrong = shape_differences(self._shapes, {name: tuple(shape) for name, (_, shape, _) in facts.items()})
         if wrong:
             raise WeightSyncError(
                 f"version {version} does not fit the model: {'; '.join(wrong[:5])} ({len(wrong)} in all)"
             )
-        try:
-            return await asyncio.to_thread(_read_facts, staged)
-        except WeightSyncError as error:
-            raise WeightSyncError(f"version {version}: {error}") from error
+        return facts
 
     async def _pause(self) -> None:
         """Stops sampling, and delivers all that was sampled before.
