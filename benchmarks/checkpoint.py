@@ -50,7 +50,7 @@ def make_trainer(model: Path) -> MegatronTrainer:
     prepare(Platform.CPU)
     import torch
 
-    from services.learner.algorithms.inputs import LossInputs
+    from services.learner.algorithms.losses import LossInputs
     from services.learner.megatron.trainer import MegatronTrainer
 
     def loss(inputs: LossInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

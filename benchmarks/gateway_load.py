@@ -28,7 +28,7 @@ from typing import Any
 
 import redis as sync_redis
 
-from services.cli.stack.children import free_port
+from services.cli.stack.children import free_port, start_child
 from services.cli.stack.redis import EmbeddedRedis
 from services.common.redis import keys
 from services.common.spec.job import JobSpec
@@ -175,7 +175,11 @@ def make_jobs(redis_url: str, state: str, count: int) -> list[str]:
 def running(folder: Path) -> Iterator[tuple[int, str]]:
     """A gateway; its port, and its Redis' port."""
     redis = EmbeddedRedis(folder / "redis")
-    redis.start()
+    server = start_child(redis.argv, log_path=folder / "redis.log")
+    while not redis.answers(server.pid):
+        if server.poll() is not None:
+            raise SystemExit(f"Redis ended: see {folder / 'redis.log'}")
+        time.sleep(0.02)
     port = free_port()
     environment = os.environ | {
         "REDIS_URL": redis.url, "MILLRACE_HOME": str(folder / "home"), "MILLRACE_GATEWAY_PORT": str(port),
@@ -185,7 +189,8 @@ def running(folder: Path) -> Iterator[tuple[int, str]]:
         with process([sys.executable, "-m", "services.gateway"], port, folder / "gateway.log", environment):
             yield port, redis.url
     finally:
-        redis.stop()
+        server.kill()
+        server.wait()
 
 
 @contextmanager

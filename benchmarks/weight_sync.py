@@ -22,6 +22,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 
+from services.common.config.settings import Settings
 from services.common.weights import delta
 from services.common.weights.channel import CHUNK_BYTES, CLIENT_OPTIONS, SERVER_OPTIONS
 from services.common.weights.snapshot import Snapshot, UInt8Array
@@ -176,7 +177,8 @@ def main() -> None:
     print(f"{machine}, Python {platform.python_version()}, grpcio {grpc.__version__}")
     command = [sys.executable, __file__, "--serve"]
     with tempfile.TemporaryDirectory() as home:
-        stage = Stage(default_stage_directory(f"benchmark-{os.getpid()}", Path(home)))
+        shared_memory = Settings().shared_memory
+        stage = Stage(default_stage_directory(f"benchmark-{os.getpid()}", Path(home), 1 << 30, shared_memory))
         learner = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         try:
             addresses = learner.stdout.readline().split() if learner.stdout else []

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -66,11 +66,7 @@ class GatewayClient:
         self._http.close()
 
     def submit(self, spec: JsonObject, *, idempotency_key: str | None = None) -> JsonObject:
-        """Queues a job and returns its record. A repeated call with the same idempotency key returns the same job.
-
-        Raises:
-            GatewayError: the spec is wrong (one line per field), or there is no answer.
-        """
+        """Queues a job and returns its record; the same idempotency key, the same job. GatewayError has a line per wrong field."""
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
         return self._request("POST", "/jobs", json=spec, headers=headers)
 
@@ -95,11 +91,7 @@ class GatewayClient:
         return self._request("POST", _path(job_id, "resume"))
 
     def delete(self, job_id: str) -> None:
-        """Deletes a job that has ended, with its folder.
-
-        Raises:
-            GatewayError: there is no such job, it has not ended, or another job uses its files; or there is no answer.
-        """
+        """Deletes a job that has ended, with its folder. Raises GatewayError when another job uses its files."""
         self._exchange("DELETE", _path(job_id))
 
     def prune(self, limits: Mapping[str, float], *, dry_run: bool = False) -> JsonObject:
@@ -144,13 +136,6 @@ class GatewayClient:
         """Workers whose heartbeat has not expired."""
         return list(self._request("GET", "/workers")["workers"])
 
-    def ready(self) -> bool:
-        """Whether the gateway accepts requests."""
-        try:
-            return self._http.get("/readyz").status_code == httpx.codes.OK
-        except httpx.HTTPError:
-            return False
-
     def follow(
         self,
         job_id: str,
@@ -159,17 +144,9 @@ class GatewayClient:
         timeout_s: float | None = None,
         seen: Callable[[JsonObject], None] = lambda _: None,
     ) -> Iterator[JsonObject]:
-        """Step records as they arrive, from step `start` on, until the job has ended.
+        """Step records as they arrive, from step `start` on, until the job has ended; `seen` receives its record at every poll.
 
-        Args:
-            job_id: the job.
-            start: first step.
-            timeout_s: None waits without a limit for the end.
-            seen: receives the job's record at every poll.
-
-        Raises:
-            DeadlineExceeded: the job had not ended after `timeout_s` seconds.
-            GatewayError: there is no such job, or the gateway does not answer for `MAX_OUTAGE_S`.
+        Raises DeadlineExceeded after `timeout_s` seconds, and GatewayError when the gateway does not answer for `MAX_OUTAGE_S`.
         """
         started = answered = time.monotonic()
         while True:
@@ -193,39 +170,21 @@ class GatewayClient:
                 time.sleep(POLL_INTERVAL_S)
 
     def events(self, job_id: str, *, after: str | None = None) -> Iterator[Event]:
-        """The job's server-sent events as they arrive, until the gateway ends the stream or is silent for `SILENCE_S`.
-
-        Args:
-            job_id: the job.
-            after: id of the last event seen; None begins with the first.
-
-        Raises:
-            GatewayError: there is no such job, or the connection broke.
-        """
+        """The job's events after that with the id `after`, until the gateway ends the stream or is silent for `SILENCE_S`."""
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": after} if after else {})
-        try:
+        with self._answering(), suppress(httpx.ReadTimeout):
             yield from self._stream("GET", _path(job_id, "events"), headers=headers)
-        except httpx.ReadTimeout:
-            return
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from error
 
     def chat(self, body: JsonObject) -> Generator[JsonObject, None, None]:
-        """The chunks of a streamed answer (`POST /v1/chat/completions`) as they arrive. To stop the answer, close the iterator.
-
-        Raises:
-            GatewayError: the gateway refused the request, or the answer broke off.
-        """
-        try:
-            with closing(self._stream("POST", "/v1/chat/completions", json=body | {"stream": True})) as events:
-                for event in events:
-                    if "error" in event.data:
-                        message = str(event.data["error"].get("message"))
-                        raise GatewayError(message, status=httpx.codes.SERVICE_UNAVAILABLE)
-                    if "choices" in event.data:
-                        yield event.data
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from error
+        """The chunks of a streamed answer (`POST /v1/chat/completions`) as they arrive. To stop the answer, close the iterator."""
+        stream = self._stream("POST", "/v1/chat/completions", json=body | {"stream": True})
+        with self._answering(), closing(stream) as events:
+            for event in events:
+                if "error" in event.data:
+                    message = str(event.data["error"].get("message"))
+                    raise GatewayError(message, status=httpx.codes.SERVICE_UNAVAILABLE)
+                if "choices" in event.data:
+                    yield event.data
 
     def _request(self, method: str, path: str, **options: Any) -> JsonObject:  # noqa: ANN401  httpx's own
         response = self._exchange(method, path, **options)
@@ -236,10 +195,8 @@ class GatewayClient:
         return answer
 
     def _exchange(self, method: str, path: str, **options: Any) -> httpx.Response:  # noqa: ANN401  httpx's own
-        try:
+        with self._answering():
             response = self._send(method, path, **options)
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from error
         if response.is_error:
             raise _refusal(response)
         return response
@@ -260,9 +217,15 @@ class GatewayClient:
                 raise _refusal(response)
             yield from parse_events(response.iter_lines())
 
-    def _unreachable(self, error: httpx.HTTPError) -> GatewayError:
-        reason = str(error) or type(error).__name__
-        return GatewayError(f"the gateway at {self.url} does not answer ({reason}): start it with `millrace up`")
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        """Raises GatewayError in place of httpx's errors."""
+        try:
+            yield
+        except httpx.HTTPError as error:
+            reason = str(error) or type(error).__name__
+            message = f"the gateway at {self.url} does not answer ({reason}): start it with `millrace up`"
+            raise GatewayError(message) from error
 
 
 def parse_events(lines: Iterator[str]) -> Iterator[Event]:
@@ -270,10 +233,8 @@ def parse_events(lines: Iterator[str]) -> Iterator[Event]:
     fields: dict[str, str] = {}
     last_id = ""
     for line in lines:
-        if line.startswith(":"):
-            continue
         if line:
-            name, _, value = line.partition(":")
+            name, _, value = line.partition(":")  # of a comment, the name is empty
             value = value.removeprefix(" ")
             fields[name] = f"{fields['data']}\n{value}" if name == "data" and "data" in fields else value
             continue
@@ -299,27 +260,24 @@ def _refusal(response: httpx.Response) -> GatewayError:
     """The gateway's error, a line for each wrong field, and the remedy."""
     try:
         error = response.json()["error"]
-        fields = [f"  {item['field']}: {item['message']}" for item in error.get("fields") or []]
-        lines = [str(error["message"]), *fields]
+        lines = [
+            str(error["message"]),
+            *(f"  {item['field']}: {item['message']}" for item in error.get("fields") or []),
+        ]
     except (ValueError, KeyError, TypeError):
         lines = [f"the gateway answered {response.status_code} {response.reason_phrase}"]
-    status = response.status_code
-    if status == httpx.codes.UNAUTHORIZED:
+    if response.status_code == httpx.codes.UNAUTHORIZED:
         lines.append(
             "its token lies in `gateway.token` of the home where `millrace up` runs: name that with --home, "
             "or give the token as MILLRACE_TOKEN or MILLRACE_TOKEN_FILE"
         )
-    if status == httpx.codes.NOT_FOUND:
+    if response.status_code == httpx.codes.NOT_FOUND:
         lines.append("`millrace jobs` lists the jobs there are")
-    return GatewayError("\n".join(lines), status=status)
+    return GatewayError("\n".join(lines), status=response.status_code)
 
 
 def find_token(state_file: str | None) -> str | None:
-    """The token: MILLRACE_TOKEN, else the file of MILLRACE_TOKEN_FILE, else the running stack's file; None without any.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
+    """MILLRACE_TOKEN, or what MILLRACE_TOKEN_FILE or the running stack's file holds. Raises ConfigError when that cannot be read."""
     if token := os.environ.get("MILLRACE_TOKEN"):
         return token.strip()
     name = os.environ.get("MILLRACE_TOKEN_FILE") or state_file

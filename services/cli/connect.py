@@ -24,11 +24,7 @@ class ReportedJob:
 
 
 def open_client(home: Path, url: str | None, *, timeout_s: float | None = None) -> GatewayClient:
-    """A client of the gateway at this URL, or of this home's; without `timeout_s` it has the client's own timeout.
-
-    Raises:
-        ConfigError: the address has no scheme, or nothing is up in this home.
-    """
+    """A client of the gateway at this URL, or of this home's. Raises ConfigError when nothing is up there, or the URL has no scheme."""
     from services.cli.client import TIMEOUT_S, GatewayClient, find_token
     from services.cli.stack.state import require_state
 

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from services.cli.checks.finding import Check, Finding, Level, Subject, problem
 from services.cli.checks.machine import check_cores, check_disk, check_docker, check_memory, check_port, check_python
-from services.cli.checks.npu import npu_check
+from services.cli.checks.npu import check_npu
 from services.cli.checks.packages import check_packages
 from services.cli.checks.secrets import check_secrets
 from services.cli.checks.servers import check_gateway, check_redis
@@ -26,7 +26,7 @@ from services.common.config.settings import load_settings
 from services.common.errors import ConfigError
 
 CHECKS: tuple[Check, ...] = (
-    check_python, check_cores, check_memory, check_disk, check_port, check_redis, check_docker, npu_check(), check_packages,
+    check_python, check_cores, check_memory, check_disk, check_port, check_redis, check_docker, check_npu, check_packages,
     check_secrets, check_gateway,
 )  # fmt: skip
 BEFORE_UP: tuple[Check, ...] = (check_memory, check_disk, check_redis, check_secrets)
@@ -47,13 +47,8 @@ def examine(home: Path, url: str | None, checks: Sequence[Check] = CHECKS) -> li
 
 
 def refuse_problems(home: Path) -> None:
-    """Runs the checks that `millrace up` needs.
-
-    Raises:
-        ConfigError: there is a problem; the message has a line for each, with its remedy.
-    """
-    found = [finding for finding in examine(home, None, BEFORE_UP) if finding.level is Level.PROBLEM]
-    if found:
+    """Runs the checks that `millrace up` needs. Raises ConfigError with a line for each problem and its remedy."""
+    if found := [finding for finding in examine(home, None, BEFORE_UP) if finding.level is Level.PROBLEM]:
         raise ConfigError(*(f"{item.name}: {item.found}: {item.remedy}" for item in found))
 
 

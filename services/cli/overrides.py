@@ -12,11 +12,7 @@ from services.common.spec.document import parse_document
 
 
 def load_job(path: Path, changes: Sequence[str] = ()) -> dict[str, Any]:
-    """The document of a YAML or JSON file, with the changes applied. The gateway validates its keys.
-
-    Raises:
-        ConfigError: no such file, not YAML, not a mapping of JSON values, or a change that cannot be made.
-    """
+    """The document of a YAML or JSON file, with the changes applied; the gateway validates its keys. Raises ConfigError."""
     try:
         document = parse_document(path.read_bytes())
     except OSError as error:
@@ -37,8 +33,7 @@ def load_job(path: Path, changes: Sequence[str] = ()) -> dict[str, Any]:
 def apply_change(document: dict[str, Any], change: str) -> None:
     """Sets one value, e.g. `learner.lr=3e-4` or `reward.verifiers={"*": math}`, and creates missing sections.
 
-    Raises:
-        ConfigError: not of the form key.path=value, or the path leads through something that is not a section.
+    Raises ConfigError unless it has the form key.path=value, and the path leads through sections only.
     """
     path, sign, text = change.partition("=")
     keys = path.strip().split(".")

@@ -31,12 +31,7 @@ Say = Callable[[str], None]
 
 
 def run_up(home: Path, *, servers: int, gateway_port: int, metrics_base: int | None, say: Say) -> None:
-    """Runs the stack until a signal ends it.
-
-    Raises:
-        ConfigError: it is up already, or a setting is wrong.
-        WrongSettingError: a process refused to start because of a setting.
-    """
+    """Runs the stack until a signal ends it. Raises ConfigError when it is up already, WrongSettingError as `Supervisor.run`."""
     os.environ["MILLRACE_HOME"] = str(home)
     settings = load_settings()
     with ExitStack() as resources:
@@ -59,27 +54,21 @@ def run_up(home: Path, *, servers: int, gateway_port: int, metrics_base: int | N
             remove_state(home)
 
 
-def detach(home: Path, arguments: list[str], say: Say, timeout_s: float = DETACH_TIMEOUT_S) -> UpState:
+def detach(home: Path, arguments: list[str], say: Say) -> UpState:
     """Runs `millrace up` with these arguments in the background and waits until all is ready.
 
-    Raises:
-        ConfigError: it is up already.
-        WrongSettingError: it ended before it was ready.
-        DeadlineExceeded: it was not ready in time; it continues to start.
+    Raises ConfigError when it is up already, WrongSettingError when it ended, DeadlineExceeded when it still starts.
     """
     with home_lock(home):
         pass  # refuses a second one here, where the user reads the error
     log_path = home / "logs" / "up.log"
     log_path.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "services.cli.main", "up", "--home", str(home), *arguments]
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "services.cli.main", "up", "--home", str(home), *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
-    deadline, state = time.monotonic() + timeout_s, None
+    deadline, state = time.monotonic() + DETACH_TIMEOUT_S, None
     while time.monotonic() < deadline:
         state = read_state(home)
         if state is not None and state.pid == process.pid and state.ready:
@@ -91,14 +80,13 @@ def detach(home: Path, arguments: list[str], say: Say, timeout_s: float = DETACH
     for name, cause in (state.lost if state is not None else {}).items():
         say(f"{name}: {cause}")
     say(f"it goes on trying; its log is {log_path}, and `millrace down` ends it")
-    raise DeadlineExceeded(f"millrace was not ready within {timeout_s:.0f} s")
+    raise DeadlineExceeded(f"millrace was not ready within {DETACH_TIMEOUT_S:.0f} s")
 
 
-def run_down(home: Path, say: Say, *, timeout_s: float = DOWN_TIMEOUT_S, grace_s: float = LEFTOVER_GRACE_S) -> None:
+def run_down(home: Path, say: Say, *, grace_s: float = LEFTOVER_GRACE_S) -> None:
     """Ends the stack of a home and waits for its end; also ends processes that a killed supervisor left.
 
-    Raises:
-        DeadlineExceeded: it did not drain in time; it was killed.
+    Raises DeadlineExceeded when it did not drain in time, and was killed.
     """
     state = read_state(home)
     if state is None:
@@ -112,7 +100,7 @@ def run_down(home: Path, say: Say, *, timeout_s: float = DOWN_TIMEOUT_S, grace_s
         return
     say(f"draining (process {state.pid})")
     os.kill(state.pid, signal.SIGTERM)
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + DOWN_TIMEOUT_S
     while state.is_alive():
         if time.monotonic() > deadline:
             latest = read_state(home) or state
@@ -120,7 +108,7 @@ def run_down(home: Path, say: Say, *, timeout_s: float = DOWN_TIMEOUT_S, grace_s
             _kill_leftovers(latest)
             remove_leftovers(home)
             remove_state(home)
-            raise DeadlineExceeded(f"millrace in {home} did not drain within {timeout_s:.0f} s: killed")
+            raise DeadlineExceeded(f"millrace in {home} did not drain within {DOWN_TIMEOUT_S:.0f} s: killed")
         time.sleep(POLL_INTERVAL_S)
     say("down")
 

@@ -1,25 +1,4 @@
-"""Errors of Millrace.
-
-MillraceError
-├── ConfigError          a setting, a job spec or a file that its user can correct
-│   ├── ModelError       a model directory that is missing, unsafe or does not fit
-│   └── DataError        a dataset that is missing, empty or broken (names file and row)
-├── EntryError           a stream entry that cannot be decoded: goes to the dead-letter stream
-├── StreamFull           a bounded stream refused an entry: the producer waits
-├── WeightSyncError      a weight transfer that failed verification or broke off
-├── JobConflict          a job state change that is not allowed
-├── RecordGone           Redis has lost a running job's record, and it cannot be restored
-├── Fenced               a newer process writes for the job: this one must exit
-├── LetterRefused        a dead letter that cannot be put back
-├── KeyReused            an Idempotency-Key that stands for another spec
-├── DeadlineExceeded     a wait reached its deadline (the message names what was awaited)
-├── PromptError          a prompt that a model's chat template or tokenizer refuses (its group fails)
-├── VerifierError        a verifier's infrastructure failed (never a wrong answer)
-└── SandboxError         work in a child process failed: it raised an error, or no child can be started
-    ├── ChildTimeout     it passed its time limit
-    ├── ChildDied        it passed another limit, or its process ended
-    └── ChildLost        its process was ended from outside: the same work may be tried again
-"""
+"""Errors of Millrace. `MillraceError` is the root of all; a `ConfigError` is one that its user can correct."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from services.common.redis.connection import connect
 from services.common.sandbox.pool import Sandbox
 from services.common.service.entry import serve
 from services.common.service.preflight import RedisUnavailable, require_redis
-from services.gateway.admission.admission import PREPARE, ChildAdmission
+from services.gateway.admission.admission import PREPARE, Admission
 from services.gateway.app import create_app
 from services.gateway.header_deadline import HeaderDeadlineProtocol
 from services.gateway.middleware.auth import load_token
@@ -40,11 +40,7 @@ MAX_OPEN_FILES = 65_536
 
 
 async def run(settings: Settings) -> None:
-    """Runs the gateway until it is drained.
-
-    Raises:
-        ConfigError: the token's file, the port or Redis cannot be used with these settings.
-    """
+    """Runs the gateway until it is drained. Raises ConfigError when the token's file, port or Redis cannot be used."""
     token, listener = load_token(settings), _bind(settings)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _log_drained)
@@ -54,7 +50,7 @@ async def run(settings: Settings) -> None:
     redis.set_retry(Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 3))
     await _check_redis(settings)
     sandbox = Sandbox(prepare=[PREPARE], service="gateway-check", log_level=settings.log_level)
-    app = create_app(settings, redis, token, admission=ChildAdmission(sandbox, settings))
+    app = create_app(settings, redis, token, admission=Admission(sandbox, settings))
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -134,11 +130,7 @@ def _stop_on_failure(server: uvicorn.Server, task: asyncio.Task[None]) -> None:
 
 
 async def _check_redis(settings: Settings) -> None:
-    """Only logs that Redis does not answer: it may come back, and requests get 503 until then. A refused user stays refused.
-
-    Raises:
-        ConfigError: Redis refuses the user.
-    """
+    """Only logs that Redis does not answer: it may come back. A refused user stays refused: raises ConfigError."""
     try:
         await require_redis(settings.redis_url, settings.redis_password, wait_s=0.0)
     except RedisUnavailable as error:

@@ -36,15 +36,7 @@ _BEARER = HTTPBearer(auto_error=False, description="The gateway's token; `<home>
 def create_app(
     settings: Settings, redis: Redis, token: str, *, admission: Admission, event_times: EventTimes | None = None
 ) -> FastAPI:
-    """The application. The caller closes the Redis client.
-
-    Args:
-        settings: address and directories.
-        redis: client whose replies are bytes.
-        token: the bearer token of every request.
-        admission: reads and checks new jobs.
-        event_times: intervals of event streams.
-    """
+    """The application. The caller closes the Redis client, whose replies are bytes; every request bears `token`."""
     streams = StreamLimit(settings.max_event_streams)
     metrics = GatewayMetrics()
     metrics.streams.set_function(lambda: len(streams))

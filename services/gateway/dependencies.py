@@ -16,7 +16,6 @@ from services.common.jobs.restore import Restorer
 from services.common.jobs.retention import Retention
 from services.common.jobs.store import JobStore
 from services.gateway.admission.admission import Admission
-from services.gateway.errors import RETRY_AFTER_S
 from services.gateway.events.hub import EventHub
 from services.gateway.metrics import JOB_ID, GatewayMetrics
 from services.gateway.middleware.streams import StreamLimit
@@ -70,8 +69,7 @@ async def _record(context: ContextDep, job_id: JobIdDep) -> JobRecord:
         if record is not None:
             return record
         if await asyncio.to_thread(context.store.records.load, job_id) is not None:
-            headers = {"Retry-After": str(RETRY_AFTER_S)}
-            raise HTTPException(503, "Redis has lost the record of this job: it is being put back", headers)
+            raise HTTPException(503, "Redis has lost the record of this job: it is being put back")
     raise HTTPException(404, "there is no such job")
 
 

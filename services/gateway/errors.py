@@ -25,6 +25,7 @@ MAX_PROBLEMS = 100
 MAX_TEXT = 1000
 """Characters of a field's name or message that an answer repeats."""
 RETRY_AFTER_S = 2
+"""In every answer with 429 or 503."""
 EVERYWHERE = (400, 401, 421, 429, 503)
 """Statuses with which the layers before a route refuse a request."""
 
@@ -60,29 +61,20 @@ class SpecRefused(ConfigError):  # noqa: N818
 def error_answer(
     status: int, message: str, *, problems: Sequence[Problem] | None = None, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
-    """An error as JSON."""
+    """An error as JSON; 429 and 503 invite the client to try again."""
     error: dict[str, Any] = {"code": CODES.get(status, "error"), "message": message}
     if problems is not None:
         error["fields"] = [
             {"field": clipped(problem.field), "message": clipped(problem.message)}
             for problem in problems[:MAX_PROBLEMS]
         ]
-    return JSONResponse({"error": error}, status_code=status, headers=dict(headers or {}))
-
-
-def unavailable(message: str) -> JSONResponse:
-    """503: the client may retry."""
-    return error_answer(503, message, headers={"Retry-After": str(RETRY_AFTER_S)})
-
-
-def too_many(message: str) -> JSONResponse:
-    """429: one of the gateway's limits is reached."""
-    return error_answer(429, message, headers={"Retry-After": str(RETRY_AFTER_S)})
+    retry = {"Retry-After": str(RETRY_AFTER_S)} if status in {429, 503} else {}
+    return JSONResponse({"error": error}, status_code=status, headers={**retry, **(headers or {})})
 
 
 def busy() -> JSONResponse:
     """503: the gateway itself has no capacity left; Redis may be well."""
-    return unavailable("the gateway is busy: it is asked for more than it can answer; try again")
+    return error_answer(503, "the gateway is busy: it is asked for more than it can answer; try again")
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -135,16 +127,16 @@ async def _conflict(_: Request, error: Exception) -> JSONResponse:
 
 async def _redis(_: Request, error: Exception) -> JSONResponse:
     log.error("Redis failed: %s", type(error).__name__)
-    return unavailable("the job store does not answer; try again")
+    return error_answer(503, "the job store does not answer; try again")
 
 
 async def _admission_busy(_: Request, error: Exception) -> JSONResponse:
-    return unavailable(str(error))
+    return error_answer(503, str(error))
 
 
 async def _sandbox(_: Request, error: Exception) -> JSONResponse:
     log.error("a job could not be checked: %s", error)
-    return unavailable("this gateway cannot check jobs at the moment; try again")
+    return error_answer(503, "this gateway cannot check jobs at the moment; try again")
 
 
 async def _pool_busy(_: Request, __: Exception) -> JSONResponse:

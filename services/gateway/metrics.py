@@ -7,7 +7,6 @@ import re
 import time
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
-from redis.asyncio import Redis
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.common.service.logs import log_context
@@ -49,17 +48,12 @@ class GatewayMetrics:
         self.streams = Gauge("millrace_gateway_event_streams", "Event streams open now.", registry=self.registry)
         self.system = SystemMetrics(self.registry)
 
-    async def refresh(self, redis: Redis) -> None:
-        """Reads the metrics of the whole system; without Redis they keep their last values."""
-        await self.system.refresh(redis)
-
 
 class Observer:
     """The outermost layer: counts, times and logs every request by its route, never by the path that the client sent."""
 
     def __init__(self, app: ASGIApp, *, metrics: GatewayMetrics) -> None:
-        self._app = app
-        self._metrics = metrics
+        self._app, self._metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one request."""

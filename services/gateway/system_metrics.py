@@ -19,9 +19,6 @@ from services.common.redis.connection import text
 from services.common.redis.keys import Stage
 from services.common.service.heartbeat import WorkerKind, WorkerStatus, live_workers
 
-NO_VERSION = -1
-"""Version of a rollout server that has no weights yet."""
-
 
 class SystemMetrics:
     """Gauges that `refresh` updates. Several gateways report the same values: dashboards take the maximum."""
@@ -91,7 +88,7 @@ class SystemMetrics:
             self.states.labels(worker.name, worker.kind, worker.state).set(1)
             job = active.get(worker.job_id or "")
             if worker.kind is WorkerKind.ROLLOUT and job is not None:
-                version = NO_VERSION if worker.policy_version is None else worker.policy_version
+                version = -1 if worker.policy_version is None else worker.policy_version
                 self.lag.labels(worker.name).set(max(0, job.policy_version - version))
 
 
@@ -109,9 +106,8 @@ class JobCounts:
 
     async def count(self, redis: Redis) -> dict[JobState, int]:
         """Jobs by state, every state named."""
-        if await redis.zcard(keys.JOBS) < len(self._open) + len(
-            self._ended
-        ):  # some were deleted, or Redis lost its data
+        # Some were deleted, or Redis lost its data.
+        if await redis.zcard(keys.JOBS) < len(self._open) + len(self._ended):
             self._newest = 0.0
         since: Any = f"({self._newest}" if self._newest else "-inf"
         found: Any = await redis.zrange(keys.JOBS, since, "+inf", byscore=True, withscores=True)

@@ -102,8 +102,7 @@ class Head:
         redis = connect(settings.redis_url, password=settings.redis_password)
         blocking = connect(settings.redis_url, password=settings.redis_password, block_s=BLOCK_S)
         token = settings.internal_token.get_secret_value() if settings.internal_token else None
-        advertised = settings.advertise_host
-        publisher = Publisher(self._job_id, host=settings.bind_host, port=0, token=token, advertise_host=advertised)
+        publisher = Publisher(self._job_id, settings.bind_host, 0, token, advertise_host=settings.advertise_host)
         sandbox = Sandbox(service="learner-data", log_level=settings.log_level)
         data = JobData(sandbox, self._spec, settings)
         try:
@@ -130,7 +129,6 @@ class Head:
         journal = Journal(folder / JOURNAL_DIR, journal_key(settings))
         journal.on_append = FateLog(folder / FATES_FILE, journal.records).append
         journal.guard = store.require_newest
-        keep_last = spec.checkpoint.keep_last
         return JobContext(
             job_id=job_id,
             spec=spec,
@@ -144,7 +142,9 @@ class Head:
             buffer=GroupBuffer(spec, Limits.of(inspect_model(self._model_dir), spec), Ledger()),
             tasks=TaskFactory(job_id, spec, lineage=FIRST.lineage, data=data),
             journal=journal,
-            checkpoints=CheckpointStore(folder / CHECKPOINTS_DIR, keep=keep_last, guard=store.require_newest),
+            checkpoints=CheckpointStore(
+                folder / CHECKPOINTS_DIR, keep=spec.checkpoint.keep_last, guard=store.require_newest
+            ),
             publisher=publisher,
             consumer=Consumer(
                 redis, blocking, job_id, Stage.SCORED, group="learner", name="learner", fence=store.fence

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from pydantic import ValidationError
 from redis.asyncio import Redis
@@ -36,12 +35,6 @@ from services.reward.session import CONSUMER_GROUP, JobSession
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Attached:
-    session: JobSession
-    task: asyncio.Task[None]
-
-
 class RewardService:
     """Attaches to every active job and judges its groups."""
 
@@ -63,7 +56,7 @@ class RewardService:
         """
         self._commands, self._blocking, self._pool = commands, blocking, pool
         self._name, self._drain, self._bound, self._fence = name, drain, bound, fence
-        self._attached: dict[str, _Attached] = {}
+        self._attached: dict[str, tuple[JobSession, asyncio.Task[None]]] = {}
         self._refused: set[str] = set()
         self._follower = JobFollower(JobStore(commands), drain)
         self.metrics_port: int | None = None
@@ -78,27 +71,27 @@ class RewardService:
         return self._follower.ready() or self._trouble()
 
     def _trouble(self) -> str | None:
-        pools = [self._pool, *(attached.session.pool for attached in self._attached.values())]
+        pools = [self._pool, *(session.pool for session, _ in self._attached.values())]
         return next((fault for pool in pools if (fault := pool.fault()) is not None), None)
 
     async def follow_jobs(self) -> None:
         """Judges the groups of every active job until the drain, and then those in flight."""
         try:
             await self._follower.run(self._attach_and_detach)
-            await asyncio.gather(*(attached.task for attached in self._attached.values()))
+            await asyncio.gather(*(task for _, task in self._attached.values()))
         finally:
-            for attached in self._attached.values():
-                attached.task.cancel()
-            await asyncio.gather(*(attached.task for attached in self._attached.values()), return_exceptions=True)
+            for _, task in self._attached.values():
+                task.cancel()
+            await asyncio.gather(*(task for _, task in self._attached.values()), return_exceptions=True)
 
     async def heartbeat(self) -> None:
         """Consumes nothing; waits for the next beat; produces this worker's entry in the list of workers, and gauges."""
         await every(HEARTBEAT_S, self._drain, self._beat)
 
     async def _attach_and_detach(self, active: Mapping[str, ActiveJob]) -> None:
-        for job_id, attached in list(self._attached.items()):
-            if attached.task.done() and not self._drain.requested:
-                attached.task.result()
+        for job_id, (_, task) in list(self._attached.items()):
+            if task.done() and not self._drain.requested:
+                task.result()
                 raise MillraceError(f"the loop of job {job_id} ended without being asked to")
             if job_id not in active:
                 await self._detach(job_id)
@@ -120,19 +113,19 @@ class RewardService:
         pool = self._pool.sibling()
         session = JobSession(self._commands, consumer, pool, spec, drain=self._drain, bound=self._bound)
         task = asyncio.create_task(session.run(), name=f"job {job.job_id}")
-        self._attached[job.job_id] = _Attached(session, task)
+        self._attached[job.job_id] = session, task
         log.info("attached to job %s", job.job_id)
 
     async def _detach(self, job_id: str) -> None:
         """Stops work for a retired job, and deletes its streams: a read or write in flight may have created them again."""
-        task = self._attached.pop(job_id).task
+        _, task = self._attached.pop(job_id)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await forget(self._commands, job_id)
         log.info("detached from job %s", job_id)
 
     async def _beat(self) -> None:
-        sessions = [attached.session for attached in self._attached.values()]
+        sessions = [session for session, _ in self._attached.values()]
         in_flight = sum(session.in_flight for session in sessions)
         queued = sum(session.pool.queued for session in sessions)
         metrics.GROUPS_IN_FLIGHT.set(in_flight)
@@ -162,9 +155,8 @@ async def run(settings: Settings, *, drain: Drain | None = None, pool: Pool | No
         service = RewardService(
             worker.commands, worker.blocking, started, name=worker.name, drain=worker.drain, fence=worker.fence
         )
-        with HealthServer(
-            settings.bind_host, settings.metrics_port, healthy=service.healthy, ready=service.ready
-        ) as health:
+        host, port = settings.bind_host, settings.metrics_port
+        with HealthServer(host, port, healthy=service.healthy, ready=service.ready) as health:
             service.metrics_port = health.port
             log.info(
                 "reward service %s: %d verifier processes, health on port %d", worker.name, started.workers, health.port

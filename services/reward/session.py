@@ -95,9 +95,7 @@ async def judge_group(pool: Pool, group: RolloutGroup, spec: RewardSpec) -> Scor
     """The group with one verdict per rollout; a group that could not be sampled passes with none.
 
     Where there is no verifier for the task every verdict is FAILED, with the reason: the group still reaches the learner.
-
-    Raises:
-        VerifierError: the pool has failed.
+    Raises VerifierError when the pool has failed.
     """
     if group.failure is not None and not group.rollouts:
         return ScoredGroup(group, (), 0.0)

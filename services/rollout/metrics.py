@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from prometheus_client import Counter, Gauge, Histogram
 
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+_seconds = partial(Histogram, buckets=_BUCKETS)
 
 TOKENS = Counter("millrace_rollout_generated_tokens_total", "Response tokens sampled.")
 ROLLOUTS = Counter("millrace_rollout_rollouts_total", "Rollouts sampled to their end.")
@@ -16,8 +18,8 @@ GROUPS = Counter(
     "Groups handled, by outcome: sampled, closed_early (fewer rollouts at the deadline), failed, dead_letter or stale_lineage.",
     ["outcome"],
 )
-GENERATE_SECONDS = Histogram(
-    "millrace_rollout_generate_seconds", "Wall-clock seconds from a group's start to its last token.", buckets=_SECONDS
+GENERATE_SECONDS = _seconds(
+    "millrace_rollout_generate_seconds", "Wall-clock seconds from a group's start to its last token."
 )
 GROUPS_IN_FLIGHT = Gauge("millrace_rollout_in_flight_groups", "Groups delivered to this server and not yet sent on.")
 REQUESTS_IN_FLIGHT = Gauge("millrace_rollout_in_flight_requests", "Rollouts being sampled.")
@@ -28,13 +30,9 @@ WEIGHT_SYNCS = Counter(
     "Attempts to bring in a new version, by outcome: activated, fetch_failed or activate_failed.",
     ["outcome"],
 )
-FETCH_SECONDS = Histogram(
-    "millrace_rollout_weight_fetch_seconds", "Fetch of a version, while generation goes on.", buckets=_SECONDS
-)
-APPLY_SECONDS = Histogram("millrace_rollout_weight_apply_seconds", "Load of a version in the engine.", buckets=_SECONDS)
-PAUSE_SECONDS = Histogram(
-    "millrace_rollout_weight_pause_seconds", "Time without generation per new version.", buckets=_SECONDS
-)
+FETCH_SECONDS = _seconds("millrace_rollout_weight_fetch_seconds", "Fetch of a version, while generation goes on.")
+APPLY_SECONDS = _seconds("millrace_rollout_weight_apply_seconds", "Load of a version in the engine.")
+PAUSE_SECONDS = _seconds("millrace_rollout_weight_pause_seconds", "Time without generation per new version.")
 WIRE_BYTES = Counter("millrace_rollout_weight_wire_bytes_total", "Payload bytes of weights that travelled here.")
 IDLE_SECONDS = Counter(
     "millrace_rollout_idle_seconds_total", "Time ready to sample, with no group to work on: waiting for tasks."
@@ -52,10 +50,9 @@ CHAT_REQUESTS = Counter(
 )
 CHAT_TOKENS = Counter("millrace_rollout_chat_tokens_total", "Tokens sampled for chats; not counted as response tokens.")
 CHAT_IN_FLIGHT = Gauge("millrace_rollout_in_flight_chats", "Chat answers being sampled.")
-CHAT_FIRST_TOKEN_SECONDS = Histogram(
+CHAT_FIRST_TOKEN_SECONDS = _seconds(
     "millrace_rollout_chat_first_token_seconds",
     "Wall-clock seconds from a chat's place in the lane to its first token.",
-    buckets=_SECONDS,
 )
 
 for _outcome in ("sampled", "closed_early", "failed", "dead_letter", "stale_lineage"):

@@ -82,11 +82,7 @@ class JobSession:
             self._weights.move(job.weights_address)
 
     async def run(self) -> None:
-        """Serves the job until the drain, or until it is cancelled.
-
-        Raises:
-            ModelError: this server cannot load the job's model.
-        """
+        """Serves the job until the drain, or its cancellation. Raises ModelError when its model cannot be loaded."""
         wiring, job = self._wiring, self.job
         with log_context(job_id=job.job_id):
             try:

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.cli.stack.redis import EmbeddedRedis
 from services.common.checkpoints.manifest import CHECKPOINTS_DIR, verify_files
 from services.common.jobs.record import JobRecord, JobState
 from services.common.jobs.store import JobStore
@@ -35,6 +34,7 @@ from services.learner.storage.journal import Journal
 from tests.chaos.faults import Options
 from tests.chaos.result import Result, summary
 from tests.integration.learner.peers import ROOT, Learner, peers_of, until
+from tests.own_redis import OwnRedis
 
 STEPS = 24
 WAIT_S = 600.0
@@ -177,7 +177,7 @@ def _checkpoint_differences(straight: Path, stopped: Path) -> list[str]:
 @contextlib.contextmanager
 def redis_server(folder: Path) -> Iterator[str]:
     """A Redis of our own; its URL."""
-    server = EmbeddedRedis(folder)
+    server = OwnRedis(folder)
     server.start()
     try:
         yield server.url

@@ -13,9 +13,9 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from services.cli.stack.redis import EmbeddedRedis
 from services.common.redis.connection import connect
 from tests.chaos.proxy import CutProxy, ProxyThread, server_of
+from tests.own_redis import OwnRedis
 
 
 def proxy_of(redis_url: str) -> CutProxy:
@@ -95,7 +95,7 @@ def test_the_proxy_runs_in_a_thread_for_tests_without_a_loop(redis_url: str) -> 
 
 
 async def test_the_proxy_stands_before_a_server_on_a_unix_socket_too(tmp_path: Path) -> None:
-    server = EmbeddedRedis(tmp_path / "redis")
+    server = OwnRedis(tmp_path / "redis")
     await asyncio.to_thread(server.start)
     try:
         async with proxy_of(server.url) as proxy:

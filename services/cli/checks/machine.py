@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 from services.cli.checks.finding import Finding, Subject, ok, problem, warning
-from services.cli.stack.plan import available_cores
+from services.cli.stack.plan import available_cores, take_port
 from services.common.service.host import CGROUP, container_memory
 
 GIB = 1024**3
@@ -73,23 +73,18 @@ def check_port(subject: Subject) -> list[Finding]:
     host, port = subject.settings.bind_host, subject.settings.gateway_port
     if port == 0:
         return [ok("port", "a free one is taken")]
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            found = f"port {port} on {host} cannot be taken ({error.strerror}){_port_holder(port)}"
-            return [problem("port", found, "choose another with --port (MILLRACE_GATEWAY_PORT)")]
+    try:
+        take_port(host, port).close()
+    except OSError as error:
+        found = f"port {port} on {host} cannot be taken ({error.strerror}){_port_holder(port)}"
+        return [problem("port", found, "choose another with --port (MILLRACE_GATEWAY_PORT)")]
     return [ok("port", f"port {port} on {host} is free")]
 
 
 def check_docker(_: Subject) -> list[Finding]:
     """Whether the Docker engine answers, and the Compose plug-in is installed; only `docker compose` needs them."""
-    return [
-        _run_docker("docker engine", ["docker", "version", "--format", "{{.Server.Version}}"]),
-        _run_docker("docker compose", ["docker", "compose", "version"]),
-    ]
+    engine = _run_docker("docker engine", ["docker", "version", "--format", "{{.Server.Version}}"])
+    return [engine, _run_docker("docker compose", ["docker", "compose", "version"])]
 
 
 def available_memory(cgroup: Path = CGROUP) -> int:
@@ -100,12 +95,10 @@ def available_memory(cgroup: Path = CGROUP) -> int:
 
 def _port_holder(port: int) -> str:
     """The process that listens on the port, where this user may see it."""
-    try:
+    with suppress(psutil.Error):
         for connection in psutil.net_connections("inet"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr[1:2] == (port,) and connection.pid:
                 return f": {psutil.Process(connection.pid).name()} (process {connection.pid}) has it"
-    except psutil.Error:
-        pass
     return ""
 
 

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from services.cli.checks.finding import Check, Finding, Subject, ok, problem, warning
+from services.cli.checks.finding import Finding, Subject, ok, problem, warning
 from services.common.config.settings import Platform
 
 TIMEOUT_S = 20.0
@@ -18,20 +18,15 @@ _TOOLKIT_VERSION_FILES = ("*/ascend_toolkit_install.info", "ascend_toolkit_insta
 _DRIVER_VERSION_FILE = "usr/local/Ascend/driver/version.info"
 
 
-def npu_check(root: Path = Path("/")) -> Check:
-    """The check of one file system; tests pass another root."""
-
-    def check_npu(subject: Subject) -> list[Finding]:
-        devices = sorted(root.glob("dev/davinci[0-9]*"))
-        wanted = subject.settings.platform is Platform.NPU
-        if not devices and not wanted:
-            return [ok("npu", f"none, and the platform is {subject.settings.platform}")]
-        if not wanted:
-            found = f"{len(devices)} devices, but the platform is {subject.settings.platform}"
-            return [warning("npu", found, "set MILLRACE_PLATFORM=npu to use them")]
+def check_npu(subject: Subject, root: Path = Path("/")) -> list[Finding]:
+    """Devices, driver and toolkit of the file system below `root`."""
+    devices, platform = sorted(root.glob("dev/davinci[0-9]*")), subject.settings.platform
+    if platform is Platform.NPU:
         return [_check_devices(devices), _check_driver(root), _check_cann(root)]
-
-    return check_npu
+    if devices:
+        found = f"{len(devices)} devices, but the platform is {platform}"
+        return [warning("npu", found, "set MILLRACE_PLATFORM=npu to use them")]
+    return [ok("npu", f"none, and the platform is {platform}")]
 
 
 def _check_devices(devices: list[Path]) -> Finding:
@@ -60,9 +55,8 @@ def _check_driver(root: Path) -> Finding:
 
 
 def _check_cann(root: Path) -> Finding:
-    variables = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
-    folders = [Path(os.environ[name]) for name in variables if os.environ.get(name)]
-    for folder in [*folders, *(root / name for name in _TOOLKIT_FOLDERS)]:
+    named = [Path(value) for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME") if (value := os.environ.get(name))]
+    for folder in [*named, *(root / name for name in _TOOLKIT_FOLDERS)]:
         for pattern in _TOOLKIT_VERSION_FILES:
             for path in sorted(folder.glob(pattern)):
                 if version := _read_version(path):

@@ -19,25 +19,19 @@ def check_packages(subject: Subject) -> list[Finding]:
     platform = subject.settings.platform
     prefix = "npu-" if platform is Platform.NPU else ""
     engine = next((name for name in ENGINE[platform] if installed_version(name)), None)
-    findings = [
-        ok("engine", f"{engine} {installed_version(engine)}")
+    found = (
+        f"{engine} {installed_version(engine)}"
         if engine
-        else problem(
-            "engine", f"no {' or '.join(ENGINE[platform])} for platform {platform}", _install(f"{prefix}rollout")
-        )
-    ]
-    required = (*LEARNER, "torch_npu") if platform is Platform.NPU else LEARNER
-    missing = [name for name in required if installed_version(name) is None]
-    findings.append(
-        problem("learner packages", f"missing: {', '.join(missing)}", _install(f"{prefix}learner"))
-        if missing
-        else ok("learner packages", ", ".join(f"{name} {installed_version(name)}" for name in LEARNER))
+        else f"no {' or '.join(ENGINE[platform])} for platform {platform}"
     )
-    findings += [
-        problem("service packages", f"missing: {name}", _install(extra))
-        for name, extra in EXTRAS.items()
-        if not installed_version(name)
-    ]
+    findings = [ok("engine", found) if engine else problem("engine", found, _install(f"{prefix}rollout"))]
+    required = (*LEARNER, "torch_npu") if platform is Platform.NPU else LEARNER
+    if missing := ", ".join(name for name in required if installed_version(name) is None):
+        findings.append(problem("learner packages", f"missing: {missing}", _install(f"{prefix}learner")))
+    else:
+        findings.append(ok("learner packages", ", ".join(f"{name} {installed_version(name)}" for name in LEARNER)))
+    lacking = {name: extra for name, extra in EXTRAS.items() if not installed_version(name)}
+    findings += [problem("service packages", f"missing: {name}", _install(extra)) for name, extra in lacking.items()]
     return findings + _check_torch_build(platform)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from typing import Any
+from contextlib import suppress
 from urllib.parse import unquote, urlsplit
 
 import redis
@@ -61,8 +61,8 @@ def _check_embedded() -> Finding:
     except ConfigError as error:
         return problem("redis", "no server", str(error))
     except (OSError, subprocess.SubprocessError) as error:
-        remedy = "set REDIS_URL to a Redis 7 server of yours"
-        return problem("redis", f"the embedded server does not run: {error}", remedy)
+        found = f"the embedded server does not run: {error}"
+        return problem("redis", found, "set REDIS_URL to a Redis 7 server of yours")
     return ok("redis", f"embedded: {' '.join(done.stdout.split()[:3])}")
 
 
@@ -84,12 +84,15 @@ def _check_server(url: str, password: str | None) -> list[Finding]:
 
 
 def _check_settings(client: redis.Redis, address: str) -> list[Finding]:
-    version = _read_version(client)
+    version = "?"
+    with suppress(ResponseError):
+        version = str(client.info("server").get("redis_version", "?"))
     findings = [ok("redis", f"{address}, version {version}")]
     major = version.partition(".")[0]
     if major.isdigit() and int(major) < OLDEST_REDIS:
-        remedy = f"use Redis {OLDEST_REDIS} or newer, or Valkey"
-        findings = [problem("redis", f"{address} is version {version}", remedy)]
+        findings = [
+            problem("redis", f"{address} is version {version}", f"use Redis {OLDEST_REDIS} or newer, or Valkey")
+        ]
     for name, wanted, remedy, report in (
         ("maxmemory-policy", "noeviction", _EVICTION_REMEDY, problem),
         ("appendonly", "yes", _AOF_REMEDY, warning),
@@ -102,11 +105,3 @@ def _check_settings(client: redis.Redis, address: str) -> list[Finding]:
         found = value.decode() if isinstance(value, bytes) else str(value)
         findings.append(ok(f"redis {name}", found) if found == wanted else report(f"redis {name}", found, remedy))
     return findings
-
-
-def _read_version(client: redis.Redis) -> str:
-    try:
-        info: dict[str, Any] = client.info("server")
-    except ResponseError:
-        return "?"
-    return str(info.get("redis_version", "?"))

@@ -56,8 +56,8 @@ def chat(
     """Talk to the policy of a running job, or of one that has ended (its exported checkpoint)."""
     if as_json and message is None:
         raise typer.BadParameter("needs --message", param_hint="--json")
-    settings: dict[str, Any] = {"model": job, "temperature": temperature}
-    settings |= {} if max_tokens is None else {"max_tokens": max_tokens}
+    limit = {} if max_tokens is None else {"max_tokens": max_tokens}
+    settings: dict[str, Any] = {"model": job, "temperature": temperature, **limit}
     with open_client(home, url) as client:
         if message is None:
             _converse(client, settings)

@@ -93,8 +93,8 @@ def pause(job: JobId, home: Home = DEFAULT_HOME, url: Url = None, *, as_json: As
     """Pause a job: the step under way is finished and saved, servers stay attached; a queued job is held back."""
     with open_client(home, url) as client:
         record = client.pause(job)
-    pending = "it pauses when the step under way is done"
-    _print_change(job, record, pending, done=record["state"] == "paused", as_json=as_json)
+    paused = record["state"] == "paused"
+    _print_change(job, record, "it pauses when the step under way is done", done=paused, as_json=as_json)
 
 
 def resume(job: JobId, home: Home = DEFAULT_HOME, url: Url = None, *, as_json: AsJson = False) -> None:

@@ -45,9 +45,7 @@ def audit(
     key_file: Annotated[
         Path | None,
         typer.Option(
-            "--key-file",
-            envvar="MILLRACE_JOURNAL_KEY_FILE",
-            help="The key that the journal was sealed with: proves its records.",
+            envvar="MILLRACE_JOURNAL_KEY_FILE", help="The key that the journal was sealed with: proves its records."
         ),
     ] = None,
     as_json: AsJson = False,
@@ -111,11 +109,7 @@ def replay(
 
 
 def _job_folder(home: Path, job: str) -> Path:
-    """The job's folder.
-
-    Raises:
-        ConfigError: the home has no such job.
-    """
+    """The job's folder. Raises ConfigError when the home has no such job."""
     folder = home.resolve() / "jobs" / job
     if Path(job).name != job or not (folder / SPEC_FILE).is_file():
         raise ConfigError(f"there is no job {job!r} in {folder.parent}: name the home where it ran with --home")

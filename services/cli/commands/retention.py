@@ -61,8 +61,8 @@ def prune(
         print_json(found)
         return
     print_pruned(open_console(), found["jobs"])
-    size = f"{found['size_bytes'] / 2**20:,.1f} MiB"
-    say(f"{len(found['jobs'])} jobs {'would be' if dry_run else 'were'} deleted, {size}")
+    done = "would be" if dry_run else "were"
+    say(f"{len(found['jobs'])} jobs {done} deleted, {found['size_bytes'] / 2**20:,.1f} MiB")
 
 
 def _parse_size(size: str) -> int:

@@ -23,15 +23,10 @@ def free_port() -> int:
 def start_child(
     argv: Sequence[str], *, log_path: Path, env: dict[str, str] | None = None, cores: frozenset[int] = frozenset()
 ) -> subprocess.Popen[bytes]:
-    """Starts a program in a process group of its own, its output appended to `log_path`.
+    """Starts a program in a process group of its own, its output appended to `log_path`, whose directory is created.
 
     On Linux the kernel sends it SIGTERM when the thread that called this ends: call it from the main thread.
-
-    Args:
-        argv: the program and its arguments.
-        log_path: receives stdout and stderr; its directory is created.
-        env: the whole environment; None passes this process's environment on.
-        cores: CPU cores it may run on; empty for all.
+    `env`: the whole environment; None passes this process's environment on. `cores`: CPU cores it may run on; empty for all.
     """
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with log_path.open("ab") as log:

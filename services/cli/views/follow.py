@@ -14,11 +14,7 @@ INTERRUPTED = 130
 
 
 def follow_job(client: GatewayClient, job: JsonObject, console: Console) -> tuple[int, JsonObject]:
-    """Shows the job until it has ended; returns its exit code and last record. Ctrl-C ends the follower, not the job.
-
-    Raises:
-        GatewayError: the gateway did not answer for a minute.
-    """
+    """Shows the job until it has ended; returns its exit code and last record. Ctrl-C ends the follower, not the job."""
     try:
         show_steps(client, job, console)
     except KeyboardInterrupt:

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from services.cli.client import ENDED, JsonObject
+from services.cli.views.terminal import number
 from services.common.jobs.step_record import StepRecord
 
 SHOWN_REASONS = 5
@@ -21,13 +22,13 @@ def step_line(step: StepRecord, steps: int | None = None) -> str:
 
     Example: `step  17/200  reward 0.412  accuracy 0.412  accept 0.64  age 0.8  gen 812 tok/s  train 640 tok/s  sync 0.041 s`
     """
-    number = f"{step.step}/{steps}" if steps else str(step.step)
+    count = f"{step.step}/{steps}" if steps else str(step.step)
     width = 2 * len(str(steps)) + 1 if steps else 5
     return (
-        f"step {number:>{width}}  reward {_number(step.reward, '.3f')}  accuracy {_number(step.accuracy, '.3f')}"
-        f"  accept {_number(step.accept_rate, '.2f')}  age {_number(step.policy_age_mean, '.1f')}"
-        f"  gen {_number(step.generated_tokens_per_s, '.0f')} tok/s"
-        f"  train {_number(step.trained_tokens_per_s, '.0f')} tok/s  sync {_number(step.sync_s, '.3f')} s"
+        f"step {count:>{width}}  reward {number(step.reward, '.3f')}  accuracy {number(step.accuracy, '.3f')}"
+        f"  accept {number(step.accept_rate, '.2f')}  age {number(step.policy_age_mean, '.1f')}"
+        f"  gen {number(step.generated_tokens_per_s, '.0f')} tok/s"
+        f"  train {number(step.trained_tokens_per_s, '.0f')} tok/s  sync {number(step.sync_s, '.3f')} s"
     )
 
 
@@ -37,9 +38,8 @@ def print_jobs(console: Console, jobs: Iterable[JsonObject]) -> None:
         (job["id"], job["state"], f"{job['step']}/{job['steps']}", _ago(job.get("created_at")), job.get("cause") or "")
         for job in jobs
     ]
-    _print_table(
-        console, ("job", "state", "step", "submitted", "cause"), rows, empty="no jobs yet: `millrace submit FILE`"
-    )
+    names = ("job", "state", "step", "submitted", "cause")
+    _print_table(console, names, rows, empty="no jobs yet: `millrace submit FILE`")
 
 
 def print_pruned(console: Console, jobs: Iterable[JsonObject]) -> None:
@@ -67,8 +67,8 @@ def print_job(console: Console, job: JsonObject, evals: Sequence[JsonObject], la
     reasons = job.get("failed_reasons", {})
     rows += [("failed groups", f"{count} × {reason}") for reason, count in list(reasons.items())[:SHOWN_REASONS]]
     for item in evals:
-        numbers = {name: value for name, value in item.items() if _is_number(value) and name != "at"}
-        shown = ", ".join(f"{name} {_number(value, '.4g')}" for name, value in numbers.items())
+        numbers = {name: number(value, ".4g") for name, value in item.items() if name != "at"}
+        shown = ", ".join(f"{name} {value}" for name, value in numbers.items() if value != "-")
         rows.append(("evaluation", "; ".join(filter(None, (shown, item.get("failure"))))))
     print_rows(console, rows)
 
@@ -81,7 +81,7 @@ def print_rollouts(console: Console, groups: Sequence[JsonObject]) -> None:
         console.print(f"[bold]ground truth[/bold] {escape(str(group.get('ground_truth', '')))}")
         for rollout in group.get("rollouts", []):
             reward = rollout.get("reward")
-            mark = rollout.get("status") if reward is None else _number(reward, "+.2f")
+            mark = rollout.get("status") if reward is None else number(reward, "+.2f")
             console.print(f"  [cyan]{escape(str(mark))}[/cyan] {escape(str(rollout.get('text', '')))}")
     if not groups:
         console.print("no rollouts yet")
@@ -156,18 +156,10 @@ def _pending_request(job: JsonObject) -> str:
     """The request that the job's learner has not fulfilled yet."""
     if job.get("cancel_requested") and job["state"] not in ENDED:
         return " (cancel requested)"
-    wanted, paused = bool(job.get("pause_requested")), job["state"] == "paused"
-    if wanted == paused or job["state"] in ENDED:
+    wanted = bool(job.get("pause_requested"))
+    if wanted == (job["state"] == "paused") or job["state"] in ENDED:
         return ""
     return " (pause requested)" if wanted else " (resume requested)"
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _number(value: object, form: str) -> str:
-    return format(value, form) if _is_number(value) else "-"
 
 
 def _ago(at: object) -> str:

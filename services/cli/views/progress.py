@@ -7,6 +7,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from services.cli.views.terminal import number
 from services.common.jobs.step_record import StepRecord
 
 HEADINGS = (
@@ -23,9 +24,9 @@ def heading() -> str:
 def step_line(step: StepRecord) -> str:
     """One step as a line. `reward` and `accuracy` cover all judged rollouts, not only the informative ones."""
     cells = (
-        str(step.step), _number(step.reward, 3), _number(step.accuracy, 3), _number(step.accept_rate, 2),
-        _number(step.policy_age_mean, 2), _number(step.generated_tokens_per_s, 0),
-        _number(step.trained_tokens_per_s, 0), _number(step.sync_s, 3), _number(step.pause_s, 3),
+        str(step.step), number(step.reward, ".3f"), number(step.accuracy, ".3f"), number(step.accept_rate, ".2f"),
+        number(step.policy_age_mean, ".2f"), number(step.generated_tokens_per_s, ".0f"),
+        number(step.trained_tokens_per_s, ".0f"), number(step.sync_s, ".3f"), number(step.pause_s, ".3f"),
     )  # fmt: skip
     return " ".join(cell.rjust(width) for cell, (_, width) in zip(cells, HEADINGS, strict=True))
 
@@ -36,14 +37,10 @@ def eval_line(result: dict[str, Any]) -> str:
     missing = result.get("rollouts_not_judged")
     unjudged = f", {missing} rollouts not judged" if missing else ""
     return (
-        f"  held-out evaluation, policy versions {versions}: avg@{result['k']} {_number(result['avg_at_k'], 3)}, "
-        f"pass@{result['k']} {_number(result['pass_at_k'], 3)} over {result['tasks']} tasks{unjudged} "
+        f"  held-out evaluation, policy versions {versions}: avg@{result['k']} {number(result['avg_at_k'], '.3f')}, "
+        f"pass@{result['k']} {number(result['pass_at_k'], '.3f')} over {result['tasks']} tasks{unjudged} "
         f"({result['seconds']:.0f} s)"
     )
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
 
 
 class ProgressBoard:
@@ -77,9 +74,8 @@ class ProgressBoard:
     def record(self, job: dict[str, Any]) -> None:
         """Shows the job's state beside the bar, and a new cause of a state in a line."""
         shown = f"{job['state']}{': ' + job['cause'] if job['cause'] else ''}"
-        if shown == self._shown:
-            return
-        self._shown = shown
-        self._progress.update(self._task, description=job["state"], completed=job["step"])
-        if job["cause"]:
-            self.say(f"  the job is {shown}")
+        if shown != self._shown:
+            self._shown = shown
+            self._progress.update(self._task, description=job["state"], completed=job["step"])
+            if job["cause"]:
+                self.say(f"  the job is {shown}")

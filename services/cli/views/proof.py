@@ -11,6 +11,7 @@ from rich.table import Table
 
 from services.cli.client import JsonObject
 from services.cli.views.jobs import print_rows
+from services.cli.views.terminal import number
 from services.common.jobs.fates import Fate
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ class ReplayPrinter:
             for name, label in FIGURES.items():
                 if name in recorded or name in changed:
                     first = str(step) if name == "loss" else ""
-                    table.add_row(first, label, _figure(recorded.get(name)), _figure(changed.get(name)))
+                    table.add_row(first, label, number(recorded.get(name), ".6g"), number(changed.get(name), ".6g"))
         self._console.print(table)
         norms = report.distance or {}
         apart, trained, weights = norms["apart"], norms["trained"], norms["weights"]
@@ -137,7 +138,3 @@ class ReplayPrinter:
 def _verdict(text: str, *, good: bool) -> str:
     colour = "green" if good else "red"
     return f"[{colour}]{escape(text)}[/{colour}]"
-
-
-def _figure(value: object) -> str:
-    return format(value, ".6g") if isinstance(value, int | float) else "-"

@@ -52,11 +52,7 @@ class Identity:
 
 
 def identity_of(job_id: str, spec: JobSpec, model_dir: Path, dataset: str) -> Identity:
-    """The job's identity; reads the model's small files and samples of the large ones.
-
-    Raises:
-        ModelError: the directory is not a complete model.
-    """
+    """The job's identity; reads samples of the model's large files. Raises ModelError when it is not complete."""
     files = sorted(path for path in model_dir.iterdir() if path.is_file())
     return Identity(
         job_id=job_id,

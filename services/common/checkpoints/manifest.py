@@ -5,6 +5,7 @@ A directory without a manifest that verifies is not a checkpoint. `services.lear
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Iterable, Iterator
@@ -15,6 +16,7 @@ from typing import Any
 import xxhash
 
 from services.common.errors import ConfigError, MillraceError
+from services.common.jobs.folder import digest_of_document
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +91,7 @@ def read_manifest(path: Path) -> Checkpoint:
         checkpoint = Checkpoint(path, int(document["step"]), dict(document["state"]), files, digest)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{manifest}: {error}") from error
-    if digest != _digest_of(document) or data != dump_manifest(document):
+    if digest != digest_of_document(document) or data != dump_manifest(document):
         raise CheckpointError(f"{manifest}: its checksum differs")
     if any(Path(name).is_absolute() or ".." in Path(name).parts for name in document["files"]):
         raise CheckpointError(f"{manifest}: names a file outside of its directory")
@@ -106,7 +108,7 @@ def manifest_document(step: int, state: dict[str, Any], files: Iterable[WrittenF
 
 def manifest_digest(step: int, state: dict[str, Any], files: Iterable[WrittenFile]) -> str:
     """The digest of a manifest with this content."""
-    return _digest_of(manifest_document(step, state, files))
+    return digest_of_document(manifest_document(step, state, files))
 
 
 def newest_manifest(root: Path) -> Checkpoint | None:
@@ -115,11 +117,7 @@ def newest_manifest(root: Path) -> Checkpoint | None:
 
 
 def verify_files(checkpoint: Checkpoint) -> None:
-    """Checks every file against the manifest.
-
-    Raises:
-        CheckpointError: a file is missing, or does not match.
-    """
+    """Checks every file against the manifest. Raises CheckpointError when one is missing, or does not match."""
     for entry in checkpoint.files:
         file = checkpoint.path / entry.name
         check_size(file, entry.bytes)
@@ -143,11 +141,8 @@ def committed_checkpoints(root: Path) -> list[Path]:
 
 def digest_of_file(path: Path) -> str:
     """xxh3-128 of a file, hexadecimal."""
-    digest = xxhash.xxh3_128()
     with path.open("rb") as file:
-        while block := file.read(8 * 1024 * 1024):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def check_size(file: Path, size: int) -> None:
@@ -156,10 +151,6 @@ def check_size(file: Path, size: int) -> None:
         raise CheckpointError(f"{file}: missing, or not {size} bytes long")
 
 
-def _digest_of(document: dict[str, Any]) -> str:
-    return xxhash.xxh3_128_hexdigest(json.dumps(document, sort_keys=True).encode())
-
-
 def dump_manifest(document: dict[str, Any]) -> bytes:
     """The manifest with its digest, in its only valid encoding: any other byte is damage."""
-    return json.dumps(document | {"xxh3": _digest_of(document)}, indent=1, sort_keys=True).encode()
+    return json.dumps(document | {"xxh3": digest_of_document(document)}, indent=1, sort_keys=True).encode()

@@ -12,6 +12,8 @@ The names have their meaning of Megatron-LM and MindSpeed-RL. A job with a check
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypedDict
@@ -76,10 +78,8 @@ def find_origin(spec: JobSpec, settings: Settings) -> Origin | None:
         raise ConfigError(message, field=FIELD)
     if (path / CHECKPOINTS_DIR).is_dir() or (path / SPEC_FILE).is_file():
         path /= CHECKPOINTS_DIR
-    try:
+    with _naming_field():
         checkpoint = read_manifest(path) if (path / MANIFEST).is_file() else newest_manifest(path)
-    except (CheckpointError, CheckpointRefused) as error:
-        raise ConfigError(str(error), field=FIELD) from error
     if checkpoint is None and path.name == CHECKPOINTS_DIR:
         raise ConfigError(f"{path} has no whole checkpoint yet", field=FIELD)
     if checkpoint is None and not (path / "config.json").is_file():
@@ -88,16 +88,10 @@ def find_origin(spec: JobSpec, settings: Settings) -> Origin | None:
 
 
 def check_origin(origin: Origin, spec: JobSpec, identity: Identity) -> None:
-    """Checks that the job can begin there, without reading the content of the weights.
-
-    Raises:
-        ConfigError: names the field and the differences.
-    """
+    """Checks that the job can begin there, but not the weights' content. Raises ConfigError with the differences."""
     if origin.checkpoint is None:
-        try:
+        with _naming_field():
             shape = asdict(inspect_model(origin.path))
-        except ModelError as error:
-            raise ConfigError(*(problem.message for problem in error.problems), field=FIELD) from error
         _check_shape(origin, shape, identity)
         return
     recorded = _recorded_identity(origin, origin.checkpoint)
@@ -115,15 +109,9 @@ def check_origin(origin: Origin, spec: JobSpec, identity: Identity) -> None:
 
 
 def verify_origin(checkpoint: Checkpoint) -> None:
-    """Verifies every file of the checkpoint.
-
-    Raises:
-        ConfigError: a file is damaged; the message names it.
-    """
-    try:
+    """Verifies every file of the checkpoint. Raises ConfigError, which names the file, when one is damaged."""
+    with _naming_field():
         verify_files(checkpoint)
-    except CheckpointError as error:
-        raise ConfigError(str(error), field=FIELD) from error
 
 
 def weights_of(origin: Origin, spec: JobSpec) -> tuple[Path, bool]:
@@ -161,16 +149,23 @@ def check_new_origin(
     folder, hugging_face = origin.path, False
     if origin.checkpoint is None or spec.checkpoint.finetune:
         folder, hugging_face = weights_of(origin, spec)
-    try:
+    with _naming_field():
         for file in origin.checkpoint.files if origin.checkpoint is not None else ():
             check_size(origin.path / file.name, file.bytes)
         if hugging_face:
             check_weights(folder, inspect_model(folder), read_json(folder / "config.json"), until)
+    return OriginFacts(path=str(folder), step=origin.checkpoint.step if origin.checkpoint is not None else None)
+
+
+@contextmanager
+def _naming_field() -> Iterator[None]:
+    """Raises errors of checkpoints and models again, as a ConfigError that names the field."""
+    try:
+        yield
     except CheckpointError as error:
         raise ConfigError(str(error), field=FIELD) from error
-    except ModelError as error:
+    except (CheckpointRefused, ModelError) as error:
         raise ConfigError(*(problem.message for problem in error.problems), field=FIELD) from error
-    return OriginFacts(path=str(folder), step=origin.checkpoint.step if origin.checkpoint is not None else None)
 
 
 def _recorded_identity(origin: Origin, checkpoint: Checkpoint) -> dict[str, Any]:

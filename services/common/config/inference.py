@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from services.common.weights.channel import CLIENT_OPTIONS, SERVER_OPTIONS, Options
+from services.common.weights.channel import SERVER_OPTIONS, Options
 
 PROMPT_LIMIT_BYTES = 2 << 20
 """Largest request: the gateway takes bodies of 1 MiB, which protobuf makes no larger."""
@@ -42,7 +42,5 @@ class RefusalReason(StrEnum):
 
 
 INFERENCE_SERVER_OPTIONS: Options = [
-    *(option for option in SERVER_OPTIONS if option[0] != "grpc.max_receive_message_length"),
-    ("grpc.max_receive_message_length", PROMPT_LIMIT_BYTES),
+    *(dict(SERVER_OPTIONS) | {"grpc.max_receive_message_length": PROMPT_LIMIT_BYTES}).items()
 ]
-INFERENCE_CLIENT_OPTIONS: Options = CLIENT_OPTIONS

@@ -35,11 +35,7 @@ def locate(name: str, roots: Sequence[Path], *, field: str, error: type[ConfigEr
 
 
 def resolve(path: Path, *, field: str, error: type[ConfigError]) -> Path:
-    """The absolute path with every link followed.
-
-    Raises:
-        error: a loop of links, or a path that the system rejects.
-    """
+    """The absolute path with every link followed. Raises `error` for a loop, or a path that the system rejects."""
     try:
         return path.resolve()
     except (OSError, RuntimeError, ValueError) as problem:

@@ -173,11 +173,7 @@ class Settings(BaseSettings):
         return self.worker or f"{service}-{socket.gethostname()}"
 
     def require_token_beyond_loopback(self, token: SecretStr | None, name: str) -> None:
-        """Refuses to listen without a token on an address that other machines reach.
-
-        Raises:
-            ConfigError: `bind_host` is not loopback and there is no token.
-        """
+        """Raises ConfigError, which names the variable, when other machines reach `bind_host` and there is no token."""
         if token is None and not is_loopback(self.bind_host):
             raise ConfigError(f"MILLRACE_BIND_HOST={self.bind_host} is not loopback: set {name} (or {name}_FILE) first")
 
@@ -208,11 +204,7 @@ def address(host: str, port: int) -> str:
 
 
 def load_settings() -> Settings:
-    """The settings of this process.
-
-    Raises:
-        ConfigError: a variable has a wrong value; the message names it.
-    """
+    """The settings of this process. Raises ConfigError, which names the variable, when one has a wrong value."""
     try:
         return Settings()
     except SettingsError as error:

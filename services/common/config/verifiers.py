@@ -28,13 +28,8 @@ class BuiltIn(StrEnum):
 
 _BY_DATASET = {
     "gsm8k": BuiltIn.GSM8K,
-    "math_dapo": BuiltIn.DAPO_MATH,
-    "math_dapo_reasoning": BuiltIn.DAPO_MATH,
-    "dapo-math-17k": BuiltIn.DAPO_MATH,
-    "math": BuiltIn.MATH,
-    "math500": BuiltIn.MATH,
-    "competition_math": BuiltIn.MATH,
-    "hendrycks_math": BuiltIn.MATH,
+    **dict.fromkeys(("math_dapo", "math_dapo_reasoning", "dapo-math-17k"), BuiltIn.DAPO_MATH),
+    **dict.fromkeys(("math", "math500", "competition_math", "hendrycks_math"), BuiltIn.MATH),
 }
 _BY_PREFIX = {"aime": BuiltIn.DAPO_MATH, "math-": BuiltIn.MATH, "math_": BuiltIn.MATH}
 
@@ -58,17 +53,12 @@ def built_in_choice(data_source: str) -> str | None:
     if data_source.startswith(PROCEDURAL_PREFIX):
         return BuiltIn.REASONING_GYM
     dataset = data_source.lower().rpartition("/")[2]
-    if dataset in _BY_DATASET:
-        return _BY_DATASET[dataset]
-    return next((name for prefix, name in _BY_PREFIX.items() if dataset.startswith(prefix)), None)
+    by_prefix = (name for prefix, name in _BY_PREFIX.items() if dataset.startswith(prefix))
+    return _BY_DATASET.get(dataset) or next(by_prefix, None)
 
 
 def check_overrides(overrides: Mapping[str, str]) -> None:
-    """Checks a job's `reward.verifiers`.
-
-    Raises:
-        ConfigError: a verifier does not exist; the message names the first such, and lists the existing ones.
-    """
+    """Checks a job's `reward.verifiers`. Raises ConfigError, which lists those that exist, for the first wrong name."""
     known = available()
     for data_source, name in overrides.items():
         if name not in known:

@@ -34,11 +34,7 @@ class DataBounds:
         return cls(settings.max_data_bytes, settings.max_row_bytes, settings.max_prompt_chars)
 
     def check(self, record: TaskRecord) -> TaskRecord:
-        """The record, if it can be sent to the servers.
-
-        Raises:
-            DataError: it is too large; names the part and its size.
-        """
+        """The record, if it can be sent to the servers. Raises DataError, which names the part that is too large."""
         chars = sum(len(message.content) for message in record.prompt)
         for part, count in (("prompt", chars), ("ground truth", len(record.ground_truth))):
             if count > self.max_prompt_chars:

@@ -22,11 +22,7 @@ class FileSource:
     def __init__(
         self, path: Path, spec: DataSourceSpec, *, field: str, bounds: DataBounds, until: float | None
     ) -> None:
-        """Reads the file, whose suffix gives its format, and checks its rows until `until`, monotonic seconds; None checks all.
-
-        Raises:
-            DataError: names the field, the file and the row.
-        """
+        """Checks rows until `until`, monotonic seconds (None: all). Raises DataError with field, file and row."""
         self._spec, self._bounds = spec, bounds
         self.checked = 0
         """Rows that were checked: all, or the first."""
@@ -45,11 +41,9 @@ class FileSource:
             raise DataError(f"{path}: {error}", field=field) from error
 
     def __len__(self) -> int:
-        """Number of tasks."""
         return len(self._rows)
 
     def __getitem__(self, index: int) -> TaskRecord:
-        """The task at `index`."""
         if not 0 <= index < len(self):
             raise IndexError(f"task {index} of a dataset of {len(self)}")
         return self._record(self._rows.read(index))

@@ -7,11 +7,12 @@ import re
 from array import array
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from services.common.data.bounds import DataBounds
 from services.common.data.rows import LazyRow
 from services.common.errors import DataError
+from services.common.spec.document import no_constant
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _NON_SPACE = re.compile(rb"\S")
@@ -42,19 +43,10 @@ class JsonlRows:
             begin, line = end + 1, line + 1
 
     def read(self, index: int) -> dict[str, Any]:
-        """The line, parsed.
-
-        Raises:
-            DataError: it is too long, or not an object.
-            ValueError, RecursionError: it is not JSON.
-        """
+        """The line, parsed. Raises DataError when too long or no object, ValueError or RecursionError when not JSON."""
         start, end = self._starts[index], self._ends[index]
         self._bounds.check_row(end - start)
-        row = json.loads(self._content[start:end], parse_constant=_no_constant)
+        row = json.loads(self._content[start:end], parse_constant=no_constant)
         if isinstance(row, dict):
             return row
         raise DataError(f"must be a JSON object, not {type(row).__name__}")
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")

@@ -23,11 +23,7 @@ class ParquetRows:
     """The rows of a parquet file."""
 
     def __init__(self, content: bytes, bounds: DataBounds) -> None:
-        """Reads the footer; `scan` reads the rows.
-
-        Raises:
-            DataError: it is not parquet, lacks the columns that a task needs, or unpacks to more than the bounds allow.
-        """
+        """Reads the footer. Raises DataError unless it is parquet with the columns of a task, and not too large."""
         import pyarrow as pa
         from pyarrow import parquet
 
@@ -54,11 +50,7 @@ class ParquetRows:
         return int(self._table.num_rows)
 
     def scan(self, limit: int | None) -> Iterator[tuple[int, LazyRow]]:
-        """Number (from 1) and content of each row, `limit` at the most.
-
-        Raises:
-            DataError: the file is damaged, or unpacks to more than the bounds allow.
-        """
+        """Number (from 1) and content of each row, `limit` at the most. Raises DataError for a bad file."""
         import pyarrow as pa
 
         count, size, parts = 0, 0, []

@@ -68,11 +68,9 @@ class ProceduralSource:
         return int.from_bytes(hashlib.blake2b(str(seed).encode(), digest_size=8).digest()) % (2**32 - size)
 
     def __len__(self) -> int:
-        """Number of tasks."""
         return self._size
 
     def __getitem__(self, index: int) -> TaskRecord:
-        """The task at `index`."""
         if not 0 <= index < self._size:
             raise IndexError(f"task {index} of a source of {self._size}")
         return self._cached(index)

@@ -25,10 +25,7 @@ _NUMBER = re.compile(r"-?(\d+(\.\d+)?|\.\d+)")
 def read_row(row: Mapping[str, Any], *, data_source: str | None) -> TaskRecord:
     """The record of a row (column → value) with the usual columns, or with GSM8K's `question` and `answer`.
 
-    The argument `data_source` is for rows that have none.
-
-    Raises:
-        DataError: names the column that is missing or wrong.
+    `data_source` is for rows that have none. Raises DataError, which names the column that is missing or wrong.
     """
     if row.get("prompt") is None and row.get("question") is not None:
         return _read_gsm8k(row)

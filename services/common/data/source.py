@@ -15,22 +15,20 @@ from services.common.spec.data import DataSourceSpec
 
 
 def open_source(
-    spec: DataSourceSpec, settings: Settings, *, field: str = "data.train", until: float | None = None
+    spec: DataSourceSpec, settings: Settings, *, field: str = "data.train"
 ) -> FileSource | ProceduralSource:
-    """The source, fully checked: every row of a file, the first task of a procedural one.
-
-    Rows are checked until `until`, monotonic seconds; None checks all. `field` of the job spec is for the errors.
-
-    Raises:
-        DataError: names the field, the file and, if known, the row.
-    """
-    return open_within(spec, data_roots(settings), DataBounds.of(settings), field=field, until=until)
+    """The source, with every row of a file checked, or the first task of a procedural one. Raises as `open_within`."""
+    return open_within(spec, data_roots(settings), DataBounds.of(settings), field=field)
 
 
 def open_within(
     spec: DataSourceSpec, roots: Sequence[Path], bounds: DataBounds, *, field: str, until: float | None = None
 ) -> FileSource | ProceduralSource:
-    """`open_source` with directories and bounds instead of settings."""
+    """The source; a file's rows are checked until `until`, monotonic seconds (None: all).
+
+    Raises:
+        DataError: names the `field` of the job spec, the file and, if known, the row.
+    """
     if spec.procedural_task is not None:
         return ProceduralSource(spec, field=field, bounds=bounds)
     if spec.config:
@@ -38,8 +36,7 @@ def open_within(
     path = locate(spec.source, roots, field=f"{field}.source", error=DataError)
     if not path.is_file():
         listed = ", ".join(str(root) for root in roots)
-        message = f"{path} is not there (relative paths are looked for in {listed})"
-        raise DataError(message, field=f"{field}.source")
+        raise DataError(f"{path} is not there (relative paths are looked for in {listed})", field=f"{field}.source")
     return FileSource(path, spec, field=f"{field}.source", bounds=bounds, until=until)
 
 

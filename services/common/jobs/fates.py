@@ -45,11 +45,7 @@ class FateLine:
 
     @classmethod
     def parse(cls, text: str) -> FateLine:
-        """The fates in a line that `dump` made.
-
-        Raises:
-            ValueError, KeyError, TypeError: the text is no such line.
-        """
+        """The fates in a line that `dump` made. Raises ValueError, KeyError or TypeError when the text is no such line."""
         document = json.loads(text)
         fates = tuple((Fate(fate), str(reason), tuple(ids)) for fate, reason, ids in document["fates"])
         return cls(int(document["step"]), int(document["lineage"]), int(document["issued"]), fates)
@@ -85,12 +81,7 @@ class FateList:
 
 
 def read_lines(path: Path) -> Iterator[FateLine]:
-    """The lines of the file, without an incomplete last line.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError, KeyError, TypeError: another line cannot be parsed.
-    """
+    """The lines of the file, without an incomplete last line. Raises OSError, and as `FateLine.parse`."""
     with path.open(encoding="utf-8") as file:
         for text in file:
             if text.endswith("\n"):
@@ -98,11 +89,7 @@ def read_lines(path: Path) -> Iterator[FateLine]:
 
 
 def read_fates(path: Path, *, fate: Fate | None, offset: int, limit: int) -> FateList:
-    """Sums over all groups, and the page of those with this fate (None: any), in the order in which they ended.
-
-    Raises:
-        OSError, ValueError, KeyError, TypeError: the file cannot be read.
-    """
+    """Sums over all groups, and the page of those with this fate (None: any) as they ended. Raises as `read_lines`."""
     found = FateList()
     end, position = offset + limit, 0
     for line in read_lines(path):

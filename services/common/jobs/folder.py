@@ -17,17 +17,19 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import xxhash
 
 from services.common.durable import fsync_directory, write_durably
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 SPEC_FILE = "spec.yaml"
 JOB_FILE = "job.json"
@@ -88,25 +90,17 @@ class JobFolder:
         if not (self.path / SPEC_FILE).exists():
             write_durably(self.path / SPEC_FILE, spec().encode())
         document = {"format": FORMAT, **record}
-        write_durably(self.path / JOB_FILE, json.dumps(document | {"xxh3": _digest_of(document)}, indent=1).encode())
+        document["xxh3"] = digest_of_document(document)
+        write_durably(self.path / JOB_FILE, json.dumps(document, indent=1).encode())
 
     def load(self) -> tuple[dict[str, Any], str] | None:
         """The record and the spec's text; None when this is no job's folder or cannot be read (the reason is logged)."""
         document = self._document()
-        try:
-            return None if document is None else (document, (self.path / SPEC_FILE).read_text())
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            log.warning("%s cannot be read: %s", self.path / SPEC_FILE, error)
-            return None
+        spec = None if document is None else self._read(SPEC_FILE, str)
+        return None if document is None or spec is None else (document, spec)
 
     def fault(self) -> str | None:
-        """The reason why `job.json` is not what was written, or None; a file of an earlier release has no checksum to compare.
-
-        Raises:
-            FileNotFoundError: there is none.
-        """
+        """Why `job.json` is not what was written, or None; old ones have no checksum. Raises FileNotFoundError."""
         try:
             document = json.loads((self.path / JOB_FILE).read_bytes())
             state, digest = document["state"], document.pop("xxh3", None)
@@ -116,7 +110,7 @@ class JobFolder:
             return f"cannot be read: {type(error).__name__}: {error}"
         if document.get("format") != FORMAT:
             return f"is of format {document.get('format')}, and format {FORMAT} is known here"
-        if digest is not None and digest != _digest_of(document):
+        if digest is not None and digest != digest_of_document(document):
             return "is not what was written: its checksum differs"
         return None if isinstance(state, str) else f"names the state {state!r}"
 
@@ -126,24 +120,26 @@ class JobFolder:
         return known if isinstance(known, int) else 0
 
     def _document(self) -> dict[str, Any] | None:
-        try:
-            document = json.loads((self.path / JOB_FILE).read_text())
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            log.warning("%s cannot be read: %s", self.path / JOB_FILE, error)
+        document = self._read(JOB_FILE, json.loads)
+        if document is None:
             return None
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             log.warning("%s: not a record of format %d", self.path / JOB_FILE, FORMAT)
             return None
         return document
 
-    def append(self, kind: str, step: int, data: dict[str, Any]) -> None:
-        """Adds a line to the history, durably. A line that a crash left incomplete is ended first.
+    def _read(self, name: str, parse: Callable[[str], T]) -> T | None:
+        """The content of a file; None when there is none, or it cannot be read (the reason is logged)."""
+        try:
+            return parse((self.path / name).read_text())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            log.warning("%s cannot be read: %s", self.path / name, error)
+            return None
 
-        Raises:
-            OSError: it could not be written, perhaps because the disk is full; nothing of it is left.
-        """
+    def append(self, kind: str, step: int, data: dict[str, Any]) -> None:
+        """Adds a line, durably; ends one that a crash cut off. Raises OSError (a full disk); then nothing is left."""
         path = self.path / HISTORY_FILE
         line = json.dumps({"kind": kind, "step": step, "data": data})
         with path.open("a+b", buffering=0) as file:
@@ -177,7 +173,8 @@ class JobFolder:
         return found
 
 
-def _digest_of(document: dict[str, Any]) -> str:
+def digest_of_document(document: dict[str, Any]) -> str:
+    """xxh3-128 of JSON values, hexadecimal."""
     return xxhash.xxh3_128_hexdigest(json.dumps(document, sort_keys=True).encode())
 
 
@@ -209,7 +206,7 @@ class DeletedJobs:
 
     def remove_files(self, job_id: str) -> None:
         """Removes the folders that were moved; the mark stays. A failure is logged, and the next sweep tries again."""
-        for moved in self._moved(job_id):
+        for moved in list(self._moved(job_id)):
             try:
                 moved.unlink() if moved.is_symlink() else shutil.rmtree(moved)
             except FileNotFoundError:  # another gateway removes it, too
@@ -227,7 +224,7 @@ class DeletedJobs:
 
     def unfinished(self, job_id: str) -> bool:
         """Whether files of a deleted job are still there, or there again."""
-        return os.path.lexists(self._jobs_dir / job_id) or bool(self._moved(job_id))
+        return os.path.lexists(self._jobs_dir / job_id) or any(self._moved(job_id))
 
     def forget_old(self, now: float | None = None) -> None:
         """Removes the marks that are older than `MARK_KEPT_S`."""
@@ -238,8 +235,5 @@ class DeletedJobs:
                 if mark.stat().st_mtime < oldest:
                     mark.rmdir()
 
-    def _moved(self, job_id: str) -> list[Path]:
-        try:
-            return list((self._folder / job_id).iterdir())
-        except FileNotFoundError:
-            return []
+    def _moved(self, job_id: str) -> Iterator[Path]:
+        return (self._folder / job_id).glob("*")

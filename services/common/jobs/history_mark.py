@@ -30,11 +30,7 @@ class HistoryReader:
         self._bytes, self._digest = 0, xxhash.xxh3_128()
 
     def mark(self) -> HistoryMark:
-        """The mark of all whole lines in the file; of none where there is no file.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
+        """The mark of all whole lines in the file; of none where there is no file. Raises OSError."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._bytes)
@@ -45,11 +41,7 @@ class HistoryReader:
         return HistoryMark(self._bytes, self._digest.hexdigest())
 
     def holds(self, mark: HistoryMark) -> bool:
-        """Whether the file still begins with the marked bytes; fast for marks that are checked in the order in which they were made.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
+        """Whether the file still begins with the marked bytes; fast for marks from oldest to newest. Raises OSError."""
         if mark.bytes < self._bytes:
             self._bytes, self._digest = 0, xxhash.xxh3_128()
         with self._path.open("rb") as file:

@@ -159,11 +159,7 @@ def to_document(record: JobRecord) -> dict[str, Any]:
 
 
 def from_document(document: Mapping[str, Any], spec: JobSpec) -> JobRecord:
-    """The record in a document that `to_document` made; fields that an earlier release did not write get their defaults.
-
-    Raises:
-        KeyError, TypeError, ValueError: the document is no record.
-    """
+    """The record in a document of `to_document`, perhaps an old one. Raises KeyError, TypeError or ValueError."""
     names = [name for name in RECORD_FIELDS if name != "spec" and (name in document or name not in _OPTIONAL)]
     values = {name: document[name] for name in names}
     return JobRecord(**values | {"state": JobState(values["state"]), "spec": spec})

@@ -22,13 +22,9 @@ log = logging.getLogger(__name__)
 
 
 async def restore(redis: Redis, jobs_dir: Path, record: JobRecord, incarnation: int | None = None) -> bool:
-    """Puts a record and its history back into a Redis that has lost them; False when Redis still has them.
+    """Puts a record (of `JobRecords.load`) and its history back into a Redis that has lost them; False if it has not.
 
-    Args:
-        redis: client whose replies are bytes.
-        jobs_dir: the jobs' own folders.
-        record: the result of `JobRecords.load`.
-        incarnation: of the head that restores the job it runs; None for any other process, which never changes an existing record.
+    `incarnation`: of the head that restores the job it runs; None for other processes, which change no existing record.
     """
     now = time.time()
     event = json.dumps({"message": "Redis had lost this job: its record is back", "state": record.state})

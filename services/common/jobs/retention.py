@@ -1,7 +1,7 @@
 """Retention of ended jobs: the choice of jobs to delete, and the deletion of folder, Redis keys and list entry.
 
     an ended job ── a day ──► all Redis keys but the record go (samples, events, histories, dead letters): its folder has the histories
-                 ── DELETE, prune, the gateway's policy ──► mark ─► rename ─► Redis ─► remove        (`deleted.py`)
+                 ── DELETE, prune, the gateway's policy ──► mark ─► rename ─► Redis ─► remove        (`DeletedJobs`)
 
 Jobs that have not ended are never deleted, nor is any job from whose folder one of them was, or will be, loaded.
 """
@@ -133,9 +133,8 @@ class Retention:
         if not record.state.ended:
             raise JobConflict(f"job {job_id} is {record.state}: only a job that has ended can be deleted")
         if job_id in dependents:
-            raise JobConflict(
-                f"job {job_id} cannot be deleted: {', '.join(dependents[job_id])} begins with what is in its folder"
-            )
+            users = ", ".join(dependents[job_id])
+            raise JobConflict(f"job {job_id} cannot be deleted: {users} begins with what is in its folder")
         await asyncio.to_thread(self._deleted.move_away, job_id)
         await self._clear(job_id, record.idempotency)
         log.info("job %s was deleted", job_id)
@@ -165,11 +164,7 @@ class Retention:
 
     @asynccontextmanager
     async def using(self, spec: JobSpec) -> AsyncIterator[None]:
-        """Protects the jobs from whose folders a new job loads, until the new job is created.
-
-        Raises:
-            ConfigError: one was deleted since the spec was checked.
-        """
+        """Protects the jobs that a new job loads from until it is created. Raises ConfigError when one was deleted."""
         named = await asyncio.to_thread(sources, spec, self._settings)
         async with self._deleting if named else nullcontext():
             for job_id in sorted(named):

@@ -52,15 +52,10 @@ _ACTIVE = TypeAdapter(ActiveJob)
 
 
 class JobStore:
-    """All jobs: their states, the queue for learners, and the active jobs, to which servers may attach.
-
-    Args:
-        redis: client whose replies are bytes.
-        jobs_dir: holds the jobs' own folders; None: they are neither read nor written.
-        fence: a head's right to write its job; None for any other process.
-    """
+    """All jobs: their states, the queue for learners, and the active jobs, to which servers may attach."""
 
     def __init__(self, redis: Redis, jobs_dir: Path | None = None, fence: Fence | None = None) -> None:
+        """Without `jobs_dir` the jobs' folders are not used; `fence` is a head's right to write its job."""
         self._redis = redis
         self._run = partial(run, redis, fence=fence)
         self.records = JobRecords(redis, jobs_dir)
@@ -71,11 +66,7 @@ class JobStore:
         return await self.records.find(job_id)
 
     async def get(self, job_id: str) -> JobRecord:
-        """The job's record.
-
-        Raises:
-            JobConflict: there is no such job.
-        """
+        """The job's record. Raises JobConflict when there is no such job."""
         record = await self.find(job_id)
         if record is None:
             raise JobConflict(f"there is no job {job_id!r}")
@@ -86,11 +77,7 @@ class JobStore:
         return (await self.create_once(spec, None))[0]
 
     async def create_once(self, spec: JobSpec, key: str | None) -> tuple[JobRecord, bool]:
-        """A new job, queued, or the job that this Idempotency-Key created before; and whether it is new.
-
-        Raises:
-            KeyReused: the key was used with another spec.
-        """
+        """A job, new or created with this Idempotency-Key; and whether it is new. Raises KeyReused for another spec."""
         job_id, now, spec_json = f"{spec.name}-{secrets.token_hex(4)}", time.time(), spec.model_dump_json()
         values = {
             "name": spec.name, "state": JobState.QUEUED, "created_at": now, "steps": spec.learner.steps, "lineage": 0,
@@ -122,11 +109,7 @@ class JobStore:
     async def transition(
         self, job_id: str, to: JobState, *, allowed: Iterable[JobState], cause: str = "", **values: str | float
     ) -> None:
-        """Moves a job to another state, atomically, and adds the change to its events.
-
-        Raises:
-            JobConflict: the job is in none of the `allowed` states.
-        """
+        """Moves a job to another state, atomically, with an event. Raises JobConflict if in no `allowed` state."""
         now = time.time()
         stamps = {"started_at": now} if to is JobState.STARTING else {"finished_at": now} if to.ended else {}
         pairs = [item for k, v in ({"cause": cause} | stamps | values).items() for item in (k, str(v))]
@@ -232,20 +215,12 @@ class JobStore:
         return await self.get(job_id)
 
     async def update(self, job_id: str, **values: str | float) -> None:
-        """Sets plain fields of the record.
-
-        Raises:
-            JobConflict: there is no such job.
-        """
+        """Sets plain fields of the record. Raises JobConflict when there is no such job."""
         await self.update_in_redis(job_id, **values)
         await self.records.save(job_id)
 
     async def update_in_redis(self, job_id: str, **values: str | float) -> None:
-        """As `update`, for fields that change all the time: the job's folder gets them with the next update or change of state.
-
-        Raises:
-            JobConflict: there is no such job.
-        """
+        """As `update`, for fields that change all the time: the job's folder gets them with its next `save`."""
         pairs = [item for k, v in values.items() for item in (k, str(v))]
         if await self._run(lua.UPDATE, [keys.record(job_id)], pairs) != b"ok":
             raise JobConflict(f"there is no job {job_id!r}")

@@ -13,11 +13,7 @@ _ROPES = ("default", "linear", "llama3")
 
 
 def check_trainable(config: Any, where: str, *, field: str = "") -> None:  # noqa: ANN401  transformers comes without types
-    """Rejects settings that would be trained wrongly, or not at all.
-
-    Raises:
-        ModelError: names the key of config.json, the model's location `where`, and the `field` of the spec.
-    """
+    """Raises ModelError, which names the key, `where` and `field`, for settings that cannot be trained rightly."""
     refused: dict[str, Any] = {
         # Qwen2's biases on query, key and value are not settable; this setting adds a bias to the output projection, which mbridge omits
         "attention_bias": config.model_type != "qwen2" and getattr(config, "attention_bias", False),

@@ -91,11 +91,7 @@ def inspect_model(path: Path) -> ModelInfo:
 
 
 def check_parallel_sizes(info: ModelInfo, spec: JobSpec) -> None:
-    """Checks that the model can be split as the spec requests, and that its lengths suffice.
-
-    Raises:
-        ModelError: one line per setting that does not fit, each with the setting's name and both numbers.
-    """
+    """Checks that model and spec agree on splits and lengths. Raises ModelError, with a line for each wrong setting."""
     if problems := [*_size_problems(info, spec)]:
         raise ModelError(*problems)
 
@@ -213,11 +209,7 @@ def _check_tokenizer(path: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file of a model directory.
-
-    Raises:
-        ModelError: it is not a regular file, larger than MAX_JSON_BYTES, or not a JSON object.
-    """
+    """The object in a JSON file of a model directory. Raises ModelError, also for a file larger than MAX_JSON_BYTES."""
     try:
         if not path.is_file():  # reading a pipe never ends
             reject(path, "is not a regular file")

@@ -145,20 +145,14 @@ def _check_vocabulary(folder: Path, tokenizer: Any, info: ModelInfo) -> int:  # 
 
 
 def _check_template(folder: Path, tokenizer: Any, info: ModelInfo) -> bool:  # noqa: ANN401
-    """Whether the template takes a system message. It must take a prompt with or without one."""
+    """Whether the template takes a system message. It must take a prompt with one, or without."""
     user = {"role": "user", "content": PROMPT}
-    problems: list[ModelError] = []
-    for messages in ([user], [{"role": "system", "content": SYSTEM}, user]):
-        try:
-            _check_rendered(folder, tokenizer, info, messages)
-        except ModelError as error:
-            problems.append(error)
-            takes_system = False
-        else:
-            takes_system = len(messages) > 1
-    if len(problems) > 1:
-        raise problems[0]
-    return takes_system
+    try:
+        _check_rendered(folder, tokenizer, info, [{"role": "system", "content": SYSTEM}, user])
+    except ModelError:
+        _check_rendered(folder, tokenizer, info, [user])
+        return False
+    return True
 
 
 def _check_rendered(folder: Path, tokenizer: Any, info: ModelInfo, messages: list[dict[str, str]]) -> None:  # noqa: ANN401

@@ -71,11 +71,7 @@ class ValueScan:
 
 
 def check_weights(folder: Path, info: ModelInfo, config: Mapping[str, Any], until: float) -> ValueScan:
-    """Checks headers, names and shapes of a model's weights, and values until `until`, monotonic seconds.
-
-    Raises:
-        ModelError: names the file and the tensor.
-    """
+    """Checks headers, names, shapes and, until `until` (monotonic seconds), values. Raises ModelError."""
     tensors = read_headers(folder)
     check_tensors(folder, tensors, info, config)
     return check_values(tensors.values(), until)
@@ -109,11 +105,7 @@ def read_headers(folder: Path) -> dict[str, StoredTensor]:
 def check_tensors(
     folder: Path, tensors: Mapping[str, StoredTensor], info: ModelInfo, config: Mapping[str, Any]
 ) -> None:
-    """Checks that the tensors are those of the architecture, in the shapes that config.json gives.
-
-    Raises:
-        ModelError: names the first tensors that are missing, have another shape or are not the model's.
-    """
+    """Checks that these are the architecture's tensors, in config.json's shapes. Raises ModelError with misfits."""
     expected: dict[str, tuple[int, ...]] = {}
     misfits: list[str] = []
     for name, shape in needed_tensors(info, config):

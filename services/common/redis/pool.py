@@ -35,11 +35,7 @@ class WaitingPool(ConnectionPool):
         return self._free.locked()
 
     async def get_connection(self, command_name: Any = None, *keys: Any, **options: Any) -> AbstractConnection:  # noqa: ANN401, ARG002
-        """A connected connection, which must be released.
-
-        Raises:
-            PoolBusyError: none became free in time.
-        """
+        """A connected connection, which must be released. Raises PoolBusyError when none became free in time."""
         try:
             async with asyncio.timeout(self._wait_s if self.exhausted else None):
                 await self._free.acquire()

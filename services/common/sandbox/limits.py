@@ -25,10 +25,7 @@ NICENESS = 10
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a child.
-
-    Example: Limits(wall_s=20.0, memory_mib=1024)
-    """
+    """Limits of a child. Example: Limits(wall_s=20.0, memory_mib=1024)."""
 
     wall_s: float
     """Wall-clock seconds of one request, the making of the object included; a request may name another."""

@@ -12,8 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from typing import Any, NoReturn, Self
 
 import msgpack
@@ -23,26 +22,15 @@ from services.common.sandbox.limits import CPU_MARGIN_S, Limits
 from services.common.sandbox.messages import pack, read_reply, unpacker
 from services.common.sandbox.processes import Forked, Forkserver, computed_too_long
 
-_WORK = "services.common.sandbox.server:serve"
-
 
 class Sandbox:
     """Factory of children. `async with Sandbox(…) as sandbox: value = await sandbox.call("package.module:function", …)`."""
 
-    def __init__(
-        self,
-        *,
-        prepare: Sequence[str] = (),
-        service: str = "sandbox",
-        log_level: str = "INFO",
-        environment: Mapping[str, str] | None = None,
-        max_concurrency: int | None = None,
-    ) -> None:
-        """`max_concurrency`: most concurrent children of `call`, others wait, None is no bound; the others as in `Forkserver`."""
+    def __init__(self, *, prepare: Sequence[str] = (), service: str = "sandbox", log_level: str = "INFO") -> None:
+        """The arguments as in `Forkserver`."""
         self._forkserver = Forkserver(
-            _WORK, prepare=prepare, service=service, log_level=log_level, environment=environment
+            "services.common.sandbox.server:serve", prepare=prepare, service=service, log_level=log_level
         )
-        self._places = asyncio.Semaphore(max_concurrency) if max_concurrency is not None else nullcontext()
 
     async def __aenter__(self) -> Self:
         return self
@@ -66,12 +54,8 @@ class Sandbox:
     async def call(self, target: str, *arguments: object, limits: Limits) -> Any:  # noqa: ANN401  MessagePack values
         """The value of one call, in a child of its own that is gone when this returns.
 
-        A child that was ended from outside (a signal, the forkserver's death) is replaced once.
-
-        Args:
-            target: `package.module:function`, a name in this code, never one that a job gives.
-            arguments: MessagePack values.
-            limits: of the child; `wall_s` counts from the child's start.
+        A child that was ended from outside (a signal, the forkserver's death) is replaced once. `target` is a name in
+        this code, `package.module:function`, never one that a job gives; `limits.wall_s` counts from the child's start.
 
         Raises:
             ChildTimeout: it took too long.
@@ -79,11 +63,10 @@ class Sandbox:
             SandboxError: it raised an error other than a MillraceError, or no child can be started.
             MillraceError: the error that it raised.
         """
-        async with self._places:
-            try:
-                return await self._call_once(target, arguments, limits)
-            except ChildLost:
-                return await self._call_once(target, arguments, limits)
+        try:
+            return await self._call_once(target, arguments, limits)
+        except ChildLost:
+            return await self._call_once(target, arguments, limits)
 
     async def spawn(self, target: str, *arguments: object, limits: Limits) -> Child:
         """A child that keeps the object that `target` returns and serves its methods; the caller closes it. Raises as `call`."""
@@ -122,13 +105,8 @@ class Child:
     async def request(self, method: str, *arguments: object, wall_s: float | None = None) -> Any:  # noqa: ANN401
         """The value of a method of the child's object. One request at a time: others wait for their turn.
 
-        Args:
-            method: its name.
-            arguments: MessagePack values.
-            wall_s: limit of this request, seconds (default: the child's).
-
-        Raises:
-            MillraceError: as `Sandbox.call`. After ChildTimeout, ChildDied and ChildLost the child is gone.
+        `wall_s` limits this request, seconds (default: as the child). Raises as `Sandbox.call`; after ChildTimeout,
+        ChildDied and ChildLost the child is gone.
         """
         limit_s = self._limits.wall_s if wall_s is None else wall_s
         async with self._turn:
@@ -158,9 +136,8 @@ class Child:
             await self._raise_exit_reason()
         except (ValueError, msgpack.exceptions.UnpackException) as error:  # an oversized reply is one of these, too
             await self.close()
-            raise ChildDied(
-                f"answered more than {self._limits.reply_bytes} bytes, or nothing that can be read"
-            ) from error
+            most = self._limits.reply_bytes
+            raise ChildDied(f"answered more than {most} bytes, or nothing that can be read") from error
         except asyncio.CancelledError:
             await self.close()  # nobody will read the reply
             raise

@@ -91,7 +91,7 @@ class Forkserver:
         log_level: str = "INFO",
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Sets up the processes; starts none.
+        """Starts nothing yet.
 
         Args:
             work: a child's work with its socket, as `package.module:function`.

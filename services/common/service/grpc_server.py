@@ -14,16 +14,10 @@ from services.common.weights.channel import TOKEN_HEADER, bearer
 REFUSED = "the token is missing or wrong"
 
 
-class TokenCheck:
-    """Check that a call carries the token."""
-
-    def __init__(self, token: str) -> None:
-        self._expected = bearer(token).encode()
-
-    def passes(self, call: grpc.HandlerCallDetails) -> bool:
-        """Whether the call carries the token; compared in constant time."""
-        sent = next((value for key, value in call.invocation_metadata if key == TOKEN_HEADER), "")
-        return hmac.compare_digest(sent.encode() if isinstance(sent, str) else sent, self._expected)
+def carries_token(call: grpc.HandlerCallDetails, token: str) -> bool:
+    """Whether the call carries the token; compared in constant time."""
+    sent = next((value for key, value in call.invocation_metadata if key == TOKEN_HEADER), "")
+    return hmac.compare_digest(sent.encode() if isinstance(sent, str) else sent, bearer(token).encode())
 
 
 def bind(server: Any, host: str, port: int, purpose: str) -> int:  # noqa: ANN401  the two servers have no common type

@@ -15,8 +15,6 @@ from services.common.service.metrics import ProcessMetrics
 Check = Callable[[], str | None]
 """Returns None when all is well, else the reason why not."""
 
-_PLAIN_TEXT = "text/plain; charset=utf-8"
-
 ProcessMetrics(REGISTRY)
 
 
@@ -37,12 +35,10 @@ class HealthServer:
             raise ConfigError(
                 f"cannot listen on MILLRACE_BIND_HOST={host}, MILLRACE_METRICS_PORT={port}: {error.strerror or error}"
             ) from error
-        self._server.daemon_threads = True
         self.port: int = self._server.server_address[1]
-        self._thread = threading.Thread(target=self._server.serve_forever, name="health", daemon=True)
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        threading.Thread(target=self._server.serve_forever, name="health", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -64,7 +60,7 @@ def _handler(checks: dict[str, Check], registry: CollectorRegistry) -> type[Base
             else:
                 self._respond(404, b"not found\n")
 
-        def _respond(self, status: int, body: bytes, content_type: str = _PLAIN_TEXT) -> None:
+        def _respond(self, status: int, body: bytes, content_type: str = "text/plain; charset=utf-8") -> None:
             self.send_response(status)
             self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -30,11 +31,9 @@ class Drain:
 
     async def wait(self, timeout_s: float | None = None) -> bool:
         """Waits at most `timeout_s` seconds for the drain; returns whether it was requested."""
-        try:
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._event.wait(), timeout_s)
-        except TimeoutError:
-            return False
-        return True
+        return self.requested
 
     def on_signals(self) -> None:
         """Makes SIGTERM and SIGINT request the drain."""

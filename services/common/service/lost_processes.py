@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
+from services.common.service.process_tree import is_same
 
 UP_FILE = "up.json"
 
@@ -29,8 +29,8 @@ def lost_processes(home: Path) -> list[LostProcess]:
     path = home / UP_FILE
     try:
         record, at = json.loads(path.read_text()), path.stat().st_mtime
-        if abs(psutil.Process(int(record["pid"])).create_time() - float(record["created"])) > 0.1:
+        if not is_same(int(record["pid"]), float(record["created"])):
             return []
         return [LostProcess(str(name), str(cause), at) for name, cause in sorted(dict(record["lost"]).items())]
-    except (OSError, ValueError, KeyError, TypeError, psutil.Error):
+    except (OSError, ValueError, KeyError, TypeError):
         return []

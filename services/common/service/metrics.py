@@ -19,9 +19,8 @@ from services.common.service.host import installed_version
 class ProcessMetrics(Collector):
     """Collector that reads the process tree at each scrape."""
 
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        if registry is not None:
-            registry.register(self)
+    def __init__(self, registry: CollectorRegistry) -> None:
+        registry.register(self)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """One sample of each metric."""

@@ -96,9 +96,7 @@ class Vitals:
     def hang(self, silent_s: float, enough_s: float) -> str | None:
         """A text for people on how long they have given no sign of life and how they stand still, when they hang; else None.
 
-        Args:
-            silent_s: seconds since the last sign of life.
-            enough_s: silence after which processes that stand still hang; for those that compute it is BUSY_S.
+        Processes that stand still hang after `enough_s` seconds of silence, those that compute after BUSY_S.
         """
         still = self.still()
         if silent_s < BUSY_S and (silent_s < enough_s or still is None):

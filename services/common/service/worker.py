@@ -40,8 +40,10 @@ async def worker_process(settings: Settings, service: str, drain: Drain | None =
         drain = Drain()
         drain.on_signals()
     url, password = settings.redis_url, settings.redis_password
-    commands, blocking = connect(url, password=password), connect(url, password=password, block_s=BLOCK_S)
-    try:
+    async with (
+        connect(url, password=password) as commands,
+        connect(url, password=password, block_s=BLOCK_S) as blocking,
+    ):
         await require_redis(url, password, wait_s=settings.redis_wait_s)
         name = settings.worker_name(service)
         fence = await take_incarnation(commands, name)
@@ -49,6 +51,3 @@ async def worker_process(settings: Settings, service: str, drain: Drain | None =
             yield WorkerProcess(commands, blocking, name, fence, drain)
         finally:
             await remove_worker(commands, name, fence)
-    finally:
-        await blocking.aclose()
-        await commands.aclose()

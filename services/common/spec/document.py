@@ -96,11 +96,7 @@ CoreLoader.add_constructor(None, CoreLoader.refuse)
 
 
 def parse_yaml(text: str | bytes) -> object:
-    """The one document in a YAML text.
-
-    Raises:
-        ConfigError: no valid document, or one beyond the bounds; names the line if there is one.
-    """
+    """The one document in a YAML text. Raises ConfigError, with the line, when it is invalid or beyond the bounds."""
     text = _decoded(text)
     try:
         _check_bounds(text)
@@ -110,14 +106,10 @@ def parse_yaml(text: str | bytes) -> object:
 
 
 def parse_json(text: str | bytes) -> object:
-    """The value in a JSON text.
-
-    Raises:
-        ConfigError: not JSON, or beyond the bounds.
-    """
+    """The value in a JSON text. Raises ConfigError when it is not JSON, or beyond the bounds."""
     text = _decoded(text)
     try:
-        value = json.loads(text, parse_constant=_no_constant, parse_int=_integer, object_pairs_hook=_unique_pairs)
+        value = json.loads(text, parse_constant=no_constant, parse_int=_integer, object_pairs_hook=_unique_pairs)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"is not valid JSON: {error}") from error
     _check_values(value)
@@ -125,11 +117,7 @@ def parse_json(text: str | bytes) -> object:
 
 
 def parse_document(text: str | bytes) -> object:
-    """The value in a JSON or YAML text.
-
-    Raises:
-        ConfigError: it is neither, or beyond the bounds.
-    """
+    """The value in a JSON or YAML text. Raises ConfigError when it is neither, or beyond the bounds."""
     text = _decoded(text)
     if text.lstrip().startswith(("{", "[")):  # YAML reads JSON's surrogate pairs as two characters
         with contextlib.suppress(ConfigError):
@@ -138,11 +126,7 @@ def parse_document(text: str | bytes) -> object:
 
 
 def parse_recorded(text: str | bytes) -> object:
-    """The value in a text that this or an older release wrote, read as YAML 1.1, in which `1e5` and `08` are texts.
-
-    Raises:
-        ConfigError: it is not YAML.
-    """
+    """The value in any release's own text, read as YAML 1.1: `1e5` and `08` are texts. Raises ConfigError."""
     try:
         return yaml.load(_decoded(text), Loader=_ParserBase)  # noqa: S506  a safe loader
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -217,7 +201,8 @@ def _integer(text: str) -> int:
     return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
 
 
-def _no_constant(name: str) -> NoReturn:
+def no_constant(name: str) -> NoReturn:
+    """Raises ValueError for NaN and infinities, which Python's parser would accept."""
     raise ValueError(f"{name} is not a JSON number")
 
 

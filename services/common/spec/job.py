@@ -51,21 +51,14 @@ class JobSpec(Section):
 
 
 def parse_spec(text: str | bytes) -> JobSpec:
-    """The spec in the YAML (1.2) or JSON text of a new job.
-
-    Raises:
-        ConfigError: not YAML, or not a valid spec; one line per wrong field.
-    """
+    """The spec in the YAML (1.2) or JSON text of a new job. Raises ConfigError, with a line for each wrong field."""
     return _parse(parse_document, text)
 
 
 def parse_recorded_spec(text: str | bytes) -> JobSpec:
     """The spec of an existing job, from the output of `dump_spec` of this release or an older one.
 
-    A setting that it does not name has the meaning of that release.
-
-    Raises:
-        ConfigError: this release does not understand it.
+    A setting that it does not name has the meaning of that release. Raises ConfigError when it is not understood here.
     """
     return _parse(parse_recorded, text, RECORDED)
 

@@ -42,11 +42,7 @@ def encode(value: DataclassInstance) -> bytes:
 
 
 def decode(kind: type[T], payload: bytes) -> T:
-    """The typed value in a payload.
-
-    Raises:
-        EntryError: too large, not MessagePack, or not a valid `kind`; names the first wrong field.
-    """
+    """The typed value in a payload. Raises EntryError, which names the first wrong field, when it is not a `kind`."""
     if len(payload) > MAX_ENTRY_BYTES:
         raise EntryError(f"entry of {len(payload)} bytes exceeds the limit of {MAX_ENTRY_BYTES}")
     try:

@@ -143,11 +143,7 @@ class Consumer:
         return bool(done)
 
     async def announce(self, entry: Entry, stage: Stage, payload: bytes, *, bound: int) -> None:
-        """Adds the result of an entry to the next stream; the entry itself stays.
-
-        Raises:
-            StreamFull: the next stream is full.
-        """
+        """Adds the result of an entry to the next stream; the entry itself stays. Raises StreamFull."""
         await add(self._commands, self.job_id, stage, entry.member, payload, bound=bound, fence=self._fence)
 
     async def ack(self, *entries: Entry) -> int:
@@ -241,11 +237,7 @@ class Consumer:
 
 
 def require_match(entry: Entry, task: Task, job_id: str, path: str = "") -> None:
-    """Checks that a decoded task belongs to the stream's job and matches the entry's name. `path`: of the task in the payload.
-
-    Raises:
-        EntryError: it does not; names the field.
-    """
+    """Raises EntryError unless the task, at `path` of the payload, is of the stream's job and the entry's name."""
     if task.job_id != job_id:
         raise EntryError(f"{path}job_id: belongs to job {task.job_id!r}, found on the stream of {job_id!r}")
     if task.member != entry.member:

@@ -128,11 +128,9 @@ class Rollout:
     versions: tuple[VersionSpan, ...]
 
     def __post_init__(self) -> None:
-        if len(self.token_ids) % 4 or len(self.token_ids) != len(self.inference_logprobs):
-            sizes = (
-                f"token_ids ({len(self.token_ids)} bytes) and inference_logprobs ({len(self.inference_logprobs)} bytes)"
-            )
-            raise ValueError(f"{sizes} disagree")
+        tokens, logprobs = len(self.token_ids), len(self.inference_logprobs)
+        if tokens % 4 or tokens != logprobs:
+            raise ValueError(f"token_ids ({tokens} bytes) and inference_logprobs ({logprobs} bytes) disagree")
         if not self.versions or self.versions[0].start != 0:
             raise ValueError("versions must begin at token 0")
         pairs = zip(self.versions, self.versions[1:], strict=False)
@@ -167,7 +165,6 @@ class RolloutGroup:
     __pydantic_config__ = _CHECKED
     task: Task
     server: str
-    """Name of the rollout server."""
     prompt_token_ids: bytes
     """int32 little-endian [P]."""
     rollouts: tuple[Rollout, ...]

@@ -24,10 +24,8 @@ def encode(data: UInt8Array, base: UInt8Array) -> bytes:
 def decode(delta: bytes | bytearray, base: UInt8Array) -> UInt8Array:
     """The data that `delta` encodes against `base`: uint8 of the base's size.
 
-    A wrong base of the right size gives wrong bytes: the caller compares digests.
-
-    Raises:
-        WeightSyncError: the delta is corrupt, or is for a base of another size.
+    Raises WeightSyncError for a corrupt delta, or a base of another size. A wrong base of the right size gives wrong
+    bytes: the caller compares digests.
     """
     try:
         size = zstandard.frame_content_size(delta)

@@ -7,11 +7,11 @@ Format: https://github.com/huggingface/safetensors#format
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -20,26 +20,6 @@ from services.common.weights.dtypes import ITEM_BYTES, SAFETENSORS
 from services.common.weights.snapshot import UInt8Array
 
 _ALIGN = 8
-
-
-class TensorShape(Protocol):
-    """Header fields of a tensor: `TensorSpec`, or any tuple of these names."""
-
-    @property
-    def name(self) -> str:
-        """Unique in the file."""
-
-    @property
-    def dtype(self) -> str:
-        """A key of ITEM_BYTES."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the whole tensor."""
-
-    @property
-    def nbytes(self) -> int:
-        """Its plain bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +31,10 @@ class Layout:
     offsets: dict[str, int]
     """Tensor name → position in the file, in the order of the file."""
     total_bytes: int
-    """Size of the file."""
 
 
-def layout(tensors: Iterable[TensorShape], metadata: dict[str, str]) -> Layout:
-    """Lays the tensors out, widest dtype first so that each begins at a multiple of its element's size, and makes the header.
+def layout(tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: dict[str, str]) -> Layout:
+    """Lays tensors (name, dtype, shape) out, widest dtype first: each begins at a multiple of its element's size.
 
     Raises:
         WeightSyncError: a name occurs twice.
@@ -63,16 +42,12 @@ def layout(tensors: Iterable[TensorShape], metadata: dict[str, str]) -> Layout:
     entries: dict[str, object] = {"__metadata__": metadata}
     starts: dict[str, int] = {}
     position = 0
-    for tensor in sorted(tensors, key=lambda tensor: -ITEM_BYTES[tensor.dtype]):
-        if tensor.name in starts:
-            raise WeightSyncError(f"{tensor.name}: the name occurs twice")
-        starts[tensor.name] = position
-        entries[tensor.name] = {
-            "dtype": SAFETENSORS[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [position, position + tensor.nbytes],
-        }
-        position += tensor.nbytes
+    for name, dtype, shape in sorted(tensors, key=lambda tensor: -ITEM_BYTES[tensor[1]]):
+        if name in starts:
+            raise WeightSyncError(f"{name}: the name occurs twice")
+        end = position + math.prod(shape) * ITEM_BYTES[dtype]
+        entries[name] = {"dtype": SAFETENSORS[dtype], "shape": list(shape), "data_offsets": [position, end]}
+        starts[name], position = position, end
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGN)
     header = struct.pack("<Q", len(text)) + text

@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from services.common.config.settings import Settings
 from services.common.config.verifiers import check_overrides, choose_verifier
@@ -48,44 +48,18 @@ CHECK_MEMORY_MIB = 1024
 CHECK_REPLY_BYTES = 1024 * 1024
 
 
-class Admission(Protocol):
-    """Interface for the routes."""
-
-    async def read(self, body: bytes, media_type: str) -> JobSpec:
-        """The spec in a request's body; SpecRefused names every wrong field."""
-
-    async def admit(self, spec: JobSpec) -> tuple[str, ...]:
-        """The fields that could not be checked in time; SpecRefused names every wrong one."""
-
-
-class ChildAdmission:
-    """Admission by child processes."""
+class Admission:
+    """Checks of bodies and specs, in children of a sandbox."""
 
     def __init__(
-        self, sandbox: Sandbox, settings: Settings, *, deadline_s: float = DEADLINE_S, checks: str | None = None
+        self, sandbox: Sandbox, settings: Settings, *, deadline_s: float = DEADLINE_S, checks: str = CHECKS
     ) -> None:
-        """The caller stops the sandbox.
-
-        Args:
-            sandbox: starts the child processes.
-            settings: directories of models and data, and the operator's limits.
-            deadline_s: all checks of one spec together, seconds.
-            checks: the class whose methods are the checks, as `package.module:class` (default: CHECKS).
-        """
-        self._sandbox, self._settings = sandbox, settings
-        self._deadline_s, self._checks = deadline_s, checks or CHECKS
-        self._reading, self._checking = (
-            asyncio.Semaphore(MAX_CONCURRENT_CHECKS),
-            asyncio.Semaphore(MAX_CONCURRENT_CHECKS),
-        )
+        """The caller stops the sandbox. `checks`: the class whose methods are the checks, as `package.module:class`."""
+        self._sandbox, self._settings, self._deadline_s, self._checks = sandbox, settings, deadline_s, checks
+        self._reading, self._checking = (asyncio.Semaphore(MAX_CONCURRENT_CHECKS) for _ in range(2))
 
     async def read(self, body: bytes, media_type: str) -> JobSpec:
-        """The spec in a request's body.
-
-        Raises:
-            SpecRefused: names every wrong field.
-            AdmissionBusy: too many bodies are being read.
-        """
+        """The spec in a request's body. Raises SpecRefused for wrong fields, AdmissionBusy at the limit."""
         async with _acquired(self._reading):
             try:
                 spec = await self._sandbox.call(READ, body, media_type, limits=READ_LIMITS)
@@ -96,12 +70,7 @@ class ChildAdmission:
         return JobSpec.model_validate_json(spec)
 
     async def admit(self, spec: JobSpec) -> tuple[str, ...]:
-        """The fields that could not be checked in time; usually none.
-
-        Raises:
-            SpecRefused: names every wrong field.
-            AdmissionBusy: too many specs are being checked.
-        """
+        """Fields that could not be checked in time. Raises SpecRefused for wrong ones; AdmissionBusy at the limit."""
         async with _acquired(self._checking):
             checks = _SpecChecks(self._sandbox, self._checks, spec, self._settings, time.monotonic() + self._deadline_s)
             try:
@@ -227,11 +196,7 @@ class _SpecChecks:
 
 @asynccontextmanager
 async def _acquired(semaphore: asyncio.Semaphore) -> AsyncIterator[None]:
-    """Holds the semaphore.
-
-    Raises:
-        AdmissionBusy: it was not free in time.
-    """
+    """Holds the semaphore. Raises AdmissionBusy when it was not free in time."""
     try:
         async with asyncio.timeout(QUEUE_TIMEOUT_S):
             await semaphore.acquire()

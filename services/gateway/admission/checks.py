@@ -41,11 +41,7 @@ def prepare() -> None:
 
 
 def read_body(body: bytes, media_type: str) -> str:
-    """The spec in a request's body as JSON.
-
-    Raises:
-        ConfigError: names every wrong field.
-    """
+    """The spec in a request's body as JSON. Raises ConfigError, which names every wrong field."""
     return parse_body(body, media_type).model_dump_json()
 
 
@@ -53,12 +49,7 @@ class JobChecks:
     """The checks of one spec. Each raises ConfigError with `field: message` lines."""
 
     def __init__(self, spec: str, settings: dict[str, Any]) -> None:
-        """Parses the spec; opens no file.
-
-        Args:
-            spec: as JSON.
-            settings: `Settings.public` of the gateway.
-        """
+        """Parses the spec, which is JSON; opens no file. `settings`: `Settings.public` of the gateway."""
         self._spec = JobSpec.model_validate_json(spec)
         self._settings = Settings(**settings)
         self._model_dir: Path | None = None

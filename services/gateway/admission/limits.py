@@ -34,10 +34,7 @@ _STAGED = 2
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Size of a machine, from which defaults are derived.
-
-    Example: Machine(cores=2, memory_bytes=25_000_000_000)
-    """
+    """Size of a machine, from which defaults are derived."""
 
     cores: int
     memory_bytes: int
@@ -101,12 +98,7 @@ def over_limits(
 ) -> list[Problem]:
     """Each field by which the job requests more than this installation allows; the message has the limit's name and both numbers.
 
-    Args:
-        spec: the job's.
-        settings: the operator's.
-        machine: the gateway's.
-        model: the job's, where it is known.
-        parameters: number of the model's parameters, where it is known; memory is not checked without.
+    Without `parameters`, the number of the model's parameters, memory is not checked.
     """
     limits = InstallationLimits.of(settings, machine)
     return [
@@ -161,9 +153,8 @@ def _memory(spec: JobSpec, limits: InstallationLimits, parameters: int | None) -
     learner, dtype = spec.learner, spec.model.dtype
     model_bytes, optimizer_bytes = _TRAINED_BYTES[dtype]
     replicas = learner.data_parallel_size
-    ranks = parameters * (
-        model_bytes * replicas + optimizer_bytes * (1 if learner.use_distributed_optimizer else replicas)
-    )
+    optimizers = 1 if learner.use_distributed_optimizer else replicas
+    ranks = parameters * (model_bytes * replicas + optimizer_bytes * optimizers)
     copies = parameters * (4 if dtype is DType.FLOAT32 else 2) * (1 + _STAGED)
     needed = (ranks + copies) / GIB + spec.rollout.kv_cache_gib
     what = f"GiB of memory for {parameters} parameters in ranks and one engine"

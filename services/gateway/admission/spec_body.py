@@ -23,11 +23,7 @@ class UnsupportedMediaType(ConfigError):  # noqa: N818  HTTP's name
 
 
 def media_type_of(request: Request) -> str:
-    """The media type of the body, one of MEDIA_TYPES.
-
-    Raises:
-        UnsupportedMediaType: neither JSON nor YAML.
-    """
+    """The media type of the body, one of MEDIA_TYPES. Raises UnsupportedMediaType for any other."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type not in MEDIA_TYPES:
         known = ", ".join(MEDIA_TYPES)
@@ -36,11 +32,7 @@ def media_type_of(request: Request) -> str:
 
 
 def parse_body(body: bytes, media_type: str) -> JobSpec:
-    """The spec in a body of one of MEDIA_TYPES; takes well below a second for each MiB of any content.
-
-    Raises:
-        ConfigError: names every wrong field.
-    """
+    """The spec in a body, in well below a second for each MiB of any content. Raises ConfigError for wrong fields."""
     try:
         document = (parse_json if media_type == JSON_TYPE else parse_document)(body)
     except ConfigError as error:

@@ -1,7 +1,7 @@
 // The API's description, drawn from /openapi.json.
 
 import { read } from "./api.js";
-import { h, put } from "./dom.js";
+import { h, prose, put } from "./dom.js";
 import { Table } from "./table.js";
 
 const METHODS = ["get", "post", "put", "patch", "delete"];
@@ -103,9 +103,6 @@ const link = (name) => h("a", { href: `#schema-${name}` }, name);
 
 const limits = (of) =>
   Object.entries(LIMITS).filter(([name]) => name in of).map(([name, words]) => `, ${words} ${of[name]}`);
-
-/** Text with `code` in it. */
-const prose = (text) => text.split("`").map((piece, index) => (index % 2 ? h("code", {}, piece) : piece));
 
 try {
   show(await read("/openapi.json"));

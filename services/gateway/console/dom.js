@@ -19,6 +19,12 @@ export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+/** Tells screen readers of a change, in one polite live region. */
+export const announce = (text) => say(document.getElementById("announcer"), text);
+
+/** Text with `code` in it. */
+export const prose = (text) => text.split("`").map((piece, i) => (i % 2 ? h("code", {}, piece) : piece));
+
 function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (typeof value === "function") element.addEventListener(name.slice(2), value);

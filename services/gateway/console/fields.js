@@ -1,6 +1,6 @@
 // A form of the main settings, made from the job spec's JSON schema: labels, help, defaults and choices are the schema's own.
 
-import { h, put, say } from "./dom.js";
+import { h, prose, put, say } from "./dom.js";
 
 const MAIN = [
   ["Job", ["name", "model.path", "model.dtype"]],
@@ -53,14 +53,11 @@ export class Fields {
     const kind = input.type === "checkbox" || input.tagName === "SELECT" ? "change" : "input";
     input.addEventListener(kind, () => changed(path, valueOf(input, schema)));
     this.#controls.set(path, { input, problem });
-    const help = h("p", { class: "help", id: `${id}-help` }, marked(schema.description ?? ""));
+    const help = h("p", { class: "help", id: `${id}-help` }, prose(schema.description ?? ""));
     return h("div", { class: input.type === "checkbox" ? "field tick" : "field" },
       h("label", { for: id }, path), put(h("div", {}), input), help, problem);
   }
 }
-
-/** A description with its `code` as code. */
-const marked = (text) => text.split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part));
 
 function control(schema, id) {
   const described = { id, "aria-describedby": `${id}-help ${id}-problem` };

@@ -1,9 +1,8 @@
 // A job's head: name, state, progress, key facts, and what can be done.
 
-import { announce } from "./announce.js";
 import { act, jobPath, remove } from "./api.js";
 import { confirm } from "./confirm.js";
-import { h, put, say } from "./dom.js";
+import { announce, h, put, say } from "./dom.js";
 import { count, duration, moment } from "./format.js";
 import { actions, badge, bar, elapsed, ended } from "./state.js";
 

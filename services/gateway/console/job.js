@@ -1,9 +1,8 @@
 // One job: its head, which stays, and one of four views below it.
 
-import { announce } from "./announce.js";
 import { jobPath, read } from "./api.js";
 import { showCurves } from "./curves.js";
-import { h, put } from "./dom.js";
+import { announce, h, put } from "./dom.js";
 import { JobHead } from "./head.js";
 import { poll } from "./poll.js";
 import { showSamples } from "./samples.js";

@@ -1,8 +1,7 @@
 // All jobs, newest first.
 
-import { announce } from "./announce.js";
 import { read } from "./api.js";
-import { h, put, say } from "./dom.js";
+import { announce, h, put, say } from "./dom.js";
 import { ago, count, duration, moment } from "./format.js";
 import { poll } from "./poll.js";
 import { badge, bar, elapsed } from "./state.js";

@@ -1,8 +1,7 @@
 // Submitting a job: a text, JSON or YAML, and a form of its main settings. What is valid, the API alone decides.
 
-import { announce } from "./announce.js";
 import { jobPath, read } from "./api.js";
-import { h, put, say } from "./dom.js";
+import { announce, h, put, say } from "./dom.js";
 import { Editor } from "./editor.js";
 import { Fields } from "./fields.js";
 import { lineIn, lineOf } from "./locate.js";

@@ -77,8 +77,3 @@ async def follow(hub: EventHub, record: JobRecord, last_id: EventId, permit: Str
                 await changed.wait()
         except RedisError as error:
             log.warning("an event stream of job %s broke off: %s", record.id, type(error).__name__)
-
-
-async def is_over(hub: EventHub, record: JobRecord, after: EventId) -> bool:
-    """Whether the job has ended and nothing came after this event."""
-    return record.state.ended and not await hub.page(record.id, after, count=1)

@@ -59,9 +59,8 @@ class BearerAuth:
     """Answers 401, always the same, unless the request carries the token or its path is open."""
 
     def __init__(self, app: ASGIApp, *, token: str, open_paths: frozenset[str]) -> None:
-        self._app = app
+        self._app, self._open = app, open_paths
         self._digest = _digest(token)  # the token itself is not kept
-        self._open = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one request."""
@@ -129,9 +128,8 @@ class HostCheck:
 
     def __init__(self, app: ASGIApp, *, names: Collection[str], any_address: bool, exempt: Collection[str]) -> None:
         """`names`: in lower case; `any_address`: not only loopback addresses; `exempt`: paths that answer under any name."""
-        self._app = app
+        self._app, self._any_address = app, any_address
         self._names, self._exempt = frozenset(names), frozenset(exempt)
-        self._any_address = any_address
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one request."""

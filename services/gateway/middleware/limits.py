@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.gateway.errors import error_answer, too_many
+from services.gateway.errors import error_answer
 
 MAX_BODY_BYTES = 1024 * 1024
 DISCARD_BYTES = 16 * 1024 * 1024
@@ -25,9 +25,7 @@ class BodyLimit:
 
     def __init__(self, app: ASGIApp, *, max_bytes: int = MAX_BODY_BYTES, timeout_s: float = BODY_TIMEOUT_S) -> None:
         """Holds at most `max_bytes` and one chunk per request in memory."""
-        self._app = app
-        self._max_bytes = max_bytes
-        self._timeout_s = timeout_s
+        self._app, self._max_bytes, self._timeout_s = app, max_bytes, timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one request."""
@@ -38,13 +36,11 @@ class BodyLimit:
             async with asyncio.timeout(self._timeout_s):
                 messages = await self._read(scope, receive)
         except TimeoutError:
-            message = f"the body did not arrive within {self._timeout_s:g} s"
-            await error_answer(408, message)(scope, receive, send)
+            await error_answer(408, f"the body did not arrive within {self._timeout_s:g} s")(scope, receive, send)
             return
         if messages is None:
             await _discard(receive)
-            message = f"the body is larger than {self._max_bytes} bytes"
-            await error_answer(413, message)(scope, receive, send)
+            await error_answer(413, f"the body is larger than {self._max_bytes} bytes")(scope, receive, send)
             return
         await self._app(scope, _replay(messages, receive), send)
 
@@ -71,9 +67,7 @@ class RequestTimeout:
         self, app: ASGIApp, *, timeout_s: float = REQUEST_TIMEOUT_S, longer_s: Mapping[str, float] | None = None
     ) -> None:
         """`longer_s`: paths with a limit of their own."""
-        self._app = app
-        self._timeout_s = timeout_s
-        self._longer_s = dict(longer_s or {})
+        self._app, self._timeout_s, self._longer_s = app, timeout_s, dict(longer_s or {})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one request."""
@@ -155,9 +149,8 @@ class RequestLimit:
         wait_s: float = WAIT_S,
     ) -> None:
         """`limit`: reads at once, and chats at once; `chats`, `open_paths`, `exempt`: paths of chats, without a token, without a limit."""
-        self._app = app
+        self._app, self._wait_s = app, wait_s
         self._chats, self._open, self._exempt = frozenset(chats), frozenset(open_paths), frozenset(exempt)
-        self._wait_s = wait_s
         self._semaphores = {kind: asyncio.Semaphore(max(1, limit // divisor)) for kind, divisor in _DIVISORS.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -171,7 +164,7 @@ class RequestLimit:
             async with asyncio.timeout(self._wait_s if semaphore.locked() else None):
                 await semaphore.acquire()
         except TimeoutError:
-            await too_many(f"too many {kind} at once: try again")(scope, receive, send)
+            await error_answer(429, f"too many {kind} at once: try again")(scope, receive, send)
             return
         try:
             await self._app(scope, receive, send)
@@ -182,11 +175,11 @@ class RequestLimit:
         """None: not limited here."""
         if scope["type"] != "http" or scope["path"] in self._exempt:
             return None
-        method, path = scope["method"], scope["path"]
+        path = scope["path"]
         if path in self._open:
             return Kind.OPEN
         if path in self._chats:
             return Kind.CHAT
-        if method in {"GET", "HEAD"}:
+        if scope["method"] in {"GET", "HEAD"}:
             return None if _STREAM.fullmatch(path) else Kind.READ
         return Kind.SUBMIT if path == "/jobs" else Kind.WRITE

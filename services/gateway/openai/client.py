@@ -20,7 +20,6 @@ from redis.asyncio import Redis
 
 from services.common.config.inference import (
     GENERATE_LIMIT_S,
-    INFERENCE_CLIENT_OPTIONS,
     LOAD_LIMIT_S,
     PARAM_HEADER,
     REASON_HEADER,
@@ -31,7 +30,7 @@ from services.common.jobs.store import JobStore
 from services.common.pb import inference_pb2 as pb
 from services.common.pb import inference_pb2_grpc as pb_grpc
 from services.common.service.heartbeat import WorkerKind, WorkerStatus, live_workers
-from services.common.weights.channel import token_metadata
+from services.common.weights.channel import CLIENT_OPTIONS, token_metadata
 from services.gateway.metrics import JOB_ID
 from services.gateway.openai.errors import OpenAIError
 
@@ -80,11 +79,7 @@ class InferenceClient:
         return [row for row in await self._store.list(limit=MAX_MODELS) if _has_policy(row)]
 
     async def model(self, name: str) -> JobRecord:
-        """The job of that id.
-
-        Raises:
-            OpenAIError: there is none, or it has no policy.
-        """
+        """The job of that id. Raises OpenAIError when there is none, or it has no policy."""
         record = await self._store.find(name) if JOB_ID.fullmatch(name) else None
         if record is None:
             message = f"the model {name!r} does not exist: GET /v1/models lists those that do"
@@ -217,7 +212,7 @@ class Channels:
     def to(self, address: str) -> grpc.aio.Channel:
         """The channel to `host:port`."""
         if address not in self._open:
-            self._open[address] = grpc.aio.insecure_channel(address, options=INFERENCE_CLIENT_OPTIONS)
+            self._open[address] = grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
         self._open.move_to_end(address)
         while len(self._open) > self._max_channels:
             _, oldest = self._open.popitem(last=False)

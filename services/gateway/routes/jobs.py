@@ -66,7 +66,6 @@ _CREATED: dict[str, Any] = {
     operation_id="submit_job",
     summary="Submit a job",
     status_code=201,
-    response_model=Job,
     responses={201: _CREATED, **documented(408, 409, 413, 415, 422)},
     openapi_extra={"requestBody": _BODY},
 )

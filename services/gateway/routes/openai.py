@@ -82,9 +82,8 @@ class _Answer:
             "system_fingerprint": self.fingerprint(end.max_policy_version),
         }  # fmt: skip
         if self.chat:
-            return ChatCompletion(
-                choices=[ChatChoice(message=Reply(content=text), finish_reason=end.finish_reason)], **common
-            )
+            choice = ChatChoice(message=Reply(content=text), finish_reason=end.finish_reason)
+            return ChatCompletion(choices=[choice], **common)
         return TextCompletion(choices=[TextChoice(text=text, finish_reason=end.finish_reason)], **common)
 
     def chunk(
@@ -181,9 +180,8 @@ async def _respond(http: Request, answer: _Answer, replies: Replies, body: ChatR
     if first is None:
         return Response(status_code=CLIENT_CLOSED)
     started = {VERSION_HEADER: str(first.started.policy_version)} if first.HasField("started") else {}
-    return EventSourceResponse(
-        _chunks(answer, replies, with_usage=body.wants_usage), headers=started, ping=15, send_timeout=30
-    )
+    events = _chunks(answer, replies, with_usage=body.wants_usage)
+    return EventSourceResponse(events, headers=started, ping=15, send_timeout=30)
 
 
 async def _whole(answer: _Answer, replies: Replies) -> Response:

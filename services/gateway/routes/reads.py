@@ -15,9 +15,9 @@ from services.common.jobs.folder import JobFolder
 from services.common.jobs.retention import is_archived
 from services.common.redis import keys
 from services.gateway.dependencies import ContextDep, RecordDep
-from services.gateway.errors import documented, too_many
+from services.gateway.errors import documented, error_answer
 from services.gateway.events.hub import BEGINNING, parse_id
-from services.gateway.events.stream import EVENT_ID_PATTERN, EVENT_SCHEMA, EventStream, follow, is_over
+from services.gateway.events.stream import EVENT_ID_PATTERN, EVENT_SCHEMA, EventStream, follow
 from services.gateway.schemas import History, OpenObject, Samples
 
 log = logging.getLogger(__name__)
@@ -98,11 +98,12 @@ async def job_events(
 ) -> Response:
     """Everything that has happened to the job and then, as it happens, the rest. Heartbeats are comments."""
     after = BEGINNING if last_event_id is None else parse_id(last_event_id)
-    if last_event_id is not None and await is_over(context.hub, record, after):
+    if last_event_id is not None and record.state.ended and not await context.hub.page(record.id, after, count=1):
         return Response(status_code=204)
     permit = context.streams.acquire(request.client.host if request.client else "")
     if permit is None:
-        return too_many(f"all {context.streams.permits} event streams (MILLRACE_MAX_EVENT_STREAMS) are open: try again")
+        message = f"all {context.streams.permits} event streams (MILLRACE_MAX_EVENT_STREAMS) are open: try again"
+        return error_answer(429, message)
     events = follow(context.hub, record, after, permit)
     return EventStream(events, permit, heartbeat_s=context.event_times.heartbeat_s)
 

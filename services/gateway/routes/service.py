@@ -10,13 +10,12 @@ from redis.exceptions import RedisError
 
 from services.common.redis.pool import PoolBusyError, WaitingPool
 from services.gateway.dependencies import ContextDep
-from services.gateway.errors import busy, documented, unavailable
+from services.gateway.errors import busy, documented, error_answer
 from services.gateway.schemas import ErrorAnswer, Health
 
 router = APIRouter(tags=["service"])
 
 READY_TIMEOUT_S = 2.0
-NO_ANSWER = "Redis does not answer"
 
 
 @router.get("/healthz", operation_id="health", summary="Health")
@@ -41,10 +40,13 @@ async def readyz(context: ContextDep) -> Health | Response:
         return busy()
     except TimeoutError:
         pool = context.redis.connection_pool
-        return busy() if isinstance(pool, WaitingPool) and pool.exhausted else unavailable(NO_ANSWER)
+        if isinstance(pool, WaitingPool) and pool.exhausted:
+            return busy()
     except RedisError:
-        return unavailable(NO_ANSWER)
-    return Health(status="ok")
+        pass
+    else:
+        return Health(status="ok")
+    return error_answer(503, "Redis does not answer")
 
 
 @router.get(
@@ -59,7 +61,7 @@ async def readyz(context: ContextDep) -> Health | Response:
 )
 async def metrics(context: ContextDep) -> Response:
     """Prometheus metrics of the gateway. Beyond loopback this needs the token."""
-    await context.metrics.refresh(context.redis)
+    await context.metrics.system.refresh(context.redis)
     # In a thread: it reads the statistics of every child process.
     document = await asyncio.to_thread(generate_latest, context.metrics.registry)
     return Response(document, headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -24,9 +24,8 @@ LOST = "lost"
 async def list_workers(context: ContextDep) -> WorkerList:
     """Every rollout, reward and learner process whose heartbeat is fresh, and those that the stack cannot keep alive, with the cause."""
     lost = await asyncio.to_thread(lost_processes, context.settings.home)
-    return WorkerList(
-        workers=[Worker.model_validate(status) for status in worker_list(await live_workers(context.redis), lost)]
-    )
+    found = worker_list(await live_workers(context.redis), lost)
+    return WorkerList(workers=[Worker.model_validate(status) for status in found])
 
 
 def worker_list(alive: Iterable[WorkerStatus], lost: Iterable[LostProcess]) -> list[WorkerStatus]:

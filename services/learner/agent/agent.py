@@ -34,9 +34,10 @@ from services.common.service.lifecycle import Drain, every
 from services.common.service.logs import log_context
 from services.learner.agent.starts import MAX_STARTS, NamedWait, count_start, forget_starts, report_cause
 from services.learner.groups.data import JobData
+from services.learner.ranks import launch
 from services.learner.ranks.deaths import RankDeath, RankDeaths
 from services.learner.ranks.heartbeat import HEARTBEAT_DIR_VARIABLE, RanksWatchdog
-from services.learner.ranks.launch import Nodes, rank_command, rank_environment
+from services.learner.ranks.launch import Nodes, launch_command, rank_environment
 from services.learner.storage.folder import ERROR_FILE, FENCED_FILE
 from services.learner.storage.journal_key import journal_key
 from services.learner.storage.lock import FolderLock
@@ -226,7 +227,8 @@ class Agent:
         self._metrics_dir.mkdir(parents=True)
         world_size = record.spec.learner.world_size
         first_rank = self._nodes.index * self._nodes.ranks_here(world_size)
-        command = rank_command(self._nodes, record.id, world_size, MAX_RESTARTS)
+        arguments = self._nodes.torchrun_arguments(record.id, world_size)
+        command = launch_command(arguments, MAX_RESTARTS, launch.RANK_MODULE)
         environment = rank_environment(self._settings, record.id, record.spec, self._metrics_dir)
         with tempfile.TemporaryDirectory(prefix="millrace-ranks-", ignore_cleanup_errors=True) as temporary:
             beats = Path(temporary) / "beats"

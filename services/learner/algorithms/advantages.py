@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from services.common.spec.algorithm import CURRENT_REVISION, FIRST_REVISION, AdvantageEstimator, FilterMetric
+from services.common.spec.algorithm import CURRENT_REVISION, FIRST_REVISION, AdvantageEstimator
 
 Float64Array = npt.NDArray[np.float64]
 RewardGroups = Sequence[npt.ArrayLike]
@@ -131,11 +131,6 @@ def overlong_penalty(length: int, *, rollout_max_tokens: int, overlong_buffer: i
     if excess <= 0:
         return 0.0
     return -penalty_factor * min(excess / overlong_buffer, 1.0)
-
-
-def filter_values(metric: FilterMetric, *, accuracies: list[float], rewards: list[float]) -> list[float]:
-    """The values of `filter_groups_metric`. Rewards are the verifier's own: with length shaping every group would seem informative."""
-    return accuracies if metric is FilterMetric.ACCURACY else rewards
 
 
 def is_degenerate(values: Iterable[float]) -> bool:

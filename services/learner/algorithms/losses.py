@@ -9,13 +9,45 @@ token count, so that the result does not depend on the split.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
 from services.common.spec.algorithm import FIRST_REVISION, AlgorithmSpec, ImportanceCorrection, KlEstimator, LossName
-from services.learner.algorithms.inputs import LossFunction, LossInputs
 
 Metrics = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class LossInputs:
+    """The response tokens of one micro-batch, R in all; those of each sequence are contiguous.
+
+    A loss is a sum over tokens, divided by `global_tokens` afterwards. A loss that averages over sequences weights its tokens
+    accordingly: `global_tokens / (global_sequences · tokens of the sequence)`.
+    """
+
+    trainer_logprobs: torch.Tensor
+    """float32 [R], of the weights being trained; the only input with a gradient."""
+    old_logprobs: torch.Tensor
+    """float32 [R], of the proximal policy: the engine's, or the trainer's own at the start of the step."""
+    inference_logprobs: torch.Tensor
+    """float32 [R], of the sampling policy."""
+    advantages: torch.Tensor
+    """float32 [R]."""
+    loss_mask: torch.Tensor
+    """bool [R]; the loss of a masked token is ignored."""
+    sequence_ids: torch.Tensor
+    """int64 [R], 0 to sequences − 1 within this micro-batch, never decreasing."""
+    global_tokens: int
+    """Unmasked tokens of the whole global batch, at least 1."""
+    global_sequences: int
+    """Sequences of the whole global batch with at least one unmasked token."""
+
+
+LossFunction = Callable[[LossInputs], tuple[torch.Tensor, Metrics]]
+"""A token loss, pure: returns each token's loss [R], and named metrics [R] whose means over the global batch are reported.
+It is also called for empty micro-batches, with one masked token."""
 
 
 def make_loss(algorithm: AlgorithmSpec) -> LossFunction:
@@ -31,7 +63,7 @@ def make_loss(algorithm: AlgorithmSpec) -> LossFunction:
     - `proximal_kl`: estimate of KL(π_prox ‖ π_trainer), before the coefficient (only if there is one).
     """
 
-    def loss(inputs: LossInputs, /) -> tuple[torch.Tensor, Metrics]:
+    def loss(inputs: LossInputs) -> tuple[torch.Tensor, Metrics]:
         mask = inputs.loss_mask
         trainer = unmasked(inputs.trainer_logprobs, mask)
         old, inference, advantages = (
@@ -189,3 +221,26 @@ def importance_weights(
         case ImportanceCorrection.MASKED:
             outside = (ratio < algorithm.importance_weight_floor) | (ratio > cap)
             return torch.where(outside, torch.zeros_like(ratio), ratio), outside
+
+
+def mismatch_metrics(trainer_logprobs: torch.Tensor, inference_logprobs: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Per-token values [R], to be averaged over the unmasked tokens of the global batch; r = π_trainer / π_inference.
+
+    The means of `mismatch_kl_k1` and `mismatch_kl_k3` estimate KL(π_inference ‖ π_trainer); those of `ratio` and `ratio_squared` give the
+    effective sample share. Log-ratios are bounded (`LOG_RATIO_BOUND`), except in the difference itself.
+    """
+    difference = (trainer_logprobs - inference_logprobs).detach()
+    log_ratio = bounded(difference)
+    ratio = log_ratio.exp()
+    return {
+        "mismatch_kl_k1": kl_estimate(KlEstimator.K1, log_ratio),
+        "mismatch_kl_k3": kl_estimate(KlEstimator.K3, log_ratio),
+        "mean_abs_logprob_difference": difference.abs(),
+        "ratio": ratio,
+        "ratio_squared": ratio.square(),
+    }
+
+
+def effective_sample_share(ratio_mean: float, ratio_squared_mean: float) -> float:
+    """(Σ r)² / (n · Σ r²) from the two means: 1 where learner and engine agree, 1/n where one token has all the weight."""
+    return ratio_mean**2 / ratio_squared_mean if ratio_squared_mean > 0.0 else 0.0

@@ -17,8 +17,7 @@ class SealAudit:
     """Takes every record in order, then `finish`."""
 
     def __init__(self, audit: Audit, key: JournalKey | None) -> None:
-        self._audit = audit
-        self._key = key
+        self._audit, self._key = audit, key
         self._open = 0
         """Records without a MAC."""
         self._unread = 0

@@ -13,13 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.common.jobs.fates import Fate
+from services.common.spec.algorithm import FilterMetric
 from services.common.spec.job import JobSpec
 from services.common.streams.consumer import Entry
 from services.common.streams.types import ScoredGroup, VerdictStatus
-from services.learner.algorithms.advantages import filter_values, is_degenerate
+from services.learner.algorithms.advantages import is_degenerate
 from services.learner.groups.failures import FailureRun
 from services.learner.groups.ledger import ActiveGroup, Ledger, Settled
-from services.learner.groups.off_policy import AcceptRate, ReadyGroup, issue_budget, select_batch
+from services.learner.groups.off_policy import AcceptRate, issue_budget, select_batch
 from services.learner.groups.validate import Limits, rejection_reason
 
 HOPELESS_REFILLS = 2
@@ -160,11 +161,11 @@ class GroupBuffer:
             if age > bound:
                 reason = f"policy_age {age} exceeds max_off_policy_steps {bound}"
                 self.settle(self._ready[group_id], Fate.STALE, reason)
-        ready = [ReadyGroup(group_id, ages[group_id]) for group_id in self._ready]
+        ready = {group_id: ages[group_id] for group_id in self._ready}
         in_flight = [policy_version - g.issue_version for g in self.ledger.active.values() if not g.ready]
         per_step, partial = self._spec.algorithm.groups_per_step, self.judged_since_step >= self._refills
         chosen = select_batch(ready, in_flight, groups_per_step=per_step, max_off_policy_steps=bound, partial=partial)
-        return None if chosen is None else [self._ready[group.group_id] for group in chosen]
+        return None if chosen is None else [self._ready[group_id] for group_id in chosen]
 
     def begin_training(self, groups: list[Judged]) -> None:
         """Gives the groups of a step their fate; they occupy their slots until `published`."""
@@ -248,6 +249,7 @@ class GroupBuffer:
         if reason := rejection_reason(judged.scored, self._spec, self._limits):
             return Fate.FAILED, reason
         algorithm = self._spec.algorithm
-        values = filter_values(algorithm.filter_groups_metric, accuracies=judged.accuracies, rewards=judged.rewards)
-        degenerate = algorithm.filter_groups_enable and is_degenerate(values)
+        # Rewards are the verifier's own: with length shaping every group would seem informative.
+        compared = judged.accuracies if algorithm.filter_groups_metric is FilterMetric.ACCURACY else judged.rewards
+        degenerate = algorithm.filter_groups_enable and is_degenerate(compared)
         return Fate.DEGENERATE if degenerate else None, ""

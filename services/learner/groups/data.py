@@ -88,21 +88,13 @@ class JobData:
         return len(self._rows)
 
     async def open(self) -> None:
-        """Opens the sources that the job needs.
-
-        Raises:
-            DataError: a source cannot be opened, or not in time; names the field.
-        """
+        """Opens the sources that the job needs; DataError names a field that cannot be opened, or not in time."""
         self.fingerprint = (await self._open("data.train", "open_train"))["fingerprint"]
         if self._spec.data.eval is not None and self._spec.eval.enabled:
             self._rows = await self._open("data.eval", "held_out")
 
     async def check(self) -> None:
-        """Finds errors in the user's model and data before any rank is started: reads the model's files and opens every source.
-
-        Raises:
-            ConfigError: names the field.
-        """
+        """Reads the model's files and opens every source, before any rank is started; ConfigError names the field."""
         await self._open("model.path", "check_model")
         await self._open("data.train", "open_train")
         if self._spec.data.eval is not None:
@@ -203,15 +195,10 @@ class TaskFactory:
     """Factory of one job's tasks; `data` is open."""
 
     def __init__(self, job_id: str, spec: JobSpec, *, lineage: int, data: JobData) -> None:
-        self._job_id, self._spec, self._data = job_id, spec, data
+        self._job_id, self._spec, self.data = job_id, spec, data
         self.lineage = lineage
         self.offset = 0
         """Tasks of the data's order that an earlier job has used."""
-
-    @property
-    def held_out_tasks(self) -> int:
-        """Number of tasks of one evaluation."""
-        return self._data.held_out_tasks
 
     async def training(self, group_id: int, attempt: int, policy_version: int) -> Task:
         """The task of a training group; the same ordinal always has the same prompt.
@@ -220,7 +207,7 @@ class TaskFactory:
             TaskNotMade: this task cannot be made; others can.
             DataError: no task can be made any more.
         """
-        record = await self._data.training(self.offset + group_id)
+        record = await self.data.training(self.offset + group_id)
         rollout = self._spec.rollout
         return self._task(
             record, Purpose.TRAIN, group_id, attempt, policy_version, group_size=rollout.group_size,
@@ -228,15 +215,15 @@ class TaskFactory:
             min_group_size=rollout.fewest_rollouts,
         )  # fmt: skip
 
-    async def evaluation(self, group_id: int, index: int, attempt: int, policy_version: int) -> Task:
+    async def evaluation(self, group_id: int, index: int, policy_version: int) -> Task:
         """The task of an evaluation group: held-out row `index`. Raises as `training`.
 
         It needs all its rollouts: pass@k of fewer would not be pass@k.
         """
-        record = await self._data.evaluation(index)
+        record = await self.data.evaluation(index)
         evaluation = self._spec.eval
         return self._task(
-            record, Purpose.EVAL, group_id, attempt, policy_version, group_size=evaluation.samples,
+            record, Purpose.EVAL, group_id, 1, policy_version, group_size=evaluation.samples,
             temperature=evaluation.temperature, timeout_s=evaluation.timeout_s, min_group_size=evaluation.samples,
         )  # fmt: skip
 

@@ -20,18 +20,14 @@ No group ever exceeds age k, and none waits forever:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Mapping
 
-
-@dataclass(frozen=True, slots=True)
-class ReadyGroup:
-    """An informative group that waits for a step."""
-
-    group_id: int
-    """Ordinal of issue."""
-    policy_age: int
-    """Learner's version − the oldest version that sampled one of its tokens."""
+PRIOR = 0.5
+"""Accept rate before any group is judged."""
+PRIOR_GROUPS = 8.0
+"""Weight of the prior, in judged groups."""
+HORIZON = 256.0
+"""Judged groups within which the accept rate follows a change."""
 
 
 def issue_budget(
@@ -58,27 +54,21 @@ def issue_budget(
 
 
 def select_batch(
-    ready: Iterable[ReadyGroup],
-    in_flight_ages: Iterable[int],
-    *,
-    groups_per_step: int,
-    max_off_policy_steps: int,
-    partial: bool = False,
-) -> list[ReadyGroup] | None:
+    ready: Mapping[int, int], in_flight: list[int], *, groups_per_step: int, max_off_policy_steps: int, partial: bool
+) -> list[int] | None:
     """The groups of the next step, oldest first (equal ages by ordinal), or None while it has to wait (rule 2).
 
-    `in_flight_ages`: learner's version − version at issue, of each group in flight. `partial`: a step of fewer than B groups may begin,
-    but not of none (the refills of dynamic sampling are used up).
+    `ready`: ordinal → policy_age of each ready group; `in_flight`: age since issue of each group in flight;
+    `partial`: the refills of dynamic sampling are used up, so a step of fewer than B groups may begin, but not of none.
 
     With nothing in flight a step begins even if groups remain that will be too old, which rules 1 and 2 exclude: waiting would not help
     them.
     """
-    oldest_first = sorted(ready, key=lambda group: (-group.policy_age, group.group_id))
+    oldest_first = sorted(ready, key=lambda group_id: (-ready[group_id], group_id))
     chosen, left = oldest_first[:groups_per_step], oldest_first[groups_per_step:]
     if not chosen or (len(chosen) < groups_per_step and not partial):
         return None
-    in_flight = list(in_flight_ages)
-    ages = sorted([group.policy_age for group in left] + in_flight, reverse=True)
+    ages = sorted([ready[group_id] for group_id in left] + in_flight, reverse=True)
     # ages is descending: its n-th item has age ≥ j exactly if n or more groups have age ≥ j. Rule 2 for the ages that occur, so for all.
     in_time = all(n <= (max_off_policy_steps - age) * groups_per_step for n, age in enumerate(ages, start=1))
     return chosen if in_time or not in_flight else None
@@ -87,23 +77,19 @@ def select_batch(
 class AcceptRate:
     """Share of judged groups that are informative; newer groups weigh more.
 
-    Counts that decay by 1 − 1/horizon with each group, and a prior that does not decay: the estimate follows a change within about
-    `horizon` groups and never reaches 0 or 1.
+    Counts decay by 1 − 1/HORIZON with each group, and the prior does not: the estimate never reaches 0 or 1.
     """
 
-    def __init__(self, prior: float = 0.5, prior_groups: float = 8.0, horizon: float = 256.0) -> None:
-        """Starts at `prior`, with the weight of `prior_groups` judged groups; ValueError if a value is out of range."""
-        if not (0.0 < prior < 1.0 and prior_groups > 0.0 and horizon > 1.0):
-            raise ValueError(f"no accept rate from prior {prior}, prior_groups {prior_groups}, horizon {horizon}")
-        self._prior, self._prior_groups, self._decay = prior, prior_groups, 1.0 - 1.0 / horizon
+    def __init__(self) -> None:
         self._judged = self._informative = 0.0
 
     @property
     def value(self) -> float:
         """The estimate, above 0 and below 1."""
-        return (self._informative + self._prior * self._prior_groups) / (self._judged + self._prior_groups)
+        return (self._informative + PRIOR * PRIOR_GROUPS) / (self._judged + PRIOR_GROUPS)
 
     def update(self, informative: bool) -> None:
         """Adds one judged group."""
-        self._judged = self._judged * self._decay + 1.0
-        self._informative = self._informative * self._decay + informative
+        decay = 1.0 - 1.0 / HORIZON
+        self._judged = self._judged * decay + 1.0
+        self._informative = self._informative * decay + informative

@@ -108,11 +108,7 @@ def _record(field: str, index: int, make: Callable[[], TaskRecord]) -> tuple[byt
 
 
 def pack(record: TaskRecord) -> bytes:
-    """The record as MessagePack.
-
-    Raises:
-        ValueError, TypeError, OverflowError: `extra_info` holds a value that MessagePack cannot encode.
-    """
+    """The record as MessagePack; ValueError, TypeError or OverflowError if that cannot encode a value of `extra_info`."""
     prompt = [[message.role, message.content] for message in record.prompt]
     fields = [prompt, record.data_source, record.ground_truth, record.extra_info]
     return bytes(msgpack.packb(fields, unicode_errors="surrogatepass"))
@@ -126,11 +122,7 @@ def unpack(payload: bytes) -> TaskRecord:
 
 
 def held_out_rows(source: TaskSource, train: TaskSource, tasks: int) -> list[int]:
-    """The first `tasks` rows of the held-out source whose prompts are no prompts of training tasks.
-
-    Raises:
-        DataError: every held-out task is a training task.
-    """
+    """The first `tasks` rows of the held-out source whose prompts are in no training task; DataError if there is none."""
     compared = min(len(train), MAX_COMPARED)
     if compared < len(train):
         log.warning("held-out tasks are compared with the first %d of %d training tasks only", compared, len(train))

@@ -65,11 +65,7 @@ async def _receive(job: JobContext, entry: Entry) -> None:
 
 
 def decode_entry(job_id: str, entry: Entry) -> ScoredGroup:
-    """Decodes the entry.
-
-    Raises:
-        EntryError: it is no scored group, belongs to another job, or does not match the entry's member.
-    """
+    """Decodes the entry; EntryError if it is no scored group, or not of this job and of the entry's member."""
     scored = decode(ScoredGroup, entry.payload)
     require_match(entry, scored.group.task, job_id, "group.task.")
     return scored

@@ -92,7 +92,7 @@ async def _is_served(job: JobContext) -> bool:
 
 async def start_evaluation(job: JobContext) -> EvalRound:
     """Begins an evaluation of the current policy, or a newer one: sends every held-out task."""
-    tasks = job.tasks.held_out_tasks
+    tasks = job.tasks.data.held_out_tasks
     first_id = job.progress.step * tasks
     deadline = time.monotonic() + job.spec.eval.timeout_s
     evaluation = EvalRound(job.progress.step, first_id, tasks, job.spec.eval.samples, deadline)
@@ -129,7 +129,7 @@ async def _send_held_out(job: JobContext, evaluation: EvalRound, index: int) -> 
     """The same for a held-out task, which stays unanswered if it cannot be made."""
     group_id = evaluation.first_id + index
     try:
-        await _send(job, await job.tasks.evaluation(group_id, index, attempt=1, policy_version=evaluation.step))
+        await _send(job, await job.tasks.evaluation(group_id, index, evaluation.step))
     except (TaskNotMade, EntryError) as error:
         evaluation.not_sent[group_id] = str(error)
     except DataError as error:

@@ -99,13 +99,8 @@ async def _server_verdict(job: JobContext, count: DeathCount) -> str:
     count.update([death for death in found if not death.worker.startswith(own)], job.activity.arrived)
     if not count.verdict:
         return ""
-    sampling = any(
-        status.job_id == job.job_id
-        and status.state == "sampling"
-        and status.progress_age_s is not None
-        and status.progress_age_s < STALLED_AFTER_S
-        for status in await heartbeat.live_workers(job.redis)
-    )
+    servers = [s for s in await heartbeat.live_workers(job.redis) if (s.job_id, s.state) == (job.job_id, "sampling")]
+    sampling = any(s.progress_age_s is not None and s.progress_age_s < STALLED_AFTER_S for s in servers)
     return "" if sampling else count.verdict
 
 

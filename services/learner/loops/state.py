@@ -8,6 +8,7 @@ train ──► Progress, Saving     monitor ──► Control     issue, collec
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from dataclasses import dataclass, field
@@ -261,11 +262,9 @@ class JobContext:
 
 async def wait_event(event: asyncio.Event, timeout_s: float) -> None:
     """Waits until the event is set, at most `timeout_s` seconds, and clears it."""
-    try:
+    with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(event.wait(), timeout_s)
-    except TimeoutError:
-        return
-    event.clear()
+        event.clear()
 
 
 async def require_finite_weights(job: JobContext, source: str) -> None:

@@ -36,11 +36,7 @@ class BackgroundWriter:
         """
 
     def start(self, write: Callable[[], Iterable[WrittenFile]]) -> None:
-        """Begins to write.
-
-        Raises:
-            RuntimeError: the previous write has not ended.
-        """
+        """Begins to write; RuntimeError if the previous write has not ended."""
         if self._thread is not None and self._thread.is_alive():
             raise RuntimeError("a checkpoint is still being written")
         self.report = None

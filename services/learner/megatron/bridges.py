@@ -90,11 +90,7 @@ def open_bridge(model_dir: Path, layout: Layout, dtype: torch.dtype, overrides: 
 
 
 def check_model(hf_config: Any, model_dir: Path, layout: Layout) -> None:  # noqa: ANN401  transformers comes without types
-    """Refuses a model that would be trained wrongly, or not at all.
-
-    Raises:
-        ModelError: names the key of config.json.
-    """
+    """Refuses a model that would be trained wrongly, or not at all: ModelError names the key of config.json."""
     check_trainable(hf_config, str(model_dir))
     divided = {
         "vocab_size": ("tensor_parallel_size", layout.tp_size),
@@ -109,11 +105,7 @@ def check_model(hf_config: Any, model_dir: Path, layout: Layout) -> None:  # noq
 
 
 def rope_arguments(hf_config: Any) -> dict[str, Any]:  # noqa: ANN401
-    """GPTModel's arguments for the model's rotary embedding.
-
-    Raises:
-        ModelError: Megatron does not have it.
-    """
+    """GPTModel's arguments for the model's rotary embedding; ModelError if Megatron does not have it."""
     rope = rope_parameters(hf_config, "config.json")
     base = {"rotary_base": rope["rope_theta"]}
     match rope["rope_type"]:

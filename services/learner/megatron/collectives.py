@@ -1,4 +1,4 @@
-"""Collectives for values that are not tensors: JSON in byte tensors, and named sums."""
+"""Collectives for values that are not tensors: JSON in byte tensors, and flags."""
 
 from __future__ import annotations
 
@@ -24,15 +24,6 @@ def gather_json(value: Any, device: torch.device) -> list[Any]:  # noqa: ANN401 
     parts = [torch.zeros(max(lengths), dtype=torch.uint8, device=device) for _ in lengths]
     dist.all_gather(parts, mine.to(device))
     return [json.loads(bytes(part[:n].cpu().tolist())) for part, n in zip(parts, lengths, strict=True)]
-
-
-def sum_by_name(sums: dict[str, float], device: torch.device) -> dict[str, float]:
-    """Sums over all ranks by name, in the order of the ranks; the ranks' names may differ."""
-    total: dict[str, float] = {}
-    for part in gather_json(sums, device):
-        for name, value in part.items():
-            total[name] = total.get(name, 0.0) + value
-    return total
 
 
 def any_rank(mine: bool, device: torch.device) -> bool:

@@ -72,11 +72,7 @@ class ResponseSelection:
 
 
 def build_policy(model_dir: Path, spec: JobSpec, layout: Layout) -> Policy:
-    """Builds this rank's part and loads its weights.
-
-    Raises:
-        ModelError: the model cannot be trained with this layout, or tensors are missing.
-    """
+    """Builds this rank's part and loads its weights; ModelError if this layout cannot train it, or tensors are missing."""
     dtype = torch_dtype(spec.model.dtype)
     bridge = open_bridge(model_dir, layout, dtype, _overrides())
     provider = bridge._model_provider([])  # noqa: SLF001  its public get_model prints, and wraps in its own way
@@ -101,11 +97,7 @@ def build_policy(model_dir: Path, spec: JobSpec, layout: Layout) -> Policy:
 
 
 def load_weights(policy: Policy, model_dir: Path) -> None:
-    """Reads this rank's part of the safetensors.
-
-    Raises:
-        ModelError: tensors are missing, or their shapes differ from config.json's.
-    """
+    """Reads this rank's part of the safetensors; ModelError if tensors are missing, or not of config.json's shapes."""
     try:
         with torch.no_grad():
             policy.bridge.load_weights([policy.chunk], str(model_dir))

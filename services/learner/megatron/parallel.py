@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import HashStore
 from services.common.config.settings import COLLECTIVE_TIMEOUT_S, Platform
 from services.common.errors import ConfigError
 from services.common.spec.learner import LearnerSpec
-from services.learner.megatron.platform import backend_name
+from services.learner.megatron.platform import BACKENDS
 from services.learner.megatron.rendezvous import join_process_group
 
 
@@ -61,8 +61,7 @@ def join(spec: LearnerSpec, platform: Platform) -> Layout:
         ConfigError: the number of ranks does not divide.
     """
     if not dist.is_initialized():
-        backend = backend_name(platform)
-        timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
+        backend, timeout = BACKENDS[platform], timedelta(seconds=COLLECTIVE_TIMEOUT_S)
         if "RANK" in os.environ:
             join_process_group(backend, timeout)
         else:

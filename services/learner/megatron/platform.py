@@ -14,7 +14,7 @@ import math
 import os
 import random
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import numpy as np
@@ -22,29 +22,20 @@ import torch
 
 from services.common.config.settings import Platform
 
-_BACKENDS = {Platform.CPU: "gloo", Platform.CUDA: "nccl", Platform.NPU: "hccl"}
-
+BACKENDS = {Platform.CPU: "gloo", Platform.CUDA: "nccl", Platform.NPU: "hccl"}
+"""torch.distributed's backend of each platform."""
 _CPU_TYPE_NAMES = {f"torch.{kind}Tensor": f"torch.cuda.{kind}Tensor" for kind in ("Float", "BFloat16", "Half")}
 """Result of `Tensor.type()` → the name that Megatron's optimizers compare it with."""
 
 _TRACKER = "tracker."
 
-_state = {"cpu_adapted": False}
 
-
-def prepare(platform: Platform | str, *, threads: int | None = None) -> None:
-    """Prepares this process for the import of Megatron; a second call changes nothing.
-
-    `threads`: computing threads of this rank; None: OMP_NUM_THREADS. More threads than cores are slow.
-    """
-    if threads is not None:
-        torch.set_num_threads(threads)
-    match Platform(platform):
+def prepare(platform: Platform) -> None:
+    """Prepares this process for the import of Megatron; a second call changes nothing."""
+    match platform:
         case Platform.CPU:
-            if not _state["cpu_adapted"]:
-                _state["cpu_adapted"] = True
-                _patch_cuda_calls_for_the_cpu()
-                _step_without_transformer_engine()
+            _patch_cuda_calls_for_the_cpu()
+            _step_without_transformer_engine()
         case Platform.NPU:
             importlib.import_module("torch_npu")
             importlib.import_module("mindspeed.megatron_adaptor")
@@ -53,14 +44,8 @@ def prepare(platform: Platform | str, *, threads: int | None = None) -> None:
             torch.cuda.set_device(local_rank())
 
 
-def backend_name(platform: Platform | str) -> str:
-    """The name of torch.distributed's backend: gloo, nccl or hccl."""
-    return _BACKENDS[Platform(platform)]
-
-
-def device_of(platform: Platform | str) -> torch.device:
+def device_of(platform: Platform) -> torch.device:
     """The device that this rank computes on."""
-    platform = Platform(platform)
     return torch.device("cpu") if platform is Platform.CPU else torch.device(platform.value, local_rank())
 
 
@@ -71,7 +56,7 @@ def seed_all(seed: int) -> None:
     np.random.seed(seed)
 
 
-def rng_states(platform: Platform | str) -> dict[str, torch.Tensor]:
+def rng_states(platform: Platform) -> dict[str, torch.Tensor]:
     """This rank's random number states by name: torch's, Python's, NumPy's, and Megatron's tracker's on a device."""
     version, key, gauss = random.getstate()
     drawn: Any = np.random.get_state(legacy=False)
@@ -82,13 +67,13 @@ def rng_states(platform: Platform | str) -> dict[str, torch.Tensor]:
         "numpy": torch.tensor([drawn["state"]["pos"], drawn["has_gauss"], *drawn["state"]["key"].tolist()]),
         "numpy_gauss": torch.tensor([drawn["gauss"]], dtype=torch.float64),
     }
-    if Platform(platform) is not Platform.CPU:
+    if platform is not Platform.CPU:
         states["device"] = torch.get_device_module(device_of(platform)).get_rng_state()
         states |= {f"{_TRACKER}{name}": value for name, value in _tracker().get_states().items()}
     return states
 
 
-def set_rng_states(platform: Platform | str, states: dict[str, torch.Tensor]) -> None:
+def set_rng_states(platform: Platform, states: dict[str, torch.Tensor]) -> None:
     """Restores the states of `rng_states`."""
     torch.set_rng_state(states["cpu"])
     version, *key = states["python"].tolist()
@@ -97,7 +82,7 @@ def set_rng_states(platform: Platform | str, states: dict[str, torch.Tensor]) ->
     position, has_gauss, *keys = states["numpy"].tolist()
     cached = float(states["numpy_gauss"][0])
     np.random.set_state(("MT19937", np.array(keys, np.uint32), position, has_gauss, cached))
-    if Platform(platform) is not Platform.CPU:
+    if platform is not Platform.CPU:
         torch.get_device_module(device_of(platform)).set_rng_state(states["device"])
         tracked = {name.removeprefix(_TRACKER): value for name, value in states.items() if name.startswith(_TRACKER)}
         if tracked:
@@ -113,6 +98,7 @@ def _tracker() -> Any:  # noqa: ANN401  Megatron comes without types
     return importlib.import_module("megatron.core.tensor_parallel.random").get_cuda_rng_tracker()
 
 
+@cache
 def _patch_cuda_calls_for_the_cpu() -> None:
     """Patches only what Megatron calls: wider patches have given Hugging Face models wrong logits, silently."""
     cpu = torch.device("cpu")
@@ -130,6 +116,7 @@ def _patch_cuda_calls_for_the_cpu() -> None:
             setattr(owner, name, replacement)
 
 
+@cache
 def _step_without_transformer_engine() -> None:
     """Megatron-core 0.12's distributed optimizer needs Transformer Engine at every step for fp8 weights, even if there are none.
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import torch
 import torch.distributed as dist
 
-from services.learner.algorithms.mismatch import effective_sample_share
-from services.learner.megatron.collectives import sum_by_name
+from services.learner.algorithms.losses import effective_sample_share
+from services.learner.megatron.collectives import gather_json
 from services.learner.megatron.parallel import Layout
 
 
@@ -34,7 +36,11 @@ class Tally:
         `effective_sample_share` replaces `ratio` and `ratio_squared`; `max_abs_logprob_difference` is the maximum over all tokens.
         """
         mine = {name: float(value) for name, value in self._sums.items()} if layout.reports_losses else {}
-        means = {name: total / tokens for name, total in sum_by_name(mine, device).items()}
+        sums: dict[str, float] = defaultdict(float)
+        for part in gather_json(mine, device):  # in the order of the ranks, whose names may differ
+            for name, value in part.items():
+                sums[name] += value
+        means = {name: total / tokens for name, total in sums.items()}
         share = effective_sample_share(means.pop("ratio"), means.pop("ratio_squared"))
         largest = torch.full((1,), self._largest_difference, dtype=torch.float32, device=device)
         if dist.get_world_size() > 1:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 import xxhash
@@ -18,13 +17,6 @@ from services.common.weights.snapshot import Snapshot
 from services.common.weights.tensor_file import layout
 
 PIECE_BYTES = 8 << 20
-
-
-class _Entry(NamedTuple):
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    nbytes: int
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -38,7 +30,7 @@ def write_tensors(root: Path, name: str, tensors: Mapping[str, torch.Tensor], me
     Raises:
         OSError: it could not be written, perhaps for lack of space.
     """
-    entries = [_Entry(key, dtype_name(t.dtype), tuple(t.shape), t.nbytes) for key, t in sorted(tensors.items())]
+    entries = [(key, dtype_name(t.dtype), tuple(t.shape)) for key, t in sorted(tensors.items())]
     plan = layout(entries, metadata)
     digest = xxhash.xxh3_128()
     with (root / name).open("wb", buffering=0) as file:

@@ -24,8 +24,7 @@ from services.common.checkpoints.manifest import EXPORT, WrittenFile
 from services.common.config.settings import Platform
 from services.common.spec.job import JobSpec
 from services.common.streams.types import Float32Array
-from services.learner.algorithms.inputs import LossFunction, LossInputs
-from services.learner.algorithms.mismatch import mismatch_metrics
+from services.learner.algorithms.losses import LossFunction, LossInputs, mismatch_metrics
 from services.learner.groups.sequence import Sequence
 from services.learner.megatron.background import BackgroundWriter
 from services.learner.megatron.batch import MicroBatch, collate, response_offsets
@@ -41,8 +40,6 @@ from services.learner.megatron.stats import StepStats
 from services.learner.megatron.tally import Tally
 from services.learner.megatron.weights import Exporter, write_directory
 
-__all__ = ["MegatronTrainer", "StepStats"]
-
 log = logging.getLogger(__name__)
 
 OnLogits = Callable[[MicroBatch, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -53,11 +50,7 @@ class MegatronTrainer:
     """One rank's part of the policy in training. Call `platform.prepare` before this module is imported."""
 
     def __init__(self, model_dir: Path, spec: JobSpec, platform: Platform, loss_fn: LossFunction) -> None:
-        """Joins the other ranks and loads the model.
-
-        Raises:
-            ConfigError: the ranks or the model do not divide, or the model cannot be trained; names the reason.
-        """
+        """Joins the other ranks and loads the model; ConfigError if they do not divide, or it cannot be trained."""
         self._model_dir = Path(model_dir)
         self._spec = spec
         self._loss_fn = loss_fn
@@ -153,11 +146,7 @@ class MegatronTrainer:
         return None if None in reports else reports
 
     def load(self, folder: Path, *, optimizer: bool = True, rng: bool = True) -> None:
-        """Restores the state of a `save`, bit for bit on a CPU; the optimizer's moments and the random states are optional.
-
-        Raises:
-            ConfigError: the checkpoint was saved with another layout, or is incomplete.
-        """
+        """Restores the state of a `save`, bit for bit on a CPU. Options and errors are those of `RankState.load`."""
         self.step = self._state.load(Path(folder), optimizer=optimizer, rng=rng)
         dist.barrier()
 
@@ -177,12 +166,8 @@ class MegatronTrainer:
 
     def _prepare(self, sequences: list[Sequence]) -> tuple[list[list[MicroBatchPlan]], list[MicroBatch]]:
         """The plan for all data-parallel ranks, and this one's micro-batches."""
-        plan = plan_micro_batches(
-            sequences,
-            self.layout.dp_size,
-            max_tokens=self._spec.learner.max_tokens_per_micro_batch,
-            packing=self._spec.learner.packing,
-        )
+        max_tokens, packing = self._spec.learner.max_tokens_per_micro_batch, self._spec.learner.packing
+        plan = plan_micro_batches(sequences, self.layout.dp_size, max_tokens=max_tokens, packing=packing)
         offsets = response_offsets(sequences)
         return plan, [collate(sequences, rows, offsets, self.device) for rows in plan[self.layout.dp_rank]]
 

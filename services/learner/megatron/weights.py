@@ -33,9 +33,7 @@ class Exporter:
 
     def __init__(self, policy: Policy, layout: Layout, device: torch.device) -> None:
         """Gathers the names and shapes of every stage's weights on every rank."""
-        self._policy = policy
-        self._layout = layout
-        self._device = device
+        self._policy, self._layout, self._device = policy, layout, device
         names = policy.bridge._weight_name_mapping_mcore_local_to_global(policy.chunk)  # noqa: SLF001
         self._parameters = [
             (names[name], parameter)

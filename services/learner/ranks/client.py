@@ -16,8 +16,8 @@ from typing import Any
 from services.common.checkpoints.manifest import WrittenFile
 from services.learner.groups.sequence import Sequence
 from services.learner.megatron.background import files_of
+from services.learner.megatron.stats import StepStats
 from services.learner.megatron.tensor_file import Weights
-from services.learner.megatron.trainer import StepStats
 from services.learner.ranks.commands import Command, Finish, Finite, Load, LoadWeights, Publish, Save, Saved, Train
 
 
@@ -56,11 +56,7 @@ class Ranks:
         await self._call(Save(str(path), export))
 
     async def saved(self) -> list[WrittenFile] | None:
-        """The files of the last `save`, durable; None while they are being written.
-
-        Raises:
-            OSError: a rank could not write its part; with the system's errno, if there is one.
-        """
+        """The files of the last `save`, durable; None while they are being written. Raises as `files_of`."""
         reports: list[dict[str, Any]] | None = await self._call(Saved())
         return None if reports is None else files_of(reports)
 
@@ -77,11 +73,7 @@ class Ranks:
         await self._call(Finish())
 
     def next(self, timeout_s: float) -> Call | None:
-        """For rank 0's main thread: the next call, or None after `timeout_s`.
-
-        Raises:
-            Exception: the head's error, if it has died.
-        """
+        """For rank 0's main thread: the next call, or None after `timeout_s`; raises the head's error if that has died."""
         try:
             return self._calls.get(timeout=timeout_s)
         except queue.Empty:

@@ -50,9 +50,7 @@ class RankDeaths:
 
     def __init__(self, folder: Path, error_file: Path, first_rank: int = 0) -> None:
         """`error_file`: for a rank's exception; `first_rank`: this machine's first among all."""
-        self._path = folder / DEATHS
-        self._error_file = error_file
-        self._first_rank = first_rank
+        self._path, self._error_file, self._first_rank = folder / DEATHS, error_file, first_rank
         self._read = 0
         self._oom = oom_kills()
 

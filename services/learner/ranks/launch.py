@@ -43,11 +43,7 @@ class Nodes:
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """The nodes that the settings name.
-
-        Raises:
-            ConfigError: names the variable that is missing or wrong.
-        """
+        """The nodes that the settings name; ConfigError names the variable that is missing or wrong."""
         count, index = settings.learner_nodes, settings.learner_node
         if index >= count:
             limit = f"MILLRACE_LEARNER_NODES={count} (they count from 0)"
@@ -73,11 +69,7 @@ class Nodes:
         return learner if self.leads else f"{learner}-node{self.index}"
 
     def ranks_here(self, world_size: int) -> int:
-        """Ranks that this machine runs of `world_size`.
-
-        Raises:
-            ConfigError: they cannot be spread evenly.
-        """
+        """Ranks that this machine runs of `world_size`; ConfigError if they cannot be spread evenly."""
         if world_size % self.count:
             raise ConfigError(
                 f"learner: tensor_parallel_size × pipeline_parallel_size × data_parallel_size = {world_size} ranks "
@@ -86,11 +78,7 @@ class Nodes:
         return world_size // self.count
 
     def torchrun_arguments(self, job_id: str, world_size: int) -> list[str]:
-        """Arguments of torchelastic for this machine and the others.
-
-        Raises:
-            ConfigError: the ranks cannot be spread evenly.
-        """
+        """Arguments of torchelastic for this machine and the others; ConfigError if the ranks cannot be spread evenly."""
         here = [f"--nproc-per-node={self.ranks_here(world_size)}"]
         if self.count == 1:
             return ["--nnodes=1", *here, f"--rdzv-backend={LOCAL_BACKEND}", f"--rdzv-id={job_id}"]
@@ -105,17 +93,8 @@ class Nodes:
 RANK_MODULE = "services.learner.rank"
 
 
-def rank_command(nodes: Nodes, job_id: str, world_size: int, restarts: int) -> list[str]:
-    """The command that starts this machine's share of the job's ranks, and restarts all of them, on all machines, when one dies.
-
-    Raises:
-        ConfigError: the ranks cannot be spread evenly over the machines.
-    """
-    return launch_command(nodes.torchrun_arguments(job_id, world_size), restarts, RANK_MODULE)
-
-
 def launch_command(torchrun_arguments: list[str], restarts: int, module: str, *arguments: str) -> list[str]:
-    """The command that starts ranks which run `python -m module arguments`."""
+    """The command that starts this machine's ranks (`python -m module arguments`); when one dies, all machines' restart."""
     return [
         sys.executable, "-m", "services.learner.ranks.launch", *torchrun_arguments,
         f"--max-restarts={restarts}", "--monitor-interval=0.5", "-m", module, *arguments,

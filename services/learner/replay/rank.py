@@ -28,7 +28,8 @@ from services.learner.storage.journal import Journal
 if TYPE_CHECKING:
     import torch
 
-    from services.learner.megatron.trainer import MegatronTrainer, StepStats
+    from services.learner.megatron.stats import StepStats
+    from services.learner.megatron.trainer import MegatronTrainer
 
 log = logging.getLogger(__name__)
 
@@ -37,14 +38,8 @@ class Replayer:
     """This rank's share of a pass."""
 
     def __init__(self, task: Pass, trainer: MegatronTrainer, spec: JobSpec) -> None:
-        """Loads the pass's initial state.
-
-        Raises:
-            ConfigError: the state is not of the pass's initial version.
-        """
-        self._task = task
-        self._trainer = trainer
-        self._spec = spec
+        """Loads the pass's initial state; ConfigError if that is not of the pass's initial version."""
+        self._task, self._trainer, self._spec = task, trainer, spec
         self._work = Path(task.work)
         self._leads = trainer.layout.rank == 0
         if task.load is not None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 
 from services.common.config.settings import Settings
 from services.common.errors import MillraceError
+from services.common.service.process_tree import kill_group
 from services.common.spec.job import JobSpec
 from services.learner.ranks.launch import Nodes, launch_command, rank_environment
 from services.learner.replay.plan import RESULTS, Pass, Plan
@@ -119,8 +118,7 @@ def _terminate(process: subprocess.Popen[bytes]) -> None:
         try:
             process.wait(TERMINATE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            kill_group(process.pid)
             process.wait()
 
 

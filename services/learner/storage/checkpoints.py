@@ -32,9 +32,7 @@ class CheckpointStore:
     def __init__(self, root: Path, *, keep: int, guard: Callable[[], None] = lambda: None) -> None:
         """Creates the directory. `guard` is called before each write; it raises when this process may not write any more."""
         root.mkdir(parents=True, exist_ok=True)
-        self._root = root
-        self._keep = keep
-        self._guard = guard
+        self._root, self._keep, self._guard = root, keep, guard
 
     def begin(self, step: int) -> Path:
         """An empty directory for the ranks' files; it does not count before `commit`. Uncommitted directories are removed.

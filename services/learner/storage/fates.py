@@ -17,8 +17,7 @@ class FateLog:
 
     def __init__(self, path: Path, journal: Callable[[], Iterable[BatchRecord]]) -> None:
         """`journal` returns all of its records."""
-        self._path = path
-        self._journal = journal
+        self._path, self._journal = path, journal
         self._step: int | None = None
         """Step of the last line; None before the file is read."""
 

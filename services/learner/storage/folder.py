@@ -23,11 +23,7 @@ def is_full(error: OSError) -> bool:
 
 
 def require_space(folder: Path, needed_bytes: int) -> None:
-    """Checks that the folder's volume has this much free.
-
-    Raises:
-        OSError: ENOSPC, with both figures.
-    """
+    """Checks that the folder's volume has this much free; OSError (ENOSPC) names both figures."""
     free = shutil.disk_usage(folder).free
     if free < needed_bytes:
         mib = 1 << 20

@@ -91,11 +91,7 @@ class JournalKey:
 
 
 def journal_key(settings: Settings) -> JournalKey | None:
-    """The key that seals new records, or None without one.
-
-    Raises:
-        ConfigError: its file cannot be used.
-    """
+    """The key that seals new records, or None without one; ConfigError if its file cannot be used."""
     return None if settings.journal_key_file is None else JournalKey.read(settings.journal_key_file)
 
 

@@ -41,11 +41,7 @@ FIRST = Rise(1, 0, "", 0.0)
 
 
 def read_rises(folder: Path) -> list[Rise]:
-    """Every lineage of the job in order, the current one last.
-
-    Raises:
-        LineageError: the file is damaged.
-    """
+    """Every lineage of the job in order, the current one last; LineageError if the file is damaged."""
     path = folder / LINEAGE_FILE
     try:
         data = path.read_bytes()
@@ -61,11 +57,7 @@ def read_rises(folder: Path) -> list[Rise]:
 
 
 def raise_lineage(folder: Path, rises: list[Rise], lineage: int, after_step: int, reason: str) -> Rise:
-    """Begins a lineage, durably.
-
-    Raises:
-        ValueError: it is not above the current one.
-    """
+    """Begins a lineage, durably; ValueError if it is not above the current one."""
     if lineage <= rises[-1].lineage:
         raise ValueError(f"lineage {lineage} is not above {rises[-1].lineage}")
     rise = Rise(lineage, after_step, reason, round(time.time(), 3))

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 
 import grpc
@@ -15,7 +14,7 @@ from services.common.config.settings import address, is_loopback
 from services.common.errors import ConfigError, DeadlineExceeded
 from services.common.pb import weight_sync_pb2 as pb
 from services.common.pb import weight_sync_pb2_grpc as pb_grpc
-from services.common.service.grpc_server import REFUSED, TokenCheck, bind
+from services.common.service.grpc_server import REFUSED, bind, carries_token
 from services.common.weights.channel import FETCH_LIMIT_S, SERVER_OPTIONS, WATCH_LIMIT_S
 from services.common.weights.snapshot import PolicyVersion, Snapshot
 from services.learner.weights.store import Payload, WeightStore
@@ -26,36 +25,18 @@ _POLL_INTERVAL_S = 1.0  # between a Watch call's checks that its client is still
 _MAX_SERVERS = 1024  # rollout servers whose reports are kept: their names come from outside
 
 
-@dataclass(frozen=True, slots=True)
-class ServerReport:
-    """One rollout server's report of a version."""
-
-    server: str
-    lineage: int
-    n: int
-    error: str
-    """Empty when the version is active."""
-    fetch_s: float
-    pause_s: float
-    """Seconds during which the engine did not generate."""
-    apply_s: float
-    wire_bytes: int
-
-
 class WeightService(pb_grpc.WeightSyncServicer):
     """The three calls of the contract, for one job."""
 
-    def __init__(self, job_id: str, store: WeightStore, on_report: Callable[[ServerReport], None]) -> None:
-        self._job_id = job_id
-        self._store = store
-        self._on_report = on_report
+    def __init__(self, job_id: str, store: WeightStore, on_report: Callable[[pb.ReportRequest], None]) -> None:
+        self._job_id, self._store, self._on_report = job_id, store, on_report
         self._watchers = threading.BoundedSemaphore(_MAX_WATCHERS)
 
     def Watch(self, request: pb.WatchRequest, context: grpc.ServicerContext) -> Iterator[pb.Announcement]:  # noqa: N802
         """Announces the current version at once, then newer ones; ends when the server stops, or after WATCH_LIMIT_S."""
         self._check_job(request.job_id, context)
         if not self._watchers.acquire(blocking=False):
-            _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"{_MAX_WATCHERS} servers watch already")
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{_MAX_WATCHERS} servers watch already")
         try:
             context.add_callback(self._store.wake)
             yield from self._announcements(context, limit_s=min(_remaining(context), WATCH_LIMIT_S))
@@ -67,28 +48,17 @@ class WeightService(pb_grpc.WeightSyncServicer):
         self._check_job(request.job_id, context)
         if _remaining(context) > FETCH_LIMIT_S:
             message = f"Fetch needs a deadline of at most {FETCH_LIMIT_S:.0f} s"
-            _abort(context, grpc.StatusCode.INVALID_ARGUMENT, message)
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, message)
         payload = self._payload(request, context)
         if request.offset > payload.wire_bytes:
             message = f"offset {request.offset} lies beyond the {payload.wire_bytes} bytes of this encoding"
-            _abort(context, grpc.StatusCode.OUT_OF_RANGE, message)
+            context.abort(grpc.StatusCode.OUT_OF_RANGE, message)
         yield from payload.replies(request.offset)
 
     def Report(self, request: pb.ReportRequest, context: grpc.ServicerContext) -> pb.ReportReply:  # noqa: N802
         """Takes a report, and replies with the newest version."""
         self._check_job(request.job_id, context)
-        self._on_report(
-            ServerReport(
-                server=request.server,
-                lineage=request.version.lineage,
-                n=request.version.n,
-                error=request.error,
-                fetch_s=request.fetch_seconds,
-                pause_s=request.pause_seconds,
-                apply_s=request.apply_seconds,
-                wire_bytes=request.wire_bytes,
-            )
-        )
+        self._on_report(request)
         current = self._store.current
         return pb.ReportReply(current=current.version.message() if current else None)
 
@@ -109,42 +79,35 @@ class WeightService(pb_grpc.WeightSyncServicer):
         try:
             return self._store.payload(version, base, _remaining(context))
         except KeyError:
-            _abort(context, grpc.StatusCode.NOT_FOUND, f"version {version} of job {self._job_id} is not kept")
+            context.abort(grpc.StatusCode.NOT_FOUND, f"version {version} of job {self._job_id} is not kept")
         except DeadlineExceeded as error:
-            _abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
+            context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
 
     def _check_job(self, job_id: str, context: grpc.ServicerContext) -> None:
         if job_id != self._job_id:
             message = f"job {job_id!r} is not here: this learner serves {self._job_id!r}"
-            _abort(context, grpc.StatusCode.NOT_FOUND, message)
+            context.abort(grpc.StatusCode.NOT_FOUND, message)
 
 
 class TokenInterceptor(grpc.ServerInterceptor):
     """Refuses every call without the token, whatever its method."""
 
     def __init__(self, token: str) -> None:
-        self._check = TokenCheck(token)
+        self._token = token
 
     def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Passes the call on, or replaces it by a refusal of the same kind."""
-        handler = continuation(handler_call_details)
-        if self._check.passes(handler_call_details):
-            return handler
-        if handler is not None and handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(_refuse_stream)
+        """Passes the call on, or replaces it by a refusal, which ends a call of either kind before its first reply."""
+        if carries_token(handler_call_details, self._token):
+            return continuation(handler_call_details)
         return grpc.unary_unary_rpc_method_handler(_refuse)
 
 
 def start_server(service: WeightService, host: str, port: int, token: str | None) -> tuple[grpc.Server, int]:
-    """Starts serving; port 0 takes a free one. Returns the server and its port.
-
-    Raises:
-        ConfigError: the address is taken, or is not of this machine.
-    """
+    """Starts serving; port 0 takes a free one. Returns the server and its port. Raises as `bind`."""
     server = grpc.server(
         ThreadPoolExecutor(_MAX_CALLS, thread_name_prefix="weights"),
         interceptors=[TokenInterceptor(token)] if token else [],
@@ -162,34 +125,17 @@ def _remaining(context: grpc.ServicerContext) -> float:
     return float("inf") if remaining is None else remaining
 
 
-def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, message: str) -> NoReturn:
-    context.abort(code, message)
-    raise AssertionError("abort raises")
-
-
 def _refuse(_request: object, context: grpc.ServicerContext) -> NoReturn:
-    _abort(context, grpc.StatusCode.UNAUTHENTICATED, REFUSED)
-
-
-def _refuse_stream(_request: object, context: grpc.ServicerContext) -> Iterator[NoReturn]:
-    yield _refuse(_request, context)
+    context.abort(grpc.StatusCode.UNAUTHENTICATED, REFUSED)
 
 
 class Publisher:
     """Serves one job's policy versions to any number of rollout servers, from construction to `stop`."""
 
     def __init__(
-        self,
-        job_id: str,
-        host: str,
-        port: int,
-        token: str | None,
-        keep: int = 3,
-        *,
-        advertise_host: str | None = None,
-        on_report: Callable[[ServerReport], None] = lambda _: None,
+        self, job_id: str, host: str, port: int, token: str | None, keep: int = 3, *, advertise_host: str | None = None
     ) -> None:
-        """Starts serving on `host` (port 0 takes a free one); `on_report` is called in a server thread.
+        """Starts serving on `host` (port 0 takes a free one).
 
         Raises:
             ConfigError: the address cannot be served, or is not loopback and there is no token.
@@ -198,18 +144,13 @@ class Publisher:
             raise ConfigError(f"host={host} is not loopback: the weights' server needs a token")
         self._store = WeightStore(keep)
         self._lock = threading.Lock()
-        self._reports: dict[str, ServerReport] = {}
-        self._on_report = on_report
+        self._reports: dict[str, pb.ReportRequest] = {}
         service = WeightService(job_id, self._store, self._keep_report)
         self._server, self.port = start_server(service, host, port, token)
         self.address = address(advertise_host or host, self.port)
 
     def publish(self, snapshot: Snapshot) -> None:
-        """Makes the snapshot the current version and announces it. Takes microseconds and does not wait for servers.
-
-        Raises:
-            WeightSyncError: the version is not newer than the current one.
-        """
+        """Makes the snapshot the current version and announces it, within microseconds. Raises as `WeightStore.put`."""
         self._store.put(snapshot)
 
     @property
@@ -224,7 +165,7 @@ class Publisher:
         return "" if current is None else current.digest.hex()
 
     @property
-    def reports(self) -> dict[str, ServerReport]:
+    def reports(self) -> dict[str, pb.ReportRequest]:
         """The newest report of each rollout server, by its name."""
         with self._lock:
             return dict(self._reports)
@@ -234,13 +175,12 @@ class Publisher:
         self._store.close()
         self._server.stop(timeout_s).wait(timeout_s + 1.0)
 
-    def _keep_report(self, report: ServerReport) -> None:
+    def _keep_report(self, report: pb.ReportRequest) -> None:
         with self._lock:
             self._reports.pop(report.server, None)
             self._reports[report.server] = report
             if len(self._reports) > _MAX_SERVERS:
                 del self._reports[next(iter(self._reports))]
-        self._on_report(report)
 
     def __enter__(self) -> Self:
         return self

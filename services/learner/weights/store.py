@@ -83,7 +83,7 @@ class WeightStore:
             WeightSyncError: the version is not newer than the current one; a version is never used twice.
         """
         with self._changed:
-            current = self._current()
+            current = self.current
             if current is not None and snapshot.version <= current.version:
                 raise WeightSyncError(f"version {snapshot.version} is not newer than {current.version}")
             self._kept[snapshot.version] = snapshot
@@ -99,15 +99,15 @@ class WeightStore:
     @property
     def current(self) -> Snapshot | None:
         """The newest version, or None before the first."""
-        with self._changed:
-            return self._current()
+        with self._changed:  # a Condition's own lock is reentrant
+            return next(reversed(self._kept.values()), None)
 
     def newer_than(self, version: PolicyVersion | None, timeout_s: float) -> Snapshot | None:
         """Waits for a version newer than this one; None after the timeout, `wake` or `close`."""
         with self._changed:
             if not self._is_newer(version) and not self._closed:
                 self._changed.wait(timeout_s)
-            return self._current() if self._is_newer(version) and not self._closed else None
+            return self.current if self._is_newer(version) and not self._closed else None
 
     @property
     def closed(self) -> bool:
@@ -161,11 +161,8 @@ class WeightStore:
                 self._payloads.pop(key, None)
             raise
 
-    def _current(self) -> Snapshot | None:
-        return next(reversed(self._kept.values()), None)
-
     def _is_newer(self, version: PolicyVersion | None) -> bool:
-        current = self._current()
+        current = self.current
         return current is not None and (version is None or current.version > version)
 
 

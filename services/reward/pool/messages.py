@@ -31,10 +31,8 @@ reasoning. The beginning is cut before any parser reads it.
 
 MEMORY_MIB = 2048
 """Address space of one check (default of `reward.memory_mib`)."""
-
 MAX_GROUND_TRUTH_CHARS = 32_768
 """A longer reference is an error of the dataset."""
-
 MAX_DETAIL_CHARS = 400
 """Of a verdict's detail."""
 MAX_REPLY_BYTES = 64 * 1024
@@ -42,10 +40,7 @@ MAX_REPLY_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One response to judge.
-
-    Example: Check("gsm8k", "… #### 42", "42", "openai/gsm8k", {"index": 7}, timeout_s=5.0)
-    """
+    """One response to judge, e.g. Check("gsm8k", "… #### 42", "42", "openai/gsm8k", {"index": 7}, timeout_s=5.0)."""
 
     verifier: str
     response: str
@@ -127,8 +122,3 @@ def read_reply(message: object) -> Outcome | Loaded:
             return Broken(clean(reason))
         case _:
             raise VerifierError("its process answered with something that is no reply")
-
-
-def unpacker(max_bytes: int) -> msgpack.Unpacker:
-    """A stream decoder without extension types."""
-    return msgpack.Unpacker(raw=False, strict_map_key=True, max_buffer_size=max_bytes)

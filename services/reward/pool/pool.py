@@ -123,10 +123,7 @@ class Pool:
         """One verdict for each check, in order, even for a check that cannot be made.
 
         Its verdict is TIMEOUT with accuracy 0 and the verifier's lowest reward where it passed its own limit, and FAILED without a reward
-        where its verifier or process failed.
-
-        Raises:
-            VerifierError: the pool itself has failed; nothing was judged.
+        where its verifier or process failed. Raises VerifierError when the pool itself has failed; nothing was judged.
         """
         if self._failure is not None:
             raise VerifierError(f"the verifier pool failed: {self._failure}")

@@ -11,10 +11,10 @@ import msgpack
 
 from services.common.errors import VerifierError
 from services.common.sandbox.limits import NICENESS
+from services.common.sandbox.messages import unpacker
 from services.common.sandbox.processes import Forked
 from services.common.service.process_tree import child_pids
-from services.reward.pool import messages
-from services.reward.pool.messages import Broken, Check, Loaded, Outcome, OverLimit
+from services.reward.pool.messages import MAX_REPLY_BYTES, Broken, Check, Loaded, Outcome, OverLimit, read_reply
 
 LOAD_TIMEOUT_S = 60.0
 """Import of one installed verifier, on its first check in a worker."""
@@ -42,7 +42,7 @@ class Worker:
         """Checks made so far."""
         self.slow = False
         """Whether a check took so long that the process runs at a lower priority. It cannot rise again: replace the worker."""
-        self._incoming = messages.unpacker(messages.MAX_REPLY_BYTES)
+        self._incoming = unpacker(MAX_REPLY_BYTES)
         self._lowest: dict[str, float] = {}
         """Lowest reward of each loaded verifier."""
 
@@ -51,12 +51,7 @@ class Worker:
         self.forked.writer.writelines(packed)
 
     async def outcome(self, check: Check) -> Outcome:
-        """The outcome of the next check of the batch.
-
-        Raises:
-            TimeoutError: the check's limit passed; kill the worker.
-            WorkerDiedError: it is gone; kill its remaining processes.
-        """
+        """The outcome of the next check of the batch. After TimeoutError and WorkerDiedError, kill what is left of the worker."""
         if check.verifier not in self._lowest:
             reply = await self._receive(LOAD_TIMEOUT_S)
             if isinstance(reply, Broken):
@@ -108,7 +103,7 @@ class Worker:
 
     async def _next(self) -> Outcome | Loaded:
         try:
-            return messages.read_reply(await self.forked.receive(self._incoming))
+            return read_reply(await self.forked.receive(self._incoming))
         except EOFError:
             raise WorkerDiedError("its process died") from None
         except (OSError, ValueError, msgpack.exceptions.UnpackException, VerifierError) as error:

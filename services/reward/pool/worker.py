@@ -11,7 +11,8 @@ import msgpack
 
 from services.common.config.verifiers import BuiltIn
 from services.common.sandbox.limits import limit_cpu, limit_memory
-from services.reward.pool.messages import ERROR, LIMIT, LOADED, MEMORY_MIB, SCORED, clean, unpacker
+from services.common.sandbox.messages import unpacker
+from services.reward.pool.messages import ERROR, LIMIT, LOADED, MEMORY_MIB, SCORED, clean
 from services.reward.verifiers.base import Score, Verifier, load, lowest_reward, offered
 
 MAX_BATCH_BYTES = 256 * 1024**2

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, cast
 
 from services.common.config.verifiers import ENTRY_POINT_GROUP, BuiltIn
 from services.common.errors import VerifierError
@@ -55,19 +54,6 @@ class Verifier(Protocol):
             ground_truth: the row's reference answer.
             extra_info: the row's extra_info (JSON values), plus the row's `data_source`.
         """
-
-
-V = TypeVar("V", bound=Callable[..., Score])
-
-
-def declares_lowest_reward(lowest: float) -> Callable[[V], V]:
-    """Decorator that declares the lowest reward of a verifier."""
-
-    def declare(verifier: V) -> V:
-        vars(verifier)["lowest_reward"] = lowest
-        return verifier
-
-    return declare
 
 
 def lowest_reward(verifier: object) -> float:

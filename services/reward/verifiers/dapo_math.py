@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from services.reward.verifiers.base import Score, declares_lowest_reward, right_or_wrong
+from services.reward.verifiers.base import Score, right_or_wrong
 
 WRONG = -1.0
 """Reward of a wrong answer."""
@@ -44,13 +44,15 @@ _REWRITTEN = [
 ]
 
 
-@declares_lowest_reward(WRONG)
 def verify(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:  # noqa: ARG001
     r"""Compares the last `Answer: …` line, or where there is none the last `\boxed{…}`, with the reference."""
     found = stated_answer(response[-TAIL_CHARS:])
     reference = normalise(ground_truth)
     answer = None if found is None else normalise(found)
     return right_or_wrong(answer == reference, answer, reference, wrong_reward=WRONG)
+
+
+vars(verify)["lowest_reward"] = WRONG
 
 
 def stated_answer(text: str) -> str | None:

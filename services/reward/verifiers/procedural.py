@@ -33,11 +33,7 @@ _COMPARES_TUPLES = frozenset({"arc_agi", "rearc"})
 
 
 def verify(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:
-    """The task's own score of the answer.
-
-    Raises:
-        VerifierError: the row lacks the task's entry, there is no such task, or its score is not a number.
-    """
+    """The task's own score of the answer. Raises VerifierError when the row has no entry, or the task no numeric score."""
     entry = extra_info.get("entry")
     if not isinstance(entry, dict) or not isinstance(entry.get("metadata"), dict):
         raise VerifierError("extra_info.entry is missing: a procedural row carries question, answer and metadata there")

@@ -91,11 +91,7 @@ class Policies:
         return await self._start_load(job_id)
 
     async def loaded(self, job_id: str, loading: asyncio.Task[None]) -> None:
-        """Waits for a load.
-
-        Raises:
-            ChatRefused: it failed, training took the engine, or it exceeded the limit (then it goes on).
-        """
+        """Waits for a load. Raises ChatRefused when it failed, training took the engine, or it exceeds the limit."""
         done, _ = await asyncio.wait([loading], timeout=self._load_limit_s)
         if not done:
             raise ChatRefused(

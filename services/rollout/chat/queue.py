@@ -31,8 +31,7 @@ class ChatQueue:
     def __init__(self, places: int, *, queue_s: float = QUEUE_S, max_waiting: int = MAX_WAITING) -> None:
         """`places`: answers sampled at once."""
         self._places = asyncio.Semaphore(places)
-        self._queue_s, self._max_waiting = queue_s, max_waiting
-        self._waiting = 0
+        self._queue_s, self._max_waiting, self._waiting = queue_s, max_waiting, 0
         self._next_at = 0.0
         self.pace_s = 0.0
         """Least seconds between the starts of two answers."""
@@ -52,30 +51,26 @@ class ChatQueue:
         """
         if self._places.locked() and self._waiting >= self._max_waiting:
             raise ChatRefused(f"{self._waiting} requests wait already; try again in a moment", RefusalReason.BUSY)
+        busy = f"every place of this server stayed taken for {self._queue_s:g} s; try again"
         self._waiting += 1
         until = time.monotonic() + self._queue_s
         try:
             async with asyncio.timeout(self._queue_s):
                 await self._places.acquire()
         except TimeoutError as error:
-            raise self._busy() from error
+            raise ChatRefused(busy, RefusalReason.BUSY) from error
         finally:
             self._waiting -= 1
         try:
             now = time.monotonic()
             start = max(now, self._next_at)
             if start > until:
-                raise self._busy()
+                raise ChatRefused(busy, RefusalReason.BUSY)
             self._next_at = start + self.pace_s
             await asyncio.sleep(start - now)
             yield
         finally:
             self._places.release()
-
-    def _busy(self) -> ChatRefused:
-        return ChatRefused(
-            f"every place of this server stayed taken for {self._queue_s:g} s; try again", RefusalReason.BUSY
-        )
 
     async def through(self, pieces: AsyncGenerator[ChatPiece, None]) -> AsyncGenerator[ChatPiece, None]:
         """Yields the pieces, which are read from the engine at its own pace. Closing the generator aborts the request.

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -26,7 +26,7 @@ from services.common.config.inference import (
 from services.common.errors import MillraceError, PromptError
 from services.common.pb import inference_pb2 as pb
 from services.common.pb import inference_pb2_grpc as pb_grpc
-from services.common.service.grpc_server import REFUSED, TokenCheck, bind
+from services.common.service.grpc_server import REFUSED, bind, carries_token
 from services.common.service.logs import log_context
 from services.common.streams.types import Message
 from services.common.weights.snapshot import PolicyVersion
@@ -125,15 +125,12 @@ class InferenceService(pb_grpc.InferenceServicer):
         return version
 
     async def _prompt(self, request: pb.GenerateRequest) -> list[int]:
-        param = "messages" if request.HasField("chat") else "prompt"
+        param = _prompt_param(request)
         messages = [_message(message) for message in request.chat.messages]
         characters = sum(len(message.content) for message in messages) + len(request.text)
         if characters > self._engine.max_prompt_chars:
-            raise ChatRefused(
-                f"the prompt has {characters} characters, far more than the model's context holds",
-                RefusalReason.TOO_LONG,
-                param=param,
-            )
+            reason = f"the prompt has {characters} characters, far more than the model's context holds"
+            raise ChatRefused(reason, RefusalReason.TOO_LONG, param=param)
         try:
             return await self._engine.chat_prompt(messages if request.HasField("chat") else request.text)
         except PromptError as error:
@@ -145,9 +142,7 @@ class InferenceService(pb_grpc.InferenceServicer):
         if room < (max_tokens or 1):
             reason = f"this model's context is {self._engine.max_model_len} tokens; the prompt has {prompt_tokens}"
             reason += f" and max_tokens asks for {max_tokens}" if max_tokens else ""
-            raise ChatRefused(
-                reason, RefusalReason.TOO_LONG, param="messages" if request.HasField("chat") else "prompt"
-            )
+            raise ChatRefused(reason, RefusalReason.TOO_LONG, param=_prompt_param(request))
         if max_tokens is not None and not 1 <= max_tokens <= MAX_TOKENS:
             raise ChatRefused(f"max_tokens must be 1 to {MAX_TOKENS}", RefusalReason.INVALID, param="max_tokens")
         if not 0 <= request.temperature <= 2:
@@ -164,29 +159,22 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
     """Refuses every call without the token, whatever its method."""
 
     def __init__(self, token: str) -> None:
-        self._check = TokenCheck(token)
+        self._token = token
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Passes the call on, or replaces its handler by a refusal of the same kind."""
-        handler = await continuation(handler_call_details)
-        if self._check.passes(handler_call_details):
-            return handler
-        if handler is not None and handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(_refuse_stream)
+        """Passes the call on, or refuses it; the refusal is a status only, so it fits a streaming call too."""
+        if carries_token(handler_call_details, self._token):
+            return await continuation(handler_call_details)
         return grpc.unary_unary_rpc_method_handler(_refuse)
 
 
 @asynccontextmanager
 async def serving(service: InferenceService, host: str, port: int, token: str | None) -> AsyncIterator[int]:
-    """Serves on a port, which it yields; 0 takes a free one.
-
-    Raises:
-        ConfigError: the address is taken, or is not of this machine.
-    """
+    """Serves on a port, which it yields; 0 takes a free one. Raises ConfigError when it cannot listen there."""
     interceptors = [TokenInterceptor(token)] if token else []
     server = grpc.aio.server(interceptors=interceptors, options=INFERENCE_SERVER_OPTIONS)
     pb_grpc.add_InferenceServicer_to_server(service, server)  # type: ignore[no-untyped-call]  # generated code
@@ -208,28 +196,23 @@ def _finished(first: ChatPiece | None, last: ChatPiece | None, prompt_tokens: in
     return pb.GenerateReply(finished=finished)
 
 
+def _prompt_param(request: pb.GenerateRequest) -> str:
+    return "messages" if request.HasField("chat") else "prompt"
+
+
 def _message(message: pb.ChatMessage) -> Message:
     match message.role:
         case "system" | "user" | "assistant" as role:
             return Message(role, message.content)
-    raise ChatRefused(
-        f"messages: role must be system, user or assistant, not {message.role!r}",
-        RefusalReason.INVALID,
-        param="messages",
-    )
+    reason = f"messages: role must be system, user or assistant, not {message.role!r}"
+    raise ChatRefused(reason, RefusalReason.INVALID, param="messages")
 
 
-async def _abort(context: grpc.aio.ServicerContext[Any, Any], refusal: ChatRefused) -> NoReturn:
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], refusal: ChatRefused) -> None:
     details = [(REASON_HEADER, str(refusal.reason))]
     details += [(PARAM_HEADER, refusal.param)] if refusal.param else []
     await context.abort(_STATUS[refusal.reason], str(refusal), trailing_metadata=tuple(details))
-    raise AssertionError("abort raises")
 
 
-async def _refuse(_request: object, context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
+async def _refuse(_request: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
     await context.abort(grpc.StatusCode.UNAUTHENTICATED, REFUSED)
-    raise AssertionError("abort raises")
-
-
-async def _refuse_stream(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[NoReturn]:
-    yield await _refuse(request, context)

@@ -218,11 +218,7 @@ class Engine:
         return [relative for root in self.processes for relative in family(root.pid)]
 
     def check(self) -> None:
-        """Checks that the engine's processes live.
-
-        Raises:
-            EngineError: one died.
-        """
+        """Raises EngineError when a process of the engine has died."""
         if self._llm is not None and self._llm.errored:
             raise EngineError("the engine's processes died")
 

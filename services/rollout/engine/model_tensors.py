@@ -40,11 +40,7 @@ def model_shapes(model_dir: Path) -> Shapes:
 
 
 def file_shapes(path: Path) -> Shapes:
-    """Names and shapes of the tensors in one safetensors file.
-
-    Raises:
-        ModelError: it cannot be read.
-    """
+    """Names and shapes of the tensors in one safetensors file. Raises ModelError when it cannot be read."""
     try:
         with safe_open(path, framework="numpy") as file:
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  not a mapping

@@ -48,11 +48,7 @@ class EngineKey:
 
 
 def engine_key(model_dir: Path, spec: JobSpec) -> EngineKey:
-    """The key of the engine that this job needs.
-
-    Raises:
-        OSError: the model directory cannot be read.
-    """
+    """The key of the engine that this job needs. Raises OSError when the model directory cannot be read."""
     facts = [(path.name, path.stat()) for path in sorted(model_dir.glob("*.json"))]
     files = tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in facts)
     return EngineKey(model_dir, files, tuple(sorted(_arguments(spec).items())))

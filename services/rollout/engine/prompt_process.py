@@ -23,7 +23,7 @@ LIMITS = Limits(wall_s=120.0, memory_mib=2048)
 """Of a child; the time is that of the tokenizer's load, on a busy machine."""
 _TRIES = 3
 """A request fails when so many children in a row were ended from outside."""
-_OPEN = "services.rollout.engine.prompts:open_encoder"
+_OPEN = "services.rollout.engine.prompts:PromptEncoder"
 
 
 class PromptProcess:
@@ -39,11 +39,7 @@ class PromptProcess:
         self._child: Child | None = None
 
     async def open(self) -> None:
-        """Loads the tokenizer.
-
-        Raises:
-            ModelError: it cannot be loaded, for whatever reason.
-        """
+        """Loads the tokenizer. Raises ModelError when it cannot be loaded, for whatever reason."""
         async with self._turn:
             await self._opened()
 

@@ -28,20 +28,11 @@ def prepare() -> None:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: F401  lazy: these names load their modules
 
 
-def open_encoder(model_dir: str) -> PromptEncoder:
-    """Opens the encoder of a model's directory, in the sandbox."""
-    return PromptEncoder(Path(model_dir))
-
-
 class PromptEncoder:
     """One model's tokenizer. Arguments and results are MessagePack values."""
 
-    def __init__(self, model_dir: Path) -> None:
-        """Loads the tokenizer.
-
-        Raises:
-            ModelError: it is missing, cannot be read, or has no chat template.
-        """
+    def __init__(self, model_dir: Path | str) -> None:
+        """Loads the tokenizer. Raises ModelError when it is missing, cannot be read, or has no chat template."""
         from transformers import AutoTokenizer
 
         options = {"trust_remote_code": False, "local_files_only": True}
@@ -51,11 +42,7 @@ class PromptEncoder:
             raise ModelError(f"{model_dir}: the tokenizer has no chat template (chat_template.jinja)")
 
     def encode(self, messages: Sequence[tuple[str, str]], most_chars: int) -> list[int]:
-        """Token ids of the prompt, generation prompt included.
-
-        Args:
-            messages: role and content of each.
-            most_chars: longest text that the template may produce.
+        """Token ids of the prompt, generation prompt included; `messages`: role and content of each.
 
         Raises:
             PromptError: the template refuses the messages (their order, a role), or its text is empty or too long.
@@ -66,25 +53,16 @@ class PromptEncoder:
         with _library_errors(PromptError, "the model's chat template refuses the prompt"):
             text = self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         if len(text) > most_chars:
-            raise PromptError(
-                f"the model's chat template makes {len(text)} characters of the prompt, far more than the context holds"
-            )
+            made = f"{len(text)} characters of the prompt, far more than the context holds"
+            raise PromptError(f"the model's chat template makes {made}")
         return self._token_ids(text, special=False)
 
     def encode_text(self, text: str) -> list[int]:
-        """Token ids of a plain text, without the chat template, special tokens added as the model's texts have them.
-
-        Raises:
-            PromptError: the text has no tokens.
-        """
+        """Token ids of a plain text, special tokens as in the model's texts. Raises PromptError when there are none."""
         return self._token_ids(text, special=True)
 
     def decode(self, rollouts: Sequence[Sequence[int]]) -> list[str]:
-        """Texts of the rollouts, without special tokens.
-
-        Raises:
-            PromptError: the tokenizer refuses them.
-        """
+        """Texts of the rollouts, without special tokens. Raises PromptError when the tokenizer refuses them."""
         with _library_errors(PromptError, "the model's tokenizer cannot decode the answers"):
             return list(self._tokenizer.batch_decode(list(rollouts), skip_special_tokens=True))
 

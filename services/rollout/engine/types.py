@@ -16,16 +16,12 @@ class ChatRefused(MillraceError):  # noqa: N818  a refusal is no fault of the se
     def __init__(self, message: str, reason: RefusalReason, *, param: str | None = None) -> None:
         """`param`: the field of the request that causes the refusal, if one does."""
         super().__init__(message)
-        self.reason = reason
-        self.param = param
+        self.reason, self.param = reason, param
 
 
 @dataclass(frozen=True, slots=True)
 class ChatSampling:
-    """Sampling parameters of one answer.
-
-    Example: ChatSampling(max_tokens=64, temperature=0.7, top_p=1.0, stop=("user:",))
-    """
+    """Sampling parameters of one answer."""
 
     max_tokens: int
     temperature: float
@@ -53,10 +49,7 @@ class SamplingError(MillraceError):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Part of one rollout of a group, as the engine streams it; one policy version sampled all of it.
-
-    Example: Piece(index=3, token_ids=[17], logprobs=[-0.25], policy_version=4, finish_reason=None)
-    """
+    """Part of one rollout of a group, as the engine streams it; one policy version sampled all of it."""
 
     index: int
     """Index of the rollout in its group, from 0."""
@@ -70,16 +63,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class StagedWeights:
-    """A complete and verified policy version in a file that the engine can load.
-
-    Example: StagedWeights(lineage=1, policy_version=4, path=Path("/dev/shm/millrace-r0/v1-4-0005.safetensors"),
-    digests={"model.norm.weight": "0c3f…"}, total_bytes=269_030_016, fetch_s=0.31, wire_bytes=8_412_003)
-    """
+    """A complete and verified policy version in a file that the engine can load."""
 
     lineage: int
     policy_version: int
     path: Path
-    """A safetensors file; kept until two newer versions are staged."""
+    """A safetensors file such as `v1-4-0005.safetensors`; kept until two newer versions are staged."""
     digests: dict[str, str]
     """xxh3-128 of each tensor's plain bytes, in hex."""
     total_bytes: int

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
-from typing import Protocol
 
 import numpy as np
 
@@ -19,37 +18,20 @@ from services.common.streams.types import (
     LOGPROB_DTYPE,
     TOKEN_DTYPE,
     FinishReason,
-    Message,
     Rollout,
     RolloutGroup,
     Task,
     VersionSpan,
 )
 from services.rollout import metrics
+from services.rollout.engine.engine import Engine
 from services.rollout.engine.types import Piece, SamplingError
-
-
-class SamplingEngine(Protocol):
-    """The part of an engine that the sampler uses (`services.rollout.engine.engine.Engine`)."""
-
-    max_model_len: int
-
-    async def prompt_token_ids(self, messages: Iterable[Message]) -> list[int]:
-        """Token ids of the prompt; PromptError when the model's template refuses it."""
-
-    async def decode(self, rollouts: Sequence[Sequence[int]]) -> list[str]:
-        """Texts of the rollouts."""
-
-    def generate(
-        self, prompt_token_ids: list[int], *, count: int, temperature: float, max_tokens: int
-    ) -> AsyncGenerator[Piece, None]:
-        """Streams the pieces of `count` rollouts; closing it aborts them."""
 
 
 class Sampler:
     """Samples groups, any number at once."""
 
-    def __init__(self, engine: SamplingEngine, server: str) -> None:
+    def __init__(self, engine: Engine, server: str) -> None:
         """`server`: this rollout server's name, for the groups."""
         self._engine, self._server = engine, server
 
@@ -60,25 +42,17 @@ class Sampler:
         try:
             prompt = await self._encode(task)
             rollouts = await self._rollouts(task, prompt)
-        except PromptError as error:
-            return self.failed(task, str(error), started=started, prompt=prompt, permanent=True)
-        except SamplingError as error:
-            return self.failed(task, str(error), started=started, prompt=prompt)
+        except (PromptError, SamplingError) as error:
+            seconds, permanent = time.monotonic() - started, isinstance(error, PromptError)
+            return self.failed(task, str(error), seconds, prompt, permanent=permanent)
         seconds = time.monotonic() - started
         metrics.GENERATE_SECONDS.observe(seconds)
         return RolloutGroup(task, self._server, _bytes_of(prompt), tuple(rollouts), seconds)
 
     def failed(
-        self,
-        task: Task,
-        failure: str,
-        *,
-        started: float | None = None,
-        prompt: Sequence[int] = (),
-        permanent: bool = False,
+        self, task: Task, failure: str, seconds: float = 0.0, prompt: Sequence[int] = (), *, permanent: bool = False
     ) -> RolloutGroup:
-        """A group without rollouts, with the reason. `started`: monotonic seconds; `permanent`: a retry would fail too."""
-        seconds = 0.0 if started is None else time.monotonic() - started
+        """A group without rollouts, with the reason, after so many seconds. `permanent`: a retry would fail too."""
         return RolloutGroup(task, self._server, _bytes_of(prompt), (), seconds, failure, permanent)
 
     async def _encode(self, task: Task) -> list[int]:
@@ -161,11 +135,7 @@ class RolloutBuilder:
         self._finish_reason = piece.finish_reason
 
     def build(self, text: str) -> Rollout:
-        """The finished rollout.
-
-        Raises:
-            SamplingError: it is not finished, was aborted, is empty, or has a log-prob that is not finite.
-        """
+        """The finished rollout. Raises SamplingError when unfinished, aborted, empty, or a log-prob is not finite."""
         if self._finish_reason not in set(FinishReason):
             raise SamplingError(f"a rollout ended with {self._finish_reason!r} after {len(self.token_ids)} tokens")
         if not self.token_ids:

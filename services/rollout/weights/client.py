@@ -129,11 +129,7 @@ class Announcements:
         self._changed = asyncio.Event()
 
     async def follow(self) -> AsyncIterator[PolicyVersion]:
-        """Versions, each newer than the one before, until `stop`.
-
-        Raises:
-            WeightSyncError: refused, or the learner could not be reached for `unreachable_s` seconds.
-        """
+        """Versions until `stop`, in the order and with the errors of `WeightReceiver.watch`."""
         self._loop = asyncio.get_running_loop()
         reader = threading.Thread(target=self._read, name="announcements", daemon=True)
         reader.start()

@@ -70,11 +70,7 @@ class Download:
         self._tries = 0
 
     def run(self) -> Held:
-        """Returns the staged version.
-
-        Raises:
-            WeightSyncError: not available, broke off too often, too late, or failed verification; nothing is visible in the stage.
-        """
+        """Returns the staged version, or raises the errors of `WeightReceiver.fetch` with nothing in the stage."""
         try:
             while True:
                 fault = self._attempt()

@@ -21,7 +21,6 @@ from services.common.weights.snapshot import TensorSpec
 from services.common.weights.tensor_file import layout
 from services.rollout.engine.types import StagedWeights
 
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  the directory below it is private to this user, and checked
 _PART = ".part"
 _OURS = re.compile(r"v\d+-\d+-\d+\.safetensors(\.part)?")
 
@@ -52,11 +51,7 @@ class Stage:
         self._remove([path for path in directory.iterdir() if _OURS.fullmatch(path.name)])
 
     def begin(self, lineage: int, n: int, specs: Sequence[TensorSpec]) -> StageWriter:
-        """Reserves the room for a version and opens its file under a temporary name.
-
-        Raises:
-            WeightSyncError: there is no room, or a tensor's name occurs twice.
-        """
+        """Reserves the room for a version. Raises WeightSyncError when there is none, or a tensor's name twice."""
         self._serial += 1
         return StageWriter(self, lineage, n, self._serial, specs)
 
@@ -90,7 +85,8 @@ class StageWriter:
         self._stage = stage
         self._lineage, self._n = lineage, n
         self._specs = tuple(specs)
-        plan = layout(self._specs, {"lineage": str(lineage), "policy_version": str(n)})
+        shapes = [(spec.name, spec.dtype, spec.shape) for spec in self._specs]
+        plan = layout(shapes, {"lineage": str(lineage), "policy_version": str(n)})
         self._offsets = plan.offsets
         self._part = stage.directory / f"v{lineage}-{n}-{serial:04d}.safetensors{_PART}"
         self._file: int | None = os.open(self._part, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -105,11 +101,7 @@ class StageWriter:
             ) from error
 
     def write(self, name: str, start: int, data: bytes | memoryview) -> None:
-        """Writes plain bytes of a tensor at a byte offset within it.
-
-        Raises:
-            WeightSyncError: the file could not be written; names the tensor.
-        """
+        """Writes plain bytes at an offset within a tensor. Raises WeightSyncError, which names it, when that fails."""
         try:
             self._put(self._offsets[name] + start, data)
         except OSError as error:
@@ -150,9 +142,7 @@ class StageWriter:
         self.discard()
 
 
-def default_stage_directory(
-    worker: str, home: Path, need_bytes: int = 1 << 30, shared_memory: Path = SHARED_MEMORY
-) -> Path:
+def default_stage_directory(worker: str, home: Path, need_bytes: int, shared_memory: Path) -> Path:
     """Shared memory when it has room for `need_bytes` (three versions of the model: two kept, one arriving), else the home directory.
 
     Not shared memory where another user, who can write there too, has made something of that name.

@@ -112,11 +112,7 @@ class Transfer:
             self.received += taken
 
     def commit(self, *, fetch_s: float, wire_bytes: int) -> StagedWeights:
-        """Makes the version visible in the stage.
-
-        Raises:
-            BrokenStream: tensors are missing; names the first.
-        """
+        """Makes the version visible in the stage. Raises BrokenStream, which names the first tensor that is missing."""
         if not self.complete:
             raise BrokenStream(f"the stream ended at offset {self.received}, in {self.plan.specs[self._tensor].name}")
         return self._writer.commit(fetch_s=fetch_s, wire_bytes=wire_bytes)

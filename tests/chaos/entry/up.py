@@ -20,7 +20,7 @@ from typing import Any
 
 from services.cli import up
 from services.cli.stack import children, supervisor
-from services.cli.stack.health import HealthMonitor, health_probe, ready_probe
+from services.cli.stack.health import HEALTH_TIMEOUT_S, READY_TIMEOUT_S, HealthMonitor, http_probe
 from services.cli.stack.plan import Stack, plan_stack
 from services.cli.stack.supervisor import ProcessSpec, WrongSettingError
 from services.common.errors import ConfigError
@@ -62,7 +62,8 @@ def another_learner(stack: Stack, number: int) -> ProcessSpec:
     name, port = f"learner-{number}", children.free_port()
     base, environment = f"http://127.0.0.1:{port}", dict(first.env or {})
     return replace(
-        first, name=name, port=port, ready=ready_probe(f"{base}/readyz"), healthy=health_probe(f"{base}/healthz"),
+        first, name=name, port=port, ready=http_probe(f"{base}/readyz", READY_TIMEOUT_S),
+        healthy=http_probe(f"{base}/healthz", HEALTH_TIMEOUT_S),
         env=environment | {"MILLRACE_WORKER": name, "MILLRACE_METRICS_PORT": str(port)},
     )  # fmt: skip
 

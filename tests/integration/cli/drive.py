@@ -13,7 +13,7 @@ from pathlib import Path
 
 from services.cli.stack import supervisor
 from services.cli.stack.children import free_port
-from services.cli.stack.health import health_probe, ready_probe
+from services.cli.stack.health import HEALTH_TIMEOUT_S, READY_TIMEOUT_S, http_probe
 from services.cli.stack.state import ProcessState, UpState, home_lock, write_state
 from services.cli.stack.supervisor import ProcessSpec, Supervisor
 from services.common.errors import MillraceError
@@ -33,14 +33,14 @@ def mute(_pid: int) -> str:
 def spec(home: Path, name: str, stage: str, mode: str, drain_timeout_s: str = "2") -> ProcessSpec:
     port = free_port()
     base = f"http://127.0.0.1:{port}"
-    ready = mute if mode == "mute" else ready_probe(f"{base}/readyz")
+    ready = mute if mode == "mute" else http_probe(f"{base}/readyz", READY_TIMEOUT_S)
     return ProcessSpec(
         name=name,
         argv=(sys.executable, str(STAND_IN), name, str(port), str(home / "notes"), "0.3", mode),
         env=os.environ | {"TMPDIR": str(home / "tmp" / name)},
         stage=int(stage),
         ready=ready,
-        healthy=health_probe(f"{base}/healthz"),
+        healthy=http_probe(f"{base}/healthz", HEALTH_TIMEOUT_S),
         start_timeout_s=5.0 if mode == "unready" else 30.0,
         drain_timeout_s=float(drain_timeout_s),
         port=port,

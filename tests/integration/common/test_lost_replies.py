@@ -15,7 +15,6 @@ from redis.exceptions import AuthenticationError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from services.cli.stack.redis import EmbeddedRedis
 from services.common.jobs.record import LIVE, ActiveJob, JobState
 from services.common.jobs.step_record import StepRecord
 from services.common.jobs.store import JobStore
@@ -30,6 +29,7 @@ from services.common.streams.stream import add
 from services.learner.storage.job_store import HeadStore
 from services.reward.samples import keep_sample
 from tests.chaos.proxy import CutProxy, server_of
+from tests.own_redis import OwnRedis
 from tests.unit.learner.scored_groups import scored_group
 
 Redis = redis.asyncio.Redis
@@ -198,7 +198,7 @@ async def test_a_blocked_reader_of_a_half_open_connection_comes_back_in_time(
 
 
 async def test_readers_and_writers_outlast_a_restart_of_redis(tmp_path: Path) -> None:
-    server = EmbeddedRedis(tmp_path / "redis")
+    server = OwnRedis(tmp_path / "redis")
     await asyncio.to_thread(server.start)
     client, blocking = connect(server.url), connect(server.url, block_s=1.0)
     reader = Consumer(client, blocking, JOB, Stage.TASKS, group="g", name="a")
@@ -223,7 +223,7 @@ async def test_readers_and_writers_outlast_a_restart_of_redis(tmp_path: Path) ->
 async def test_writers_and_readers_of_a_full_redis_wait_with_its_words_and_go_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = EmbeddedRedis(tmp_path / "redis")
+    server = OwnRedis(tmp_path / "redis")
     await asyncio.to_thread(server.start)
     client, blocking = connect(server.url), connect(server.url, block_s=1.0)
     reader = Consumer(client, blocking, JOB, Stage.TASKS, group="g", name="a")

@@ -147,7 +147,7 @@ async def read_as_people_do(redis: Redis, job: str) -> None:
     assert json.loads((await redis.lrange(keys.samples(job), 0, 0))[0])["group_id"] == 0
     assert len(await redis.xrange(keys.events(job), min="-", count=10) or []) > 3
     metrics = GatewayMetrics()
-    await metrics.refresh(redis)
+    await metrics.system.refresh(redis)
     assert metrics.registry.get_sample_value("millrace_gateway_redis_up") == 1
 
 

@@ -26,7 +26,7 @@ from services.common.errors import ConfigError
 from services.common.jobs.store import JobStore
 from services.common.sandbox.pool import Sandbox
 from services.common.spec.job import JobSpec
-from services.gateway.admission.admission import PREPARE, ChildAdmission
+from services.gateway.admission.admission import PREPARE, Admission
 from services.gateway.admission.spec_body import parse_body
 from services.gateway.app import create_app
 from services.gateway.dependencies import EventTimes
@@ -36,8 +36,11 @@ from tests.tiny_model import write_tiny_model
 TOKEN = "the-token-of-these-tests-0123456789abcdef"  # noqa: S105
 
 
-class AllowAll:
+class AllowAll(Admission):
     """Admission that finds nothing wrong with a spec: for tests of what comes after it."""
+
+    def __init__(self) -> None:
+        """Starts no sandbox."""
 
     async def read(self, body: bytes, media_type: str) -> JobSpec:
         try:
@@ -115,9 +118,9 @@ def sandbox() -> Iterator[Sandbox]:
 
 
 @pytest.fixture
-def admission(home: Path, sandbox: Sandbox) -> ChildAdmission:
+def admission(home: Path, sandbox: Sandbox) -> Admission:
     """The real checks of what lies in `home`."""
-    return ChildAdmission(sandbox, Settings(home=home))
+    return Admission(sandbox, Settings(home=home))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 import redis.asyncio
 
 from services.common.config.settings import Settings
-from services.gateway.admission.admission import ChildAdmission
+from services.gateway.admission.admission import Admission
 from services.gateway.app import create_app
 
 GOOD_ROW = {"question": "2 + 3?", "answer": "2 + 3 = 5\n#### 5"}
@@ -20,7 +20,7 @@ GOOD_ROW = {"question": "2 + 3?", "answer": "2 + 3 = 5\n#### 5"}
 
 @pytest.fixture
 async def gateway(
-    redis: redis.asyncio.Redis, home: Path, token: str, admission: ChildAdmission
+    redis: redis.asyncio.Redis, home: Path, token: str, admission: Admission
 ) -> AsyncIterator[httpx.AsyncClient]:
     """With the real checks, and data files in its home."""
     data = home / "data"

@@ -13,11 +13,11 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from services.cli.stack.redis import EmbeddedRedis
 from services.common.config.settings import Settings
 from services.common.redis.connection import connect
-from services.gateway.admission.admission import ChildAdmission
+from services.gateway.admission.admission import Admission
 from services.gateway.app import create_app
+from tests.own_redis import OwnRedis
 
 PATIENCE_S = 30.0
 
@@ -25,7 +25,7 @@ ROUTES = ["/jobs", "/jobs/demo-00000000", "/jobs/demo-00000000/metrics", "/jobs/
 
 
 @pytest.fixture
-async def cut_off(home: Path, token: str, admission: ChildAdmission) -> AsyncIterator[httpx.AsyncClient]:
+async def cut_off(home: Path, token: str, admission: Admission) -> AsyncIterator[httpx.AsyncClient]:
     """A gateway whose Redis is not there."""
     redis = connect("redis://user:canary-password@127.0.0.1:1/0")
     redis.set_retry(Retry(NoBackoff(), 0))
@@ -62,16 +62,16 @@ async def test_without_redis_the_process_is_still_healthy_and_measured(cut_off: 
 
 
 @pytest.fixture
-def own_redis(tmp_path: Path) -> Iterator[EmbeddedRedis]:
+def own_redis(tmp_path: Path) -> Iterator[OwnRedis]:
     """A server that the test may stop."""
-    server = EmbeddedRedis(tmp_path / "redis")
+    server = OwnRedis(tmp_path / "redis")
     server.start()
     yield server
     server.stop()
 
 
 def test_the_gateway_outlives_a_restart_of_redis_and_loses_no_job(
-    own_redis: EmbeddedRedis, home: Path, tmp_path: Path, document: dict[str, Any], start_gateway: Any
+    own_redis: OwnRedis, home: Path, tmp_path: Path, document: dict[str, Any], start_gateway: Any
 ) -> None:
     with start_gateway(own_redis.url, home, tmp_path / "gateway.log") as process:
         bearer = {"Authorization": f"Bearer {(home / 'gateway.token').read_text().strip()}"}
@@ -90,7 +90,7 @@ def test_the_gateway_outlives_a_restart_of_redis_and_loses_no_job(
 
 
 def test_an_emptied_redis_gets_its_jobs_and_their_keys_back(
-    own_redis: EmbeddedRedis, home: Path, tmp_path: Path, document: dict[str, Any], start_gateway: Any
+    own_redis: OwnRedis, home: Path, tmp_path: Path, document: dict[str, Any], start_gateway: Any
 ) -> None:
     with start_gateway(own_redis.url, home, tmp_path / "gateway.log") as process:
         bearer = {"Authorization": f"Bearer {(home / 'gateway.token').read_text().strip()}"}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import torch
+
 from services.common.config.settings import Platform
 from services.common.jobs.folder import SPEC_FILE
 from services.common.spec.job import parse_spec
@@ -13,7 +15,8 @@ from services.common.streams.types import ScoredGroup
 from services.learner.megatron.platform import prepare
 from services.learner.storage.folder import JOURNAL_DIR
 
-prepare(Platform.CPU, threads=1)
+torch.set_num_threads(1)
+prepare(Platform.CPU)
 
 import torch.distributed as dist  # noqa: E402  Megatron comes after prepare
 

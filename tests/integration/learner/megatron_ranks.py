@@ -33,11 +33,12 @@ from tests.integration.learner.megatron_cases import (
     arrays,
 )
 
-prepare(Platform.CPU, threads=1)
+torch.set_num_threads(1)
+prepare(Platform.CPU)
 
 from megatron.core import parallel_state  # noqa: E402  Megatron comes after prepare
 
-from services.learner.algorithms.inputs import LossFunction, LossInputs  # noqa: E402
+from services.learner.algorithms.losses import LossFunction, LossInputs  # noqa: E402
 from services.learner.groups.sequence import Sequence  # noqa: E402
 from services.learner.megatron.collectives import gather_json  # noqa: E402
 from services.learner.megatron.trainer import MegatronTrainer  # noqa: E402

@@ -18,6 +18,7 @@ import pytest
 from redis.asyncio import Redis
 
 from services.cli.stack.children import free_port
+from services.common.config.settings import Settings
 from services.common.jobs.record import ActiveJob
 from services.common.jobs.store import JobStore
 from services.common.redis import keys
@@ -83,7 +84,8 @@ class Service:
                 process.kill()
             self.process.wait(10)
         # A killed service leaves its stage to the next of its name; here there will be none.
-        shutil.rmtree(default_stage_directory(self.name, self._log.parent, 0), ignore_errors=True)
+        stage = default_stage_directory(self.name, self._log.parent, 0, Settings().shared_memory)
+        shutil.rmtree(stage, ignore_errors=True)
 
 
 async def wait_until(what: str, reached: Callable[[], bool], service: Service, timeout_s: float = 180.0) -> None:
@@ -199,7 +201,7 @@ async def test_a_job_from_attach_to_retire(world: World, start: Callable[[], Ser
     assert service.metric("millrace_rollout_weight_pause_seconds_count") == 3
     assert service.metric(ACTIVATED) == 3
     report = world.publisher.reports[groups[0].server]
-    assert report.pause_s > 0
+    assert report.pause_seconds > 0
 
     # What cannot be used is put aside at once, and a task of an older lineage is dropped.
     await stream.add(world.redis, world.job.job_id, Stage.TASKS, "train:31:1", b"\xc1 not MessagePack")

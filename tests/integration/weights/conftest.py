@@ -13,7 +13,7 @@ import pytest
 
 from services.common.pb import weight_sync_pb2 as pb
 from services.common.weights.snapshot import Snapshot, UInt8Array
-from services.learner.weights.server import Publisher, ServerReport, WeightService, start_server
+from services.learner.weights.server import Publisher, WeightService, start_server
 from services.learner.weights.store import WeightStore
 from services.rollout.weights import fetch
 from services.rollout.weights.client import WeightReceiver
@@ -93,7 +93,7 @@ class TamperingService(WeightService):
         self.requests.append(request)
         yield from self.tamper(request, super().Fetch(request, context))  # type: ignore[arg-type]
 
-    def _ignore(self, _report: ServerReport) -> None:
+    def _ignore(self, _report: pb.ReportRequest) -> None:
         pass
 
 

@@ -22,7 +22,7 @@ from services.common.pb import weight_sync_pb2 as pb
 from services.common.pb import weight_sync_pb2_grpc as pb_grpc
 from services.common.weights.snapshot import Snapshot
 from services.learner.weights import server as publisher_module
-from services.learner.weights.server import Publisher, ServerReport
+from services.learner.weights.server import Publisher
 from services.rollout.weights.client import WeightReceiver
 
 Receive = Callable[..., WeightReceiver]
@@ -164,14 +164,17 @@ def test_more_watchers_than_there_is_room_for_are_refused_and_fetches_still_work
 def test_the_newest_report_of_each_server_is_kept(
     publisher: Publisher, receive: Receive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[ServerReport] = []
-    publisher._on_report = seen.append
     publisher.publish(tiny(4))
     receiver = receive(publisher.address, "r0")
     assert receiver.report(1, 3, error="engine said no") == (1, 4)
+    assert publisher.reports["r0"].error == "engine said no"
     assert receiver.report(1, 4, fetch_s=1.5, pause_s=0.25, apply_s=0.125, wire_bytes=99) == (1, 4)
-    assert publisher.reports == {"r0": ServerReport("r0", 1, 4, "", 1.5, 0.25, 0.125, 99)}
-    assert [report.error for report in seen] == ["engine said no", ""]
+    assert publisher.reports == {
+        "r0": pb.ReportRequest(
+            job_id="job-1", server="r0", version=pb.Version(lineage=1, n=4), fetch_seconds=1.5, pause_seconds=0.25,
+            apply_seconds=0.125, wire_bytes=99,
+        )
+    }  # fmt: skip
     monkeypatch.setattr(publisher_module, "_MAX_SERVERS", 2)
     for name in ("r1", "r2"):
         receive(publisher.address, name).report(1, 4)

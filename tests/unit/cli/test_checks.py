@@ -28,7 +28,7 @@ from services.cli.checks.machine import (
     check_port,
     check_python,
 )
-from services.cli.checks.npu import npu_check
+from services.cli.checks.npu import check_npu
 from services.cli.checks.packages import check_packages
 from services.cli.checks.secrets import check_secrets
 from services.cli.checks.servers import check_gateway, check_redis, redact_url
@@ -184,19 +184,19 @@ def test_without_docker_there_are_warnings_only(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_without_an_npu_and_without_the_wish_for_one_all_is_well(tmp_path: Path) -> None:
-    assert levels(npu_check(tmp_path)(subject(tmp_path))) == {"npu": Level.OK}
+    assert levels(check_npu(subject(tmp_path), tmp_path)) == {"npu": Level.OK}
 
 
 def test_an_npu_that_is_not_used_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / "davinci0").touch()
-    assert "MILLRACE_PLATFORM=npu" in the_remedy(npu_check(tmp_path)(subject(tmp_path)))
+    assert "MILLRACE_PLATFORM=npu" in the_remedy(check_npu(subject(tmp_path), tmp_path))
 
 
 def test_a_wanted_npu_needs_devices_driver_and_cann(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     wanted = subject(tmp_path, platform=Platform.NPU)
-    assert levels(npu_check(tmp_path)(wanted)) == dict.fromkeys(("npu devices", "npu driver", "cann"), Level.PROBLEM)
+    assert levels(check_npu(wanted, tmp_path)) == dict.fromkeys(("npu devices", "npu driver", "cann"), Level.PROBLEM)
 
 
 def test_devices_driver_and_cann_are_named_by_their_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +213,7 @@ def test_devices_driver_and_cann_are_named_by_their_versions(tmp_path: Path, mon
     (tmp_path / "npu-smi").write_text("#!/bin/sh\nexit 0\n")
     (tmp_path / "npu-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    found = {item.name: item for item in npu_check(tmp_path)(subject(tmp_path, platform=Platform.NPU))}
+    found = {item.name: item for item in check_npu(subject(tmp_path, platform=Platform.NPU), tmp_path)}
     assert {item.level for item in found.values()} == {Level.OK}
     assert found["npu devices"].found == "1: davinci0"
     assert found["npu driver"].found == "25.5.0"

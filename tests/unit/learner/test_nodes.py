@@ -6,7 +6,7 @@ import pytest
 
 from services.common.config.settings import Settings
 from services.common.errors import ConfigError
-from services.learner.ranks.launch import Nodes, rank_command
+from services.learner.ranks.launch import RANK_MODULE, Nodes, launch_command
 
 WORLD = {"worker": "learner-a", "learner_nodes": 4, "learner_rendezvous": "10.0.0.1:29400"}
 
@@ -30,7 +30,7 @@ def test_every_machine_runs_its_share_and_only_node_0_hosts_the_rendezvous() -> 
         assert {"--nnodes=4", "--nproc-per-node=8", "--rdzv-id=job-1"} <= set(arguments)
         assert {"--rdzv-endpoint=10.0.0.1:29400", f"--local-addr=10.0.0.{index + 1}"} <= set(arguments)
         assert any(f"is_host={int(index == 0)}," in argument for argument in arguments)
-        command = rank_command(nodes(learner_node=index), "job-1", 32, 3)
+        command = launch_command(arguments, 3, RANK_MODULE)
         assert command[-3:] == ["--monitor-interval=0.5", "-m", "services.learner.rank"]
 
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from services.reward.verifiers.base import Score, declares_lowest_reward
+from services.reward.verifiers.base import Score
 
 MARK_FILE = "ODD_VERIFIERS_MARK"
 
@@ -74,9 +74,11 @@ def takes_memory(response: str, ground_truth: str, extra_info: dict[str, Any]) -
     return Score(1.0, 1.0, str(len(bytearray(int(response) * 1024**2))))
 
 
-@declares_lowest_reward(-2.5)
 def strict(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:
     return {"sleep": sleep, "eat": eats_memory}[response]("60", ground_truth, extra_info)
+
+
+vars(strict)["lowest_reward"] = -2.5
 
 
 def declares_nonsense(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:

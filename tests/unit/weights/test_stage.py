@@ -148,14 +148,14 @@ def test_a_directory_that_cannot_be_used_is_refused_by_name(tmp_path: Path) -> N
 
 def test_every_tensor_begins_at_a_multiple_of_its_element() -> None:
     source, _ = snapshot()
-    plan = layout(source.tensors, {})
+    plan = layout([(spec.name, spec.dtype, spec.shape) for spec in source.tensors], {})
     sizes = {"float32": 4, "bfloat16": 2, "float16": 2}
     assert all(plan.offsets[spec.name] % sizes[spec.dtype] == 0 for spec in source.tensors)
     assert len(plan.header) % 8 == 0
 
 
-def test_stacks_with_homes_of_their_own_stage_apart() -> None:
-    assert len({default_stage_directory("r0", Path(home), 0) for home in ("a", "b")}) == 2
+def test_stacks_with_homes_of_their_own_stage_apart(tmp_path: Path) -> None:
+    assert len({default_stage_directory("r0", Path(home), 0, tmp_path) for home in ("a", "b")}) == 2
 
 
 def test_shared_memory_is_used_only_when_it_has_room(tmp_path: Path) -> None:
@@ -171,4 +171,4 @@ def test_shared_memory_is_used_only_when_it_has_room(tmp_path: Path) -> None:
     shared.symlink_to(tmp_path)  # as another user of this machine may, who knows the name
     assert default_stage_directory("r0", Path("home"), 1, tmp_path) == Path("home/stage/r0")
     with pytest.raises(ConfigError, match=r"'\.\./x'"):
-        default_stage_directory("../x", Path("home"), 1)
+        default_stage_directory("../x", Path("home"), 1, tmp_path)

@@ -19,32 +19,33 @@ import redis
 
 from services.cli.checks.servers import redact_url
 from services.cli.stack.children import start_child
+from services.cli.stack.health import Prober
 from services.cli.stack.plan import _plan_redis
-from services.cli.stack.redis import EmbeddedRedis, server_binary
+from services.cli.stack.redis import server_binary
 from services.cli.stack.runtime import Runtime
 from services.common.config.private_folder import make_private
 from services.common.errors import ConfigError, DeadlineExceeded
 from tests.chaos.proxy import server_of
+from tests.own_redis import OwnRedis
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
-    server = EmbeddedRedis(tmp_path / "redis")
+def server(tmp_path: Path) -> Iterator[OwnRedis]:
+    server = OwnRedis(tmp_path / "redis")
     server.start()
     yield server
     server.stop()
 
 
-def test_it_listens_on_no_port_has_every_write_in_a_file_and_never_evicts(server: EmbeddedRedis) -> None:
+def test_it_listens_on_no_port_has_every_write_in_a_file_and_never_evicts(server: OwnRedis) -> None:
     with redis.Redis.from_url(server.url, decode_responses=True) as client:
         wanted = {"appendonly": "yes", "appendfsync": "everysec", "maxmemory-policy": "noeviction", "port": "0"}
         assert {name: client.config_get(name)[name] for name in wanted} == wanted
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_restart_keeps_address_and_data(server: EmbeddedRedis, number: signal.Signals) -> None:
+def test_a_restart_keeps_address_and_data(server: OwnRedis, number: signal.Signals) -> None:
     url, pid = server.url, server.pid
-    assert pid is not None
     with redis.Redis.from_url(url) as client:
         client.xadd("s", {"d": b"1"})
     psutil.Process(pid).send_signal(number)
@@ -54,19 +55,6 @@ def test_a_restart_keeps_address_and_data(server: EmbeddedRedis, number: signal.
     assert server.pid != pid
     with redis.Redis.from_url(url) as client:
         assert client.xlen("s") == 1
-
-
-def test_stopping_twice_is_harmless(server: EmbeddedRedis) -> None:
-    server.stop()
-    server.stop()
-    assert server.pid is None
-
-
-def test_a_server_that_cannot_start_names_its_log(tmp_path: Path) -> None:
-    server = EmbeddedRedis(tmp_path / "redis")
-    (server.folder / "appendonlydir").write_text("no directory")
-    with pytest.raises(ConfigError, match=r"ended at once .*see .*redis\.log"):
-        server.start()
 
 
 @pytest.fixture
@@ -81,7 +69,7 @@ def open_folder() -> Iterator[Path]:
 @pytest.mark.skipif(sys.platform != "linux" or os.getuid() != 0, reason="only root can be another user for a while")
 def test_another_user_of_the_machine_reaches_neither_the_server_nor_its_files(open_folder: Path) -> None:
     (open_folder / "home/redis").mkdir(parents=True, mode=0o755)  # by an earlier release, or a person
-    server = EmbeddedRedis(open_folder / "home/redis")
+    server = OwnRedis(open_folder / "home/redis")
     server.start()
     try:
         with redis.Redis.from_url(server.url) as client:
@@ -95,7 +83,7 @@ def test_another_user_of_the_machine_reaches_neither_the_server_nor_its_files(op
         server.stop()
 
 
-def listening(server: EmbeddedRedis) -> list[str]:
+def listening(server: OwnRedis) -> list[str]:
     """Where the server can be connected to, the names of its Unix sockets included (an abstract one has no directory to guard it)."""
     connections = psutil.Process(server.pid).net_connections(kind="all")
     return [str(one.laddr) for one in connections if one.status in {psutil.CONN_LISTEN, psutil.CONN_NONE} and one.laddr]
@@ -126,7 +114,7 @@ def test_a_home_with_a_long_path_has_its_socket_in_the_spare_directory(tmp_path:
     long = tmp_path / ("home " * 20) / "redis"
     spare = tmp_path / "s"
     spare.mkdir(mode=0o700)
-    server = EmbeddedRedis(long, spare=spare)
+    server = OwnRedis(long, spare=spare)
     server.start()
     try:
         assert server.socket == spare / "redis.sock"
@@ -135,12 +123,12 @@ def test_a_home_with_a_long_path_has_its_socket_in_the_spare_directory(tmp_path:
     finally:
         server.stop()
     with pytest.raises(ConfigError, match="longer than"):
-        EmbeddedRedis(long)
+        OwnRedis(long)
 
 
 @pytest.mark.parametrize("name", ["with a space", "100%", "a?b#c", "größe", "'quoted\""])
 def test_the_url_names_the_socket_whatever_the_home_is_called(tmp_path: Path, name: str) -> None:
-    server = EmbeddedRedis(tmp_path / name)
+    server = OwnRedis(tmp_path / name)
     server.start()
     try:
         with redis.Redis.from_url(server.url) as client:
@@ -163,8 +151,8 @@ def test_a_folder_of_another_user_or_behind_a_link_is_refused(tmp_path: Path) ->
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")
 def test_it_dies_with_its_parent(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from services.cli.stack.redis import EmbeddedRedis\n"
-        "server = EmbeddedRedis(Path(sys.argv[1])); server.start(); print(server.pid, flush=True); time.sleep(600)"
+        "import sys, time; from pathlib import Path; from tests.own_redis import OwnRedis\n"
+        "server = OwnRedis(Path(sys.argv[1])); server.start(); print(server.pid, flush=True); time.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
@@ -193,10 +181,11 @@ def test_a_stopped_server_gives_no_sign_of_life(tmp_path: Path, monkeypatch: pyt
     _, (spec,) = _plan_redis(tmp_path, Runtime(tmp_path, None), 5.0)
     process = start_child(spec.argv, log_path=tmp_path / "log")
     try:
-        deadline = time.monotonic() + 20
-        while spec.ready(process.pid) is not None:
+        prober, deadline = Prober(process.pid, spec.ready, 0.05), time.monotonic() + 20
+        while prober.complaint is not None:
             assert time.monotonic() < deadline
             time.sleep(0.05)
+        prober.stop()
         assert spec.healthy(process.pid) is None
         process.send_signal(signal.SIGSTOP)
         with pytest.raises(DeadlineExceeded, match="no answer on /"):

@@ -19,7 +19,7 @@ from services.common.sandbox.pool import Sandbox
 from services.common.service.process_tree import family
 from services.common.spec.job import JobSpec
 from services.gateway.admission import admission as module
-from services.gateway.admission.admission import MAX_CONCURRENT_CHECKS, ChildAdmission
+from services.gateway.admission.admission import MAX_CONCURRENT_CHECKS, Admission
 from services.gateway.errors import AdmissionBusy, SpecRefused
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -44,7 +44,7 @@ async def found(
     sandbox: Sandbox, trial: str, *, deadline_s: float = 20.0, **changes: Any
 ) -> tuple[list[tuple[str, str]], tuple[str, ...]]:
     """What was wrong, and what was not checked."""
-    admission = ChildAdmission(
+    admission = Admission(
         sandbox, Settings(token=SecretStr("t" * 40)), deadline_s=deadline_s, checks=f"{TRIALS}:{trial}"
     )
     try:
@@ -133,7 +133,7 @@ async def test_no_more_specs_are_checked_at_once_than_there_are_places(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "QUEUE_TIMEOUT_S", 0.3)
-    admission = ChildAdmission(sandbox, Settings(), deadline_s=3.0, checks=f"{TRIALS}:EndlessModel")
+    admission = Admission(sandbox, Settings(), deadline_s=3.0, checks=f"{TRIALS}:EndlessModel")
     began = time.monotonic()
     answers = await asyncio.gather(
         *(admission.admit(SPEC) for _ in range(3 * MAX_CONCURRENT_CHECKS)), return_exceptions=True
@@ -144,7 +144,7 @@ async def test_no_more_specs_are_checked_at_once_than_there_are_places(
 
 async def test_nothing_is_left_of_a_submission_whose_client_went_away(sandbox: Sandbox) -> None:
     server = psutil.Process(sandbox.pid)
-    admission = ChildAdmission(sandbox, Settings(), checks=f"{TRIALS}:EndlessModel")
+    admission = Admission(sandbox, Settings(), checks=f"{TRIALS}:EndlessModel")
     admitting = asyncio.create_task(admission.admit(SPEC))
     while len(family(server.pid)) != 2:
         await asyncio.sleep(0.02)
@@ -157,13 +157,13 @@ async def test_nothing_is_left_of_a_submission_whose_client_went_away(sandbox: S
 
 
 async def test_a_body_is_read_to_the_spec_that_it_says(sandbox: Sandbox) -> None:
-    admission = ChildAdmission(sandbox, Settings())
+    admission = Admission(sandbox, Settings())
     assert await admission.read(json.dumps(DOCUMENT).encode(), "application/json") == SPEC
     assert await admission.read(json.dumps(DOCUMENT).encode(), "application/yaml") == SPEC
 
 
 async def test_what_is_wrong_with_a_body_is_told_by_field(sandbox: Sandbox) -> None:
-    admission = ChildAdmission(sandbox, Settings())
+    admission = Admission(sandbox, Settings())
     with pytest.raises(SpecRefused) as caught:
         await admission.read(b'{"model": {"path": "tiny"}, "lerner": {}}', "application/json")
     assert {problem.field for problem in caught.value.problems} == {"data", "lerner"}
@@ -174,6 +174,6 @@ async def test_a_body_that_cannot_be_parsed_within_its_limits_is_refused_and_oth
 ) -> None:
     monkeypatch.setattr(module, "READ", "tests.unit.common.sandbox.deeds:echo_slowly")
     monkeypatch.setattr(module, "READ_LIMITS", Limits(wall_s=1.0, memory_mib=256))
-    admission = ChildAdmission(sandbox, Settings())
+    admission = Admission(sandbox, Settings())
     with pytest.raises(SpecRefused, match="the body cannot be read: it took longer than 1 s"):
         await admission.read(b"", "application/yaml")

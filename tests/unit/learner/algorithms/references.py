@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from services.common.spec.algorithm import AlgorithmSpec, ImportanceCorrection, KlEstimator, LossName
-from services.learner.algorithms.inputs import LossInputs
+from services.learner.algorithms.losses import LossInputs
 
 
 @dataclass(frozen=True, slots=True)

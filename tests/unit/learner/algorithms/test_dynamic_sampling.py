@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.common.spec.algorithm import AdvantageEstimator, FilterMetric
-from services.learner.algorithms.advantages import batch_advantages, filter_values, is_degenerate
+from services.common.spec.algorithm import AdvantageEstimator
+from services.learner.algorithms.advantages import batch_advantages, is_degenerate
 
 VALUES = st.lists(st.one_of(st.sampled_from([0.0, 0.1, 1.0]), st.floats(-1e3, 1e3)), min_size=2, max_size=16)
 
@@ -48,9 +48,3 @@ def test_none_or_one_value_carries_no_comparison() -> None:
 def test_a_value_that_is_not_finite_is_refused(value: float) -> None:
     with pytest.raises(ValueError, match="finite"):
         is_degenerate([0.0, value])
-
-
-def test_the_metric_chooses_what_is_compared() -> None:
-    accuracies, rewards = [1.0, 1.0], [1.0, 0.7]
-    assert is_degenerate(filter_values(FilterMetric.ACCURACY, accuracies=accuracies, rewards=rewards))
-    assert not is_degenerate(filter_values(FilterMetric.REWARD, accuracies=accuracies, rewards=rewards))

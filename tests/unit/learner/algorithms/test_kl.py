@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.common.spec.algorithm import KlEstimator
-from services.learner.algorithms.losses import LOG_RATIO_BOUND, kl_estimate
-from services.learner.algorithms.mismatch import effective_sample_share, mismatch_metrics
+from services.learner.algorithms.losses import LOG_RATIO_BOUND, effective_sample_share, kl_estimate, mismatch_metrics
 
 
 def two_policies(seed: int, scale: float) -> tuple[torch.Tensor, torch.Tensor]:

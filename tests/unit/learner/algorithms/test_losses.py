@@ -13,8 +13,7 @@ from hypothesis import settings as profile
 from hypothesis import strategies as st
 
 from services.common.spec.algorithm import AlgorithmSpec, ImportanceCorrection, KlEstimator, LossName
-from services.learner.algorithms.inputs import LossInputs
-from services.learner.algorithms.losses import make_loss
+from services.learner.algorithms.losses import LossInputs, make_loss
 from tests.unit.learner.algorithms.references import (
     Token,
     kink_distance,

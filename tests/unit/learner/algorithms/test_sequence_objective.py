@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from services.common.spec.algorithm import AlgorithmSpec, LossName
-from services.learner.algorithms.inputs import LossInputs
-from services.learner.algorithms.losses import make_loss
+from services.learner.algorithms.losses import LossInputs, make_loss
 
 LENGTHS = (5, 1, 8, 3)
 ADVANTAGES = (1.5, -0.5, 1.0, -1.0)

@@ -73,7 +73,7 @@ async def test_tasks_order_and_fingerprint_are_those_of_the_source_itself_byte_b
     rows = held_out_rows(held_out, train, 9)
     assert data.held_out_tasks == len(rows) == 9
     for _ in range(2):
-        found = [(await factory.evaluation(n, n, 1, 0)).prompt for n in range(9)]
+        found = [(await factory.evaluation(n, n, 0)).prompt for n in range(9)]
         assert found == [held_out[row].prompt for row in rows]
 
 

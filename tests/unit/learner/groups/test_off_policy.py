@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from services.learner.groups.off_policy import AcceptRate, ReadyGroup, issue_budget, select_batch
+from services.learner.groups.off_policy import HORIZON, AcceptRate, issue_budget, select_batch
 
 
 def budget(**changes: float | bool) -> int:
@@ -25,15 +25,14 @@ def budget(**changes: float | bool) -> int:
     return issue_budget(**(values | changes))  # type: ignore[arg-type]
 
 
-def groups(*ages: int) -> list[ReadyGroup]:
-    return [ReadyGroup(group_id, age) for group_id, age in enumerate(ages)]
+def groups(*ages: int) -> dict[int, int]:
+    return dict(enumerate(ages))
 
 
 def select(
-    ready: list[ReadyGroup], in_flight: list[int], *, bsize: int = 2, k: int = 2, partial: bool = False
+    ready: dict[int, int], in_flight: list[int], *, bsize: int = 2, k: int = 2, partial: bool = False
 ) -> list[int] | None:
-    chosen = select_batch(ready, in_flight, groups_per_step=bsize, max_off_policy_steps=k, partial=partial)
-    return None if chosen is None else [group.group_id for group in chosen]
+    return select_batch(ready, in_flight, groups_per_step=bsize, max_off_policy_steps=k, partial=partial)
 
 
 def test_all_slots_are_filled_at_the_start() -> None:
@@ -82,7 +81,7 @@ def test_the_oldest_go_first_and_equal_ages_by_ordinal() -> None:
 
 def test_a_step_waits_for_its_full_number_of_groups() -> None:
     assert select(groups(1), []) is None
-    assert select([], [], partial=True) is None
+    assert select({}, [], partial=True) is None
     assert select(groups(1), [], partial=True) == [0]
 
 
@@ -121,15 +120,15 @@ def test_a_step_goes_exactly_if_each_age_left_behind_fits_its_remaining_steps(
     if len(ready) < bsize:
         assert chosen is None
         return
-    taken = sorted(ready, key=lambda g: (-g.policy_age, g.group_id))[:bsize]
-    left = [g.policy_age for g in ready if g not in taken] + in_flight
+    taken = sorted(ready, key=lambda group_id: (-ready[group_id], group_id))[:bsize]
+    left = [age for group_id, age in ready.items() if group_id not in taken] + in_flight
     # any age beyond k counts as k
     fits = all(sum(age >= j for age in left) <= (k - j) * bsize for j in range(k + 1))
-    assert chosen == ([g.group_id for g in taken] if fits else None)
+    assert chosen == (taken if fits else None)
 
 
 def test_the_accept_rate_begins_at_its_prior_and_finds_the_share() -> None:
-    rate = AcceptRate(prior=0.5)
+    rate = AcceptRate()
     assert rate.value == 0.5
     for _ in range(300):
         for informative in (True, False, False, False):
@@ -138,10 +137,10 @@ def test_the_accept_rate_begins_at_its_prior_and_finds_the_share() -> None:
 
 
 def test_the_accept_rate_follows_a_change_within_its_horizon() -> None:
-    rate = AcceptRate(horizon=32.0)
-    for _ in range(1000):
+    rate = AcceptRate()
+    for _ in range(8000):
         rate.update(True)
-    for _ in range(64):
+    for _ in range(int(2 * HORIZON)):
         rate.update(False)
     assert rate.value < 0.3
 
@@ -152,12 +151,6 @@ def test_the_accept_rate_never_reaches_its_ends(informative: bool) -> None:
     for _ in range(20_000):
         rate.update(informative)
         assert 0.005 < rate.value < 0.995
-
-
-@pytest.mark.parametrize("wrong", [{"prior": 0.0}, {"prior": 1.0}, {"prior_groups": 0.0}, {"horizon": 1.0}])
-def test_a_prior_that_says_never_or_always_is_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="accept rate"):
-        AcceptRate(**wrong)
 
 
 @dataclass(slots=True)
@@ -190,9 +183,9 @@ class HeadSimulation(RuleBasedStateMachine):
             step_under_way=bool(self.training),
         )  # fmt: skip
 
-    def select(self, *, partial: bool = False) -> list[ReadyGroup] | None:
+    def select(self, *, partial: bool = False) -> list[int] | None:
         return select_batch(
-            [ReadyGroup(group_id, self.version - oldest) for group_id, oldest in self.ready.items()],
+            {group_id: self.version - oldest for group_id, oldest in self.ready.items()},
             [self.version - group.issue_version for group in self.in_flight.values()],
             groups_per_step=self.bsize, max_off_policy_steps=self.k, partial=partial,
         )  # fmt: skip
@@ -230,9 +223,8 @@ class HeadSimulation(RuleBasedStateMachine):
             return
         assert 1 <= len(chosen) <= self.bsize
         assert refills_are_used_up or len(chosen) == self.bsize
-        for group in chosen:
-            assert 0 <= group.policy_age <= self.k
-            del self.ready[group.group_id]
+        for group_id in chosen:
+            assert 0 <= self.version - self.ready.pop(group_id) <= self.k
         if not self.in_flight:  # the gate goes on in any case then, and what it leaves behind must fit all the same
             left = [self.version - oldest for oldest in self.ready.values()]
             assert all(sum(age >= j for age in left) <= (self.k - j) * self.bsize for j in range(self.k + 1))

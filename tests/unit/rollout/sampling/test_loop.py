@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from redis.asyncio import Redis
@@ -21,6 +21,7 @@ from services.common.streams.consumer import Consumer
 from services.common.streams.types import Message, Purpose, RolloutGroup, Task
 from services.common.streams.worker import WorkerLimits
 from services.common.weights.snapshot import PolicyVersion
+from services.rollout.engine.engine import Engine
 from services.rollout.engine.types import Piece
 from services.rollout.engine.update import VersionLabel
 from services.rollout.sampling import sampler as sampler_module
@@ -86,7 +87,7 @@ class Bench:
 
     def loop(self, name: str = "r0") -> TaskLoop:
         consumer = Consumer(self.redis, self.blocking, JOB, Stage.TASKS, group=CONSUMER_GROUP, name=name)
-        return TaskLoop(consumer, Sampler(self.engine, name), self.label, self.limits, self.drain)
+        return TaskLoop(consumer, Sampler(cast("Engine", self.engine), name), self.label, self.limits, self.drain)
 
     @asynccontextmanager
     async def running(self, name: str = "r0") -> AsyncIterator[TaskLoop]:

@@ -7,10 +7,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import AsyncGenerator, Iterable, Sequence
+from typing import cast
 
 import pytest
 
 from services.common.streams.types import Message, Purpose, Task
+from services.rollout.engine.engine import Engine
 from services.rollout.engine.types import Piece
 from services.rollout.sampling.sampler import Sampler
 
@@ -53,13 +55,17 @@ class Scripted:
             self.aborted = list(left)
 
 
+def sampler(engine: Scripted) -> Sampler:
+    return Sampler(cast("Engine", engine), "r0")
+
+
 def task(**changes: object) -> Task:
     return dataclasses.replace(TASK, **changes)  # type: ignore[arg-type]
 
 
 async def test_a_group_closes_with_what_is_whole_at_the_deadline_when_that_is_enough() -> None:
     engine = Scripted(0.0, NEVER, 0.0, 0.0)
-    group = await Sampler(engine, "r0").sample(task(rollout_timeout_s=0.2, min_group_size=2))
+    group = await sampler(engine).sample(task(rollout_timeout_s=0.2, min_group_size=2))
     assert group.failure is None
     assert [rollout.tokens.tolist() for rollout in group.rollouts] == [[7, 10], [7, 12], [7, 13]]
     assert [rollout.text for rollout in group.rollouts] == ["[7, 10]", "[7, 12]", "[7, 13]"]
@@ -70,7 +76,7 @@ async def test_a_group_closes_with_what_is_whole_at_the_deadline_when_that_is_en
 @pytest.mark.parametrize(("needed", "said"), [(3, "the group needs 3"), (None, "the group needs 4")])
 async def test_a_group_with_too_few_whole_rollouts_fails_this_attempt(needed: int | None, said: str) -> None:
     engine = Scripted(0.0, NEVER, NEVER, 0.0)
-    group = await Sampler(engine, "r0").sample(task(rollout_timeout_s=0.2, min_group_size=needed))
+    group = await sampler(engine).sample(task(rollout_timeout_s=0.2, min_group_size=needed))
     assert group.failure == f"2 of 4 rollouts were sampled within 0.2 s; {said}"
     assert group.rollouts == ()
     assert not group.permanent, "another attempt may be quicker"
@@ -78,16 +84,16 @@ async def test_a_group_with_too_few_whole_rollouts_fails_this_attempt(needed: in
 
 
 async def test_no_deadline_cuts_a_group_that_is_whole_in_time() -> None:
-    group = await Sampler(Scripted(0.0, 0.1, 0.2, 0.0), "r0").sample(task(rollout_timeout_s=5.0, min_group_size=2))
+    group = await sampler(Scripted(0.0, 0.1, 0.2, 0.0)).sample(task(rollout_timeout_s=5.0, min_group_size=2))
     assert len(group.rollouts) == 4
 
 
 async def test_the_groups_deadline_holds_where_rollouts_have_none() -> None:
-    group = await Sampler(Scripted(0.0, NEVER, 0.0, 0.0), "r0").sample(task(timeout_s=0.2, min_group_size=3))
+    group = await sampler(Scripted(0.0, NEVER, 0.0, 0.0)).sample(task(timeout_s=0.2, min_group_size=3))
     assert len(group.rollouts) == 3
 
 
 async def test_a_prompt_that_cannot_be_used_fails_for_good() -> None:
-    group = await Sampler(Scripted(0.0), "r0").sample(task(max_tokens=100))
+    group = await sampler(Scripted(0.0)).sample(task(max_tokens=100))
     assert group.permanent
     assert group.failure == "the prompt is too long: 2 tokens and max_tokens 100 exceed the model's 64"
