@@ -19,6 +19,15 @@ from services.cli.up import detach, run_down
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / ".millrace" / "models"
+MODEL = MODELS / "tiny-400"
+"""The demo's small model after 400 of its 1,000 steps of warm start: nearly as good, and made in less than half the time."""
+_MAKE_MODEL = """
+import sys
+from pathlib import Path
+from examples.demo.charlm_recipe import TinyRecipe
+from examples.demo.models import make_tiny
+make_tiny(Path(sys.argv[1]), TinyRecipe(steps=400, demonstrations=51_200))
+"""
 
 
 @dataclass(frozen=True)
@@ -70,10 +79,8 @@ class Stack:
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """The stack, with the demo's tiny model registered."""
-    MODELS.mkdir(parents=True, exist_ok=True)
-    maker = [sys.executable, "-m", "examples.demo.models", "tiny", "--out", str(MODELS / "tiny")]
-    subprocess.run(maker, check=True, timeout=600)
+    """The stack, with the model's directory among its own."""
+    subprocess.run([sys.executable, "-c", _MAKE_MODEL, str(MODEL)], cwd=ROOT, check=True, timeout=600)
     home = tmp_path_factory.mktemp("stack")
     patch = pytest.MonkeyPatch()
     patch.setenv("MILLRACE_MODEL_ROOTS", f'["{MODELS}"]')
@@ -91,8 +98,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 def demo_spec() -> dict[str, Any]:
     """The demo's job, cut down to a test's length."""
     spec: dict[str, Any] = yaml.safe_load((ROOT / "deploy/config/jobs/demo.yaml").read_text())
-    spec["model"]["path"] = str(MODELS / "tiny")
-    spec["learner"]["steps"] = 50
+    spec["model"]["path"] = str(MODEL)
+    spec["learner"]["steps"] = 36
     spec["learner"]["lr_warmup_steps"] = 5
     spec["checkpoint"]["interval_steps"] = 10
     spec["eval"]["tasks"] = 64

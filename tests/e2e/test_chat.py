@@ -41,10 +41,10 @@ def running(stack: Stack) -> Iterator[str]:
 def long_job() -> dict[str, Any]:
     import yaml
 
-    from tests.e2e.conftest import MODELS
+    from tests.e2e.conftest import MODEL
 
     spec: dict[str, Any] = yaml.safe_load((ROOT / "deploy/config/jobs/demo.yaml").read_text())
-    spec["model"]["path"] = str(MODELS / "tiny")
+    spec["model"]["path"] = str(MODEL)
     spec["learner"]["steps"] = 5000
     spec["eval"] = {"enabled": False}
     return spec

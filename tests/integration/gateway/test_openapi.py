@@ -104,7 +104,7 @@ def test_no_request_makes_a_server_error_and_every_answer_fits_the_openapi(proce
     fuzz(process, tmp_path, *every, "--max-examples", "3", "--include-operation-id", "job_events")
     others = ("--exclude-operation-id", "job_events", "--exclude-operation-id", "submit_job")
     fuzz(process, tmp_path, *every, "--max-examples", "5", *others)
-    for media_type in ("application/json", "application/yaml", "text/yaml"):
+    for media_type in ("application/json", "application/yaml"):
         fuzz(process, tmp_path, *some, "--include-operation-id", "submit_job", media_type=media_type)
     listed = httpx.get(f"{process.url}/jobs", headers={"Authorization": bearer(process)}).json()
     assert listed["total"] > 1, "no spec got through: the fuzzing never reached a created job"
@@ -120,15 +120,16 @@ def test_without_a_token_every_answer_fits_the_openapi_too(process: Any, tmp_pat
     fuzz(process, tmp_path, "--phases", "examples,fuzzing", "--max-examples", "2", token=False)
 
 
-@pytest.mark.parametrize("operation", ["list_dead_letters", "get_dead_letter", "requeue_dead_letter", "job_ledger"])
 async def test_every_answer_about_dead_letters_and_fates_fits_the_openapi(
-    process: Any, redis: Redis, troubled_job: str, tmp_path: Path, operation: str
+    process: Any, redis: Redis, troubled_job: str, tmp_path: Path
 ) -> None:
-    options = ("--phases", "examples,coverage,fuzzing", "--max-examples", "10", "--include-operation-id", operation)
-    await asyncio.to_thread(fuzz, process, tmp_path, *options)
-    left = {stage: await redis.xrange(keys.dead(troubled_job, stage), LETTER_ID, LETTER_ID) for stage in Stage}
-    taken = not all(left.values())
-    assert taken == (operation == "requeue_dead_letter"), "reading moves no letter, and putting back does"
+    options = ("--phases", "examples,coverage,fuzzing", "--max-examples", "10")
+    reads = ("list_dead_letters", "get_dead_letter", "job_ledger")
+    for operations, taken in ((reads, False), (("requeue_dead_letter",), True)):
+        chosen = (f"--include-operation-id={name}" for name in operations)
+        await asyncio.to_thread(fuzz, process, tmp_path, *options, *chosen)
+        left = {stage: await redis.xrange(keys.dead(troubled_job, stage), LETTER_ID, LETTER_ID) for stage in Stage}
+        assert (not all(left.values())) is taken, "reading moves no letter, and putting back does"
     async with httpx.AsyncClient(base_url=process.url, headers={"Authorization": bearer(process)}) as client:
         ledger = (await client.get(f"/jobs/{troubled_job}/ledger")).json()
     assert (ledger["source"], ledger["total"]) == ("journal", 2 * len(Fate)), "the fates were not read"
