@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import sys
 import tomllib
 from collections.abc import Iterator
 from importlib import metadata
@@ -62,6 +64,38 @@ def test_every_pin_is_the_one_of_the_whole_lock(service: str) -> None:
 @pytest.mark.parametrize("service", SERVICES)
 def test_nothing_that_the_service_needs_is_missing(service: str) -> None:
     assert needed(service) - names(f"{service}.txt").keys() == set()
+
+
+def imported(service: str) -> set[str]:
+    """Every package that the service's modules, and those that they use, import when they are imported."""
+    paths = (ROOT / "services" / service).rglob("*.py")
+    todo = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
+    seen, found = set(), set()
+    while todo:
+        module = todo.pop()
+        path = ROOT / Path(*module.split(".")).with_suffix(".py")
+        path = path if path.exists() else path.with_suffix("") / "__init__.py"
+        if module in seen or not path.exists():
+            continue
+        seen.add(module)
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Import):
+                names_there = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names_there = [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
+            else:
+                continue
+            todo += [name for name in names_there if name.startswith("services.")]
+            found |= {name.partition(".")[0] for name in names_there}
+    return found - set(sys.stdlib_module_names) - {"services"}
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_every_package_that_the_service_imports_is_in_its_lock(service: str) -> None:
+    distributions = metadata.packages_distributions()
+    locked = names(f"{service}.txt").keys()
+    missing = [name for name in imported(service) if not {canonicalize_name(d) for d in distributions[name]} & locked]
+    assert missing == []
 
 
 def test_small_services_have_no_torch_and_no_vllm() -> None:
