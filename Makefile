@@ -7,6 +7,8 @@ LOCK := deploy/lock/cpu.txt
 BIN := $(VENV)/bin
 SOURCES := services examples tests benchmarks deploy
 MODEL ?= tiny
+# Where this is set, every process of the tests would compile our modules once more.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo up down serve test-unit test test-all coverage chaos test-compose test-ascend-versions lint format proto dashboards bench lock lock-ascend audit clean
@@ -35,10 +37,10 @@ serve: setup ## Starts all services on this machine, without containers
 
 test-unit: ## The unit tests, in an environment of their own without torch or an engine
 	@PYTHON="$(PYTHON)" PIP_NO_COMPILE=1 deploy/install.sh .venv-unit deploy/lock/unit.txt
-	@.venv-unit/bin/python -m pytest -q -n 2 --dist loadfile tests/unit
+	@.venv-unit/bin/python -m pytest -q -n 3 --dist worksteal tests/unit
 
-test: setup ## Unit, integration and a short end-to-end test (a quarter of an hour on two idle cores)
-	@$(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder -m "not slow and not compose and not chaos"
+test: setup ## Unit, integration and a short end-to-end test (about twelve minutes on two idle cores)
+	@$(BIN)/python -m pytest -q -n 5 --dist loadfile --no-loadscope-reorder -m "not slow and not compose and not chaos"
 
 test-all: setup ## Also the long ones
 	@$(BIN)/python -m pytest -q -m "not compose and not chaos"

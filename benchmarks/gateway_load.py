@@ -16,11 +16,10 @@ import os
 import platform
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,44 +172,38 @@ def make_jobs(redis_url: str, state: str, count: int) -> list[str]:
 
 @contextmanager
 def running(folder: Path) -> Iterator[tuple[int, str]]:
-    """A gateway; its port, and its Redis' port."""
+    """A gateway; its port, and its Redis' URL."""
     redis = EmbeddedRedis(folder / "redis")
-    server = start_child(redis.argv, log_path=folder / "redis.log")
-    while not redis.answers(server.pid):
-        if server.poll() is not None:
-            raise SystemExit(f"Redis ended: see {folder / 'redis.log'}")
-        time.sleep(0.02)
     port = free_port()
     environment = os.environ | {
         "REDIS_URL": redis.url, "MILLRACE_HOME": str(folder / "home"), "MILLRACE_GATEWAY_PORT": str(port),
         "MILLRACE_TOKEN": FIRST_TOKEN, "MILLRACE_LOG_LEVEL": "INFO",
     }  # fmt: skip
-    try:
-        with process([sys.executable, "-m", "services.gateway"], port, folder / "gateway.log", environment):
-            yield port, redis.url
-    finally:
-        server.kill()
-        server.wait()
+    gateway = [sys.executable, "-m", "services.gateway"]
+    with (
+        process(redis.argv, redis.answers, folder / "redis.log"),
+        process(gateway, lambda _: listens(port), folder / "gateway.log", environment),
+    ):
+        yield port, redis.url
 
 
 @contextmanager
 def bare(size: int) -> Iterator[int]:
     """The route that all is compared with; its port."""
     port = free_port()
-    with process([sys.executable, "-c", BARE, str(port), str(size)], port, Path(os.devnull), dict(os.environ)):
+    with process([sys.executable, "-c", BARE, str(port), str(size)], lambda _: listens(port), Path(os.devnull)):
         yield port
 
 
 @contextmanager
-def process(arguments: list[str], port: int, log: Path, environment: dict[str, str]) -> Iterator[None]:
-    """A server, once it listens."""
-    with log.open("wb") as file:
-        started = subprocess.Popen(arguments, stdout=file, stderr=file, env=environment)
+def process(
+    arguments: list[str], ready: Callable[[int], bool], log: Path, environment: dict[str, str] | None = None
+) -> Iterator[None]:
+    """A server, once `ready` says so of its process id."""
+    started = start_child(arguments, log_path=log, env=environment)
     deadline = time.monotonic() + START_S
     try:
-        while True:
-            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-                break
+        while not ready(started.pid):
             if started.poll() is not None or time.monotonic() > deadline:
                 sys.exit(f"a server did not start: {log.read_text() if log.is_file() else ''}")
             time.sleep(0.05)
@@ -218,6 +211,13 @@ def process(arguments: list[str], port: int, log: Path, environment: dict[str, s
     finally:
         started.kill()
         started.wait()
+
+
+def listens(port: int) -> bool:
+    """Whether a server takes connections on this port of loopback."""
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
 
 
 def report(rows: list[Row]) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import redis as sync_redis
 from redis.asyncio import Redis
@@ -18,8 +19,15 @@ REDIS_SERVER_ALWAYS = ("integration/common", "integration/deploy/test_redis_user
 """Tested on redis-server, too, every time: streams, scripts, users' rights. The rest sees Redis through these: that is for the long run."""
 
 
+ROOT = Path(__file__).parents[1]
+
+hypothesis.settings.register_profile("millrace", deadline=None)  # other tests have the cores, too
+hypothesis.settings.load_profile("millrace")
+
+
 def pytest_configure() -> None:
-    """Shells start background commands with SIGINT ignored, and their children would inherit that: Ctrl-C is tested here, too."""
+    """What every engine compiles for its sampler is compiled once. And Ctrl-C is tested, which commands in the background ignore."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(ROOT / ".millrace" / "cache" / "torchinductor"))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -8,8 +8,7 @@ The order matters: a request without the token, or beyond the limit of requests 
 
 from __future__ import annotations
 
-from fastapi import Depends, FastAPI
-from fastapi.security import HTTPBearer
+from fastapi import FastAPI
 from redis.asyncio import Redis
 
 from services.common.config.settings import Settings, is_loopback
@@ -29,8 +28,7 @@ from services.gateway.openai.client import InferenceClient
 from services.gateway.openai.errors import OPENAI_HANDLERS, OpenAIForm
 from services.gateway.routes import console, dead_letters, jobs, ledger, openai, reads, retention, service, workers
 
-_BEARER = HTTPBearer(auto_error=False, description="The gateway's token; `<home>/gateway.token` holds a generated one.")
-"""Only documents the token in the OpenAPI: BearerAuth checks it."""
+ROUTES = (jobs, retention, reads, workers, ledger, dead_letters, openai, service, console)
 
 
 def create_app(
@@ -68,10 +66,8 @@ def create_app(
         ),
         settings=settings,
     )
-    for module in (jobs, retention, reads, workers, ledger, dead_letters, openai):
-        app.include_router(module.router, dependencies=[Depends(_BEARER)])
-    app.include_router(service.router)
-    app.include_router(console.router)
+    for module in ROUTES:  # as they are: `include_router` would build each route once more for every application
+        app.router.routes += module.router.routes
     unguarded, limit = open_paths(settings) | console.PATHS, settings.max_requests
     app.add_middleware(BodyLimit)
     app.add_middleware(RequestLimit, limit=limit, chats=openai.LIMITS_S, open_paths=unguarded, exempt=ALWAYS_OPEN)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, cast
 
 from fastapi import Depends, Path, Request
+from fastapi.security import HTTPBearer
 from redis.asyncio import Redis
 from starlette.exceptions import HTTPException
 
@@ -21,6 +22,11 @@ from services.gateway.metrics import JOB_ID, GatewayMetrics
 from services.gateway.middleware.streams import StreamLimit
 from services.gateway.openai.client import InferenceClient
 from services.gateway.schemas import EXAMPLE_JOB_ID, JOB_ID_PATTERN
+
+BEARER = Depends(
+    HTTPBearer(auto_error=False, description="The gateway's token; `<home>/gateway.token` holds a generated one.")
+)
+"""Only documents the token in the OpenAPI: BearerAuth checks it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from services.common.errors import Fenced
 from services.common.jobs.folder import SPEC_FILE
 from services.common.models.directory import resolve_model
 from services.common.service.logs import configure_logging, log_context
-from services.common.service.process_tree import die_with_parent
+from services.common.service.process_tree import die_with_parent, end_process
 from services.common.spec.job import JobSpec, parse_recorded_spec
 from services.learner.ranks.heartbeat import HEARTBEAT_DIR_VARIABLE, beat_forever
 from services.learner.storage.folder import ERROR_FILE, FENCED_FILE
@@ -39,6 +39,7 @@ def run_rank(job_id: str, settings: Settings) -> None:
     prepare(settings.platform)
     import torch.distributed as dist
 
+    from services.learner.megatron.rendezvous import leave_process_group
     from services.learner.ranks.loop import build_trainer, run_loop
 
     trainer = build_trainer(spec, model_dir, settings.platform)
@@ -46,7 +47,7 @@ def run_rank(job_id: str, settings: Settings) -> None:
     run_loop(trainer, head.ranks if head else None)
     if head:
         head.join(HEAD_JOIN_S)
-    dist.destroy_process_group()
+    leave_process_group()
 
 
 def _start_head(job_id: str, spec: JobSpec, model_dir: Path, settings: Settings) -> Head:
@@ -69,9 +70,11 @@ def main() -> None:
         beat_forever(Path(os.environ[HEARTBEAT_DIR_VARIABLE]), rank, os.getpid())
     if rank != 0:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 0 drains and commands the others
+    status = 1
     with log_context(job_id=job_id, rank=rank):
         try:
             run_rank(job_id, settings)
+            status = 0
         except Fenced as error:
             # The process that runs the job now is not a child of this launcher, which must not start ranks again.
             log.error("%s", error)  # noqa: TRY400  the message is enough
@@ -84,11 +87,8 @@ def main() -> None:
             error_file = settings.job_dir(job_id) / ERROR_FILE
             with contextlib.suppress(FileExistsError), error_file.open("x") as file:
                 file.write(f"rank {rank}: {type(error).__name__}: {error}")
-        else:
-            return
-    # Exits at once: waiting for the gRPC threads that serve rollout servers would delay the other ranks' restart by 30 s.
-    logging.shutdown()
-    os._exit(1)
+    # At once: waiting for the gRPC threads that serve rollout servers would delay the other ranks' restart by 30 s.
+    end_process(status)
 
 
 if __name__ == "__main__":

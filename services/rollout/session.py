@@ -19,6 +19,7 @@ from services.common.redis.fencing import Fence
 from services.common.service.heartbeat import WorkerKind, WorkerStatus
 from services.common.service.lifecycle import Drain
 from services.common.service.logs import log_context
+from services.common.spec.base import RECORDED
 from services.common.spec.job import JobSpec
 from services.common.spec.rollout import DType
 from services.common.streams.consumer import Consumer
@@ -86,7 +87,7 @@ class JobSession:
         wiring, job = self._wiring, self.job
         with log_context(job_id=job.job_id):
             try:
-                spec = JobSpec.model_validate(job.spec)
+                spec = JobSpec.model_validate(job.spec, context=RECORDED)
             except ValidationError as error:
                 raise ModelError(f"job {job.job_id}: its spec is not understood here: {error}") from error
             model_dir = Path(job.model_path)

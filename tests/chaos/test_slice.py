@@ -1,4 +1,4 @@
-"""A slice of the chaos suite that runs with every `make test`: a few kills of everything, and the faults that take seconds."""
+"""A slice of the chaos suite: in every `make test` a few kills and the faults that take seconds, in `make test-all` the others."""
 
 from __future__ import annotations
 
@@ -31,11 +31,13 @@ def check(result: Result) -> None:
     assert result.good, result.violations
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_kills_of_any_process_at_random_moments_lose_nothing_and_train_nothing_twice(tmp_path: Path) -> None:
     check(faults.kill(Options(tmp_path, target="any", count=3, seed=1)))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_what_a_stack_that_was_killed_whole_left_outside_its_home_goes_at_the_next_start(tmp_path: Path) -> None:
     with Stack(tmp_path / "home") as stack:
@@ -61,11 +63,13 @@ def test_a_death_between_two_side_effects_loses_nothing_and_trains_nothing_twice
     check(points.points(Options(tmp_path, count=1, seed=1), TYPICAL_POINTS))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_two_faults_at_once_lose_nothing_and_train_nothing_twice(tmp_path: Path) -> None:
     check(pairs.pairs(Options(tmp_path, count=2, seed=1), QUICK_KINDS))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_hostile_jobs_end_with_a_cause_and_hurt_nobody_else(tmp_path: Path) -> None:
     cases = [
@@ -88,6 +92,7 @@ def test_tampered_weight_chunks_never_reach_the_stage(tmp_path: Path) -> None:
     check(chunks.chunks(Options(tmp_path, count=300, seed=1)))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_verifier_bombs_cost_their_own_limit_and_nothing_of_the_others(tmp_path: Path) -> None:
     check(bombs.bombs(Options(tmp_path, count=65, seed=1), grace_s=2.0))  # others use this machine at the same time

@@ -22,7 +22,7 @@ SAME_WEIGHTS_KL_BOUND = 1e-5
 """Mismatch KL while engine and learner hold the same float32 weights."""
 
 OFF_POLICY_KL_BOUND = 0.1
-"""Mismatch KL of samples up to two steps old, at the demo's learning rate; about 0.05 is usual."""
+"""Mismatch KL of samples up to two steps old, while the demo's learning rate warms up."""
 
 FATES = ("trained", "degenerate", "stale", "failed", "cancelled")
 
@@ -43,22 +43,14 @@ def journal_groups(stack: Stack, job_id: str) -> dict[int, list[ScoredGroup]]:
     return {record.step: [decode(ScoredGroup, payload) for payload in record.groups] for record in records}
 
 
-def test_the_policy_learns_and_every_invariant_holds(stack: Stack, demo_spec: dict[str, Any]) -> None:
-    job_id = stack.client.submit(demo_spec)["id"]
-    record = stack.wait(job_id, until=ended, timeout_s=420)
-    history = stack.client.history(job_id)
-    steps, evals = history["steps"], history["evals"]
-    bound, last = demo_spec["off_policy"]["max_off_policy_steps"], demo_spec["learner"]["steps"]
-
+def check_invariants(stack: Stack, spec: dict[str, Any], job_id: str, record: dict[str, Any]) -> None:
+    """What holds of every job that ran to its end undisturbed."""
+    steps = stack.client.steps(job_id)
+    bound, last = spec["off_policy"]["max_off_policy_steps"], spec["learner"]["steps"]
     assert [step["step"] for step in steps] == list(range(1, last + 1))
-    rewards = [step["reward"] for step in steps if step["reward"] is not None]
-    assert fmean(rewards[-10:]) > fmean(rewards[:10]) + 0.03, rewards  # means of about 5,000 rollouts each
-    assert evals[-1]["avg_at_k"] > evals[0]["avg_at_k"], evals
-    assert (evals[0]["min_policy_version"], evals[0]["max_policy_version"]) == (0, 0)
-    assert evals[-1]["min_policy_version"] == evals[-1]["max_policy_version"] == last
 
     check_accounting(record)
-    assert record["groups"]["trained"] == last * demo_spec["algorithm"]["filter_groups_train_batch_size"]
+    assert record["groups"]["trained"] == last * spec["algorithm"]["filter_groups_train_batch_size"]
     assert record["groups"]["stale"] == record["groups"]["failed"] == 0
 
     assert max(step["policy_age_max"] for step in steps) <= bound
@@ -78,10 +70,30 @@ def test_the_policy_learns_and_every_invariant_holds(stack: Stack, demo_spec: di
     assert all(a <= b for a, b in pairwise(newest)), "versions in the samples only grow"
     assert newest[-1] > 0
 
+
+def test_every_invariant_holds(stack: Stack, demo_spec: dict[str, Any]) -> None:
+    demo_spec["learner"]["steps"] = last = 6
+    job_id = stack.client.submit(demo_spec)["id"]
+    check_invariants(stack, demo_spec, job_id, stack.wait(job_id, until=ended, timeout_s=420))
+
+    first, *_, final = stack.client.history(job_id)["evals"]
+    assert (first["min_policy_version"], first["max_policy_version"]) == (0, 0)
+    assert final["min_policy_version"] == final["max_policy_version"] == last
+
     samples = stack.client.rollouts(job_id, 3)
     assert len(samples) == 3
     said = [rollout["text"] for sample in samples for rollout in sample["rollouts"]]
     assert sum(map(bool, said)) > len(said) / 2, "a policy may stop at once, but not mostly"
+
+
+@pytest.mark.slow
+def test_the_policy_learns(stack: Stack, demo_spec: dict[str, Any]) -> None:
+    job_id = stack.client.submit(demo_spec)["id"]
+    check_invariants(stack, demo_spec, job_id, stack.wait(job_id, until=ended, timeout_s=420))
+    history = stack.client.history(job_id)
+    rewards = [step["reward"] for step in history["steps"] if step["reward"] is not None]
+    assert fmean(rewards[-10:]) > fmean(rewards[:10]) + 0.03, rewards  # means of about 5,000 rollouts each
+    assert history["evals"][-1]["avg_at_k"] > history["evals"][0]["avg_at_k"], history["evals"]
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 HEAVY = (
     "cli/stack/test_runtime.py", "cli/test_audit.py", "cli/test_main.py", "common/checkpoints/test_origin.py",
     "common/models", "common/service/test_preflight.py", "common/service/test_watchdog.py",
-    "common/test_data_files.py", "common/test_data_procedural.py", "deploy", "examples",
+    "common/test_data_files.py", "common/test_data_procedural.py", "common/test_data_reasoning_gym.py", "deploy", "examples",
     "learner/algorithms/test_advantages.py", "learner/algorithms/test_kl.py", "learner/algorithms/test_losses.py",
     "learner/algorithms/test_sequence_objective.py", "learner/groups/test_data.py",
     "learner/groups/test_off_policy.py", "learner/loops/test_collect.py", "learner/megatron", "learner/ranks",

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
-from functools import cache
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-SERVICES = ROOT / "services"
+from tests.unit.imports import MODULES, ROOT, imports
+
 HEAVY = {"torch", "vllm", "fastapi", "megatron", "mbridge", "transformers"}
 TRIAL = "services.common.models.trial"
 """Loads tokenizers, within its functions; transformers does that without torch."""
@@ -21,7 +18,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
     "cli": ("main", "commands", "connect", "up", "doctor", "checks", "stack", "overrides", "views", "client", "logs"),
     "common": (
         "checkpoints", "data", "sandbox", "models", "streams", "jobs", "service", "config", "redis", "spec", "weights",
-        "durable", "differences", "errors",
+        "durable", "differences", "errors", "pb",
     ),
     "gateway": (
         "__main__", "app", "header_deadline", "routes", "dependencies", "admission", "events", "openai", "metrics",
@@ -35,33 +32,6 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
     "rollout": ("__main__", "service", "chat", "session", "sampling", "weights", "engine", "metrics"),
 }  # fmt: skip
 """Service → its rooms (folders, and modules beside them), each of which may import those after it."""
-
-
-def modules(service: str) -> dict[str, Path]:
-    """Dotted name → file."""
-    found = {}
-    for path in sorted((SERVICES / service).rglob("*.py")):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        if "pb" not in parts:
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
-
-
-MODULES = {service: modules(service) for service in LAYERS}
-ALL = {name for service in MODULES.values() for name in service}
-
-
-@cache
-def imports(path: Path) -> frozenset[str]:
-    """Dotted names of all that a file imports, wherever the import stands; of a name in a module, the module's."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            inner = {f"{node.module}.{alias.name}" for alias in node.names}
-            names |= (inner & ALL) or {node.module}
-    return frozenset(names)
 
 
 def room(module: str) -> str:

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from services.common.config.paths import did_you_mean
 from services.common.data.bounds import DataBounds
+from services.common.data.reasoning_gym import import_reasoning_gym
 from services.common.data.record import TaskRecord, jsonable, prepare
 from services.common.errors import DataError
 from services.common.spec.data import DataSourceSpec
@@ -47,11 +48,9 @@ class ProceduralSource:
         self._check_keys()
         self._check_values()
         self._config = {**spec.config, "seed": self.first_seed(spec.seed, self._size), "size": self._size}
-        import reasoning_gym
-
         self._cached = lru_cache(maxsize=CACHED_TASKS)(self._make)
         try:
-            self._dataset = reasoning_gym.create_dataset(self._task, **self._config)
+            self._dataset = import_reasoning_gym().create_dataset(self._task, **self._config)
         except Exception as error:  # noqa: BLE001  its settings cause whatever a generator raises, also a lack of memory
             self._reject_settings(error)
         self._cached(0)
@@ -93,13 +92,13 @@ class ProceduralSource:
 
     def _check_keys(self) -> None:
         try:
-            from reasoning_gym.factory import DATASETS
+            known_tasks = import_reasoning_gym().factory.DATASETS
         except ImportError:
             hint = "install it with `pip install 'millrace[reward]'`"
             self._reject("source", f"procedural tasks need the package reasoning-gym; {hint}")
-        if self._task not in DATASETS:
-            self._reject("source", f"reasoning-gym has no task {self._task!r}{did_you_mean(self._task, DATASETS)}")
-        known = [item.name for item in dataclasses.fields(DATASETS[self._task][1])]
+        if self._task not in known_tasks:
+            self._reject("source", f"reasoning-gym has no task {self._task!r}{did_you_mean(self._task, known_tasks)}")
+        known = [item.name for item in dataclasses.fields(known_tasks[self._task][1])]
         for key in self._spec.config:
             if key in _SPEC_FIELDS:
                 self._reject("config", f"{key!r} is set by {self._field}.{key}, not in config")

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
-from services.common.spec.algorithm import RECORDED
+from services.common.spec.base import RECORDED
 from services.common.spec.job import JobSpec
 
 

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -19,7 +20,7 @@ import psutil
 
 from services.common.errors import SandboxError
 from services.common.sandbox.forkserver import FORK, KILL, NOT_ENDED, REPLY, REQUEST
-from services.common.service.process_tree import kill_group, process_of
+from services.common.service.process_tree import is_running, kill_group, process_of
 from services.common.service.watchdog import Vitals
 
 log = logging.getLogger(__name__)
@@ -30,12 +31,13 @@ START_TIMEOUT_S = 120.0
 """For the imports of all that children need, on a busy machine."""
 
 COMMAND_TIMEOUT_S = 20.0
-REAP_DELAY_S = 0.05
-"""From a process's closing of its socket to the moment at which it can be reaped."""
+EXIT_TIME_S = 1.0
+"""Longest time from a process's closing of its socket to the moment at which it can be reaped."""
 POLL_INTERVAL_S = 1.0
 STOP_TIMEOUT_S = 5.0
 
 _CHUNK = 1 << 18
+_EXIT_POLL_S = 0.01
 
 _SERVICE_SETTINGS = ("MILLRACE_", "REDIS_URL")
 """Prefixes of the service's own environment variables, secrets among them; children do not get them."""
@@ -188,7 +190,7 @@ class Forkserver:
         if self._process is None or self._process.poll() is not None:
             return None  # another process may have its pid by now
         if ended:
-            await asyncio.sleep(REAP_DELAY_S)
+            await _exit_of(child.pid)
         else:
             kill_group(child.pid)
         async with self._lock:
@@ -246,3 +248,10 @@ class Forkserver:
         except subprocess.TimeoutExpired:
             process.kill()  # makes the kernel end its children
             await asyncio.to_thread(process.wait)
+
+
+async def _exit_of(pid: int) -> None:
+    """Waits until a process that has closed its socket can be reaped, and at most EXIT_TIME_S: an end closes a process's files first."""
+    until = time.monotonic() + EXIT_TIME_S
+    while time.monotonic() < until and any(is_running(p) for p in process_of(pid)):  # noqa: ASYNC110  no event tells
+        await asyncio.sleep(_EXIT_POLL_S)

@@ -7,11 +7,13 @@ import contextlib
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from services.common.service.watchdog import BLOCKED_S, LoopGuard
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Drain:
@@ -90,6 +92,19 @@ def _failure(task: asyncio.Task[None], drain: Drain) -> BaseException | None:
         log.error("loop %s died", task.get_name(), exc_info=error)
         return error
     return None if drain.requested else RuntimeError(f"loop {task.get_name()} ended without being asked to")
+
+
+async def unless(interruption: Coroutine[Any, Any, object], work: Coroutine[Any, Any, T], name: str) -> T | None:
+    """The result of the work, whose task gets this name; None when the interruption ends first. Both have ended when this returns."""
+    working = asyncio.create_task(work, name=name)
+    waiting = asyncio.create_task(interruption, name=f"interruption of {name}")
+    try:
+        await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        for task in (working, waiting):
+            task.cancel()
+        await asyncio.gather(working, waiting, return_exceptions=True)
 
 
 async def every(period_s: float, drain: Drain, action: Callable[[], Awaitable[None]]) -> None:

@@ -8,14 +8,12 @@ from typing import Any, Self
 
 from pydantic import Field, ValidationInfo, model_validator
 
-from services.common.spec.base import Section
+from services.common.spec.base import RECORDED, Section
 
 FIRST_REVISION = 1
 """Revision of a recorded spec that names none."""
 CURRENT_REVISION = 2
 """Revision of a new job."""
-RECORDED = "recorded"
-"""Validation context of a spec that was resolved and saved before, perhaps by an earlier release."""
 GSPO_CLIPS = {"clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4}
 """Clips of the sequence's ratio (arXiv 2507.18071), which never reaches the usual bounds of a token's ratio."""
 

@@ -2,6 +2,9 @@
 
 from pydantic import BaseModel, ConfigDict
 
+RECORDED = "recorded"
+"""Validation context of a spec that was resolved and saved before, perhaps by an earlier release."""
+
 
 class Section(BaseModel):
     """A section of the spec: frozen; an unknown key is an error that names it.

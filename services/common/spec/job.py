@@ -8,8 +8,8 @@ from typing import Annotated, Self
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from services.common.errors import ConfigError, Problem
-from services.common.spec.algorithm import RECORDED, AlgorithmSpec
-from services.common.spec.base import Section
+from services.common.spec.algorithm import AlgorithmSpec
+from services.common.spec.base import RECORDED, Section
 from services.common.spec.data import DataSpec
 from services.common.spec.document import dump_document, parse_document, parse_recorded
 from services.common.spec.learner import CheckpointSpec, EvalSpec, LearnerSpec, OffPolicySpec

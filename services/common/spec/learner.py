@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, ValidationInfo, model_validator
 
-from services.common.spec.base import Section
+from services.common.spec.base import RECORDED, Section
+
+
+class Recompute(StrEnum):
+    """Values of `learner.recompute`."""
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    FULL = "full"
 
 
 class LearnerSpec(Section):
@@ -22,7 +32,19 @@ class LearnerSpec(Section):
     max_tokens_per_micro_batch: int = Field(
         default=8192, ge=16, le=16_777_216, description="Padded tokens one rank runs at once."
     )
-    packing: bool = Field(default=False, description="Several sequences in one row.")
+    shared_prompts: bool = Field(
+        default=True,
+        description="Compute the prompt of a group once, with all its responses in one row; false: each response with a prompt of its own.",
+    )
+    packing: bool = Field(
+        default=False, description="Of recorded jobs: several sequences in one row, without shared prompts."
+    )
+    recompute: Recompute = Field(
+        default=Recompute.NONE,
+        strict=False,
+        description="Activations that the backward pass computes again instead of keeping: none; selective, those of the MLPs; full, all "
+        "but each layer's input.",
+    )
     lr: float = Field(default=1e-6, gt=0.0, le=1.0, description="AdamW's learning rate after warm-up.")
     lr_warmup_steps: int = Field(default=10, ge=0, description="Steps over which the rate rises linearly.")
     adam_beta1: float = Field(default=0.9, ge=0.0, lt=1.0, description="AdamW β₁.")
@@ -32,6 +54,20 @@ class LearnerSpec(Section):
     clip_grad: float = Field(default=1.0, ge=0.0, le=1e6, description="Largest gradient norm; 0 turns clipping off.")
     seed: int = Field(default=1234, ge=0, lt=2**31, description="Seed of the ranks' random numbers.")
     threads_per_rank: int = Field(default=1, ge=1, le=1024, description="CPU platform: computing threads of one rank.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, given: Any, info: ValidationInfo) -> Any:  # noqa: ANN401  any body of a request
+        """A recorded spec that does not name `shared_prompts` is of a release that did not have them."""
+        if info.context is RECORDED and isinstance(given, Mapping):
+            return {"shared_prompts": False} | dict(given)
+        return given
+
+    @model_validator(mode="after")
+    def _packing_is_recorded(self, info: ValidationInfo) -> Self:
+        if self.packing and info.context is not RECORDED:
+            raise ValueError("packing is replaced by shared_prompts, which computes less: leave it out")
+        return self
 
     @property
     def world_size(self) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 from services.common.checkpoints.origin import OriginFacts, check_new_origin
 from services.common.config.settings import Settings
 from services.common.data.bounds import DataBounds
+from services.common.data.reasoning_gym import import_reasoning_gym
 from services.common.data.source import data_roots
 from services.common.data.trial import SourceFacts, check_source
 from services.common.errors import ConfigError
@@ -35,7 +36,7 @@ def prepare() -> None:
     os.environ |= {"TRANSFORMERS_NO_ADVISORY_WARNINGS": "1", "HF_HUB_OFFLINE": "1"}
     sys.modules["torch"] = None  # type: ignore[assignment]  # as if it were not installed
     with contextlib.suppress(ImportError):
-        import reasoning_gym  # noqa: F401
+        import_reasoning_gym()
     with contextlib.suppress(ImportError):
         from transformers import AutoTokenizer  # noqa: F401
 

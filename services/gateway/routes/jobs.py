@@ -15,11 +15,11 @@ from services.common.jobs.record import LIVE, JobRecord
 from services.common.redis import keys
 from services.common.spec.job import JobSpec
 from services.gateway.admission.spec_body import MEDIA_TYPES, UnsupportedMediaType, media_type_of
-from services.gateway.dependencies import ContextDep, RecordDep
+from services.gateway.dependencies import BEARER, ContextDep, RecordDep
 from services.gateway.errors import SpecRefused, documented
 from services.gateway.schemas import EXAMPLE_JOB_ID, EXAMPLE_SPEC, Job, JobList, JobSummary
 
-router = APIRouter(prefix="/jobs", tags=["jobs"])
+router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[BEARER])
 
 HEADER = "Idempotency-Key"
 IdempotencyKeyDep = Annotated[

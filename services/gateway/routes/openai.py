@@ -5,14 +5,13 @@ request ─► schemas (400) ─► InferenceClient picks a server (404, 429, 50
 
 from __future__ import annotations
 
-import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request, Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
@@ -20,7 +19,8 @@ from starlette.responses import JSONResponse
 
 from services.common.jobs.record import JobRow
 from services.common.pb import inference_pb2 as pb
-from services.gateway.dependencies import ContextDep
+from services.common.service.lifecycle import unless
+from services.gateway.dependencies import BEARER, ContextDep
 from services.gateway.openai.client import CALL_LIMIT_S, Replies
 from services.gateway.openai.errors import OpenAIError, openai_documented
 from services.gateway.openai.schemas import (
@@ -38,7 +38,7 @@ from services.gateway.openai.schemas import (
 )
 from services.gateway.schemas import EXAMPLE_JOB_ID, OpenObject
 
-router = APIRouter(prefix="/v1", tags=["openai"])
+router = APIRouter(prefix="/v1", tags=["openai"], dependencies=[BEARER])
 
 LIMITS_S = {"/v1/chat/completions": CALL_LIMIT_S + 30.0, "/v1/completions": CALL_LIMIT_S + 30.0}
 """Longer than for other requests: the server may have to load a checkpoint first."""
@@ -46,7 +46,6 @@ VERSION_HEADER = "X-Millrace-Policy-Version"
 CLIENT_CLOSED = 499
 """Status for the log and the metrics: the client has disconnected."""
 
-T = TypeVar("T")
 _RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The answer; with `stream`, chunks as server-sent events, the last of them `data: [DONE]`.",
@@ -175,8 +174,8 @@ def _request(body: ChatRequest | CompletionRequest) -> pb.GenerateRequest:
 
 async def _respond(http: Request, answer: _Answer, replies: Replies, body: ChatRequest | CompletionRequest) -> Response:
     if not body.stream:
-        return await _until_disconnect(http, lambda: _whole(answer, replies)) or Response(status_code=CLIENT_CLOSED)
-    first = await _until_disconnect(http, lambda: anext(replies))
+        return await unless(_disconnected(http), _whole(answer, replies), "chat") or Response(status_code=CLIENT_CLOSED)
+    first = await unless(_disconnected(http), anext(replies), "first token")
     if first is None:
         return Response(status_code=CLIENT_CLOSED)
     started = {VERSION_HEADER: str(first.started.policy_version)} if first.HasField("started") else {}
@@ -226,19 +225,6 @@ def _ending(answer: _Answer, end: pb.Finished, *, with_usage: bool) -> list[Serv
 
 def _model(record: JobRow) -> Model:
     return Model(id=record.id, created=int(record.created_at), state=record.state, policy_version=record.policy_version)
-
-
-async def _until_disconnect(http: Request, work: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
-    """The work's result; None when the client disconnects first, which cancels the work."""
-    working = asyncio.create_task(work(), name="chat")
-    leaving = asyncio.create_task(_disconnected(http), name="client")
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else None
-    finally:
-        for task in (working, leaving):
-            task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
 
 
 async def _disconnected(http: Request) -> None:

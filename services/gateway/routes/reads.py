@@ -14,14 +14,14 @@ from sse_starlette import EventSourceResponse
 from services.common.jobs.folder import JobFolder
 from services.common.jobs.retention import is_archived
 from services.common.redis import keys
-from services.gateway.dependencies import ContextDep, RecordDep
+from services.gateway.dependencies import BEARER, ContextDep, RecordDep
 from services.gateway.errors import documented, error_answer
 from services.gateway.events.hub import BEGINNING, parse_id
 from services.gateway.events.stream import EVENT_ID_PATTERN, EVENT_SCHEMA, EventStream, follow
 from services.gateway.schemas import History, OpenObject, Samples
 
 log = logging.getLogger(__name__)
-router = APIRouter(prefix="/jobs/{job_id}", tags=["jobs"], responses=documented(404, 422))
+router = APIRouter(prefix="/jobs/{job_id}", tags=["jobs"], responses=documented(404, 422), dependencies=[BEARER])
 
 MAX_EVALS = 1000
 CHUNK = 1000

@@ -10,11 +10,11 @@ from fastapi import APIRouter
 
 from services.common.service.heartbeat import WorkerKind, WorkerStatus, live_workers
 from services.common.service.lost_processes import LostProcess, lost_processes
-from services.gateway.dependencies import ContextDep
+from services.gateway.dependencies import BEARER, ContextDep
 from services.gateway.errors import documented
 from services.gateway.schemas import Worker, WorkerList
 
-router = APIRouter(tags=["workers"])
+router = APIRouter(tags=["workers"], dependencies=[BEARER])
 
 LOST = "lost"
 """State of a worker that the supervisor gave up for now."""

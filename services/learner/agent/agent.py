@@ -234,7 +234,7 @@ class Agent:
             beats = Path(temporary) / "beats"
             beats.mkdir()
             watchdog = RanksWatchdog(beats)
-            deaths = RankDeaths(beats, self._settings.job_dir(record.id) / ERROR_FILE, first_rank)
+            deaths = RankDeaths(beats, first_rank)
             process = await asyncio.create_subprocess_exec(
                 *command,
                 env={**environment, HEARTBEAT_DIR_VARIABLE: str(beats), "TMPDIR": temporary},

@@ -9,7 +9,6 @@ history, and a checkpoint is in the history before its directory exists.
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -157,11 +156,8 @@ def _spec(folder: Path) -> JobSpec:
 def _records(journal: Path, key: JournalKey | None) -> Iterator[tuple[str, BatchRecord]]:
     if not journal.is_dir():  # `Journal` would create it
         return
-    names = sorted(path.name for path in journal.glob("segment-*.wal"))
-    firsts = [int(name.removeprefix("segment-").removesuffix(".wal")) for name in names]
-    for record in Journal(journal, key).records():
-        name = names[max(0, bisect_right(firsts, record.step) - 1)]
-        yield f"journal/{name}, step {record.step}", record
+    for segment, record in Journal(journal, key).located():
+        yield f"journal/{segment.name}, step {record.step}", record
 
 
 def _start(spec: JobSpec, checkpoints: Mapping[int, Checkpoint]) -> int | None:

@@ -19,6 +19,7 @@ from services.common.data.order import task_index
 from services.common.data.record import TaskRecord, TaskSource
 from services.common.data.source import open_source
 from services.common.errors import ConfigError, DataError
+from services.common.spec.base import RECORDED
 from services.common.spec.job import JobSpec
 from services.common.streams.types import Message
 
@@ -39,7 +40,7 @@ class Sources:
 
     def __init__(self, spec: str, settings: dict[str, Any]) -> None:
         """`spec`: of the job, as JSON; `settings`: from `Settings.public`."""
-        self.spec = JobSpec.model_validate_json(spec)
+        self.spec = JobSpec.model_validate_json(spec, context=RECORDED)
         self.settings = Settings(**settings)
 
     @cached_property

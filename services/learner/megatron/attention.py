@@ -1,4 +1,4 @@
-"""Attention within each sequence of a row, with torch's scaled_dot_product_attention.
+"""Attention within each sequence of a row, with torch's scaled_dot_product_attention; `prompt_sharing` has that of shared prompts.
 
 Rows are padded on the right, so a causal mask alone keeps padding out of every real position. Packed rows need a block-diagonal mask.
 Positions count through a packed row without restarting: with rotary embeddings a score depends only on the difference of two positions,
@@ -12,9 +12,11 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn.functional import scaled_dot_product_attention
 
+from services.learner.megatron.prompt_sharing import shared_attention
+
 
 class PackedCoreAttention(MegatronModule):  # type: ignore[misc]  # Megatron comes without types
-    """Megatron's core attention for grouped queries; takes the mask of `block_diagonal_mask`, or None for plain causal rows."""
+    """Megatron's core attention for grouped queries."""
 
     def __init__(
         self, config: TransformerConfig, layer_number: int, *_: object, softmax_scale: float | None = None, **__: object
@@ -36,8 +38,11 @@ class PackedCoreAttention(MegatronModule):  # type: ignore[misc]  # Megatron com
         """Attention of this tensor-parallel rank's heads, [s, b, heads · head size].
 
         `query`: [s, b, heads, head size]; `key` and `value`: [s, b, key-value heads, head size]; `attention_mask`: bool [b, 1, s, s],
-        True where a query may attend, None for plain causal.
+        True where a query may attend; None for plain causal; or int64 [segments, 2], of `encode_segments`, for a row of shared prompts.
         """
+        if attention_mask is not None and attention_mask.dtype is torch.int64:
+            query, key, value = (row[:, 0] for row in (query, key, value))
+            return shared_attention(query, key, value, attention_mask, self.softmax_scale).flatten(1)[:, None]
         context = scaled_dot_product_attention(
             query.permute(1, 2, 0, 3),
             key.permute(1, 2, 0, 3),

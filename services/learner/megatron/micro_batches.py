@@ -5,8 +5,10 @@ Every rank computes the whole plan from the same input, so it is not sent. The p
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from services.learner.groups.sequence import Sequence
-from services.learner.megatron.batch import Row
+from services.learner.megatron.batch import Row, shared_tokens
 
 MicroBatchPlan = list[Row]
 """The rows of one micro-batch; an empty micro-batch has none."""
@@ -24,6 +26,67 @@ def plan_micro_batches(
     for mine in split_over_ranks(lengths, data_parallel_size):
         rows: list[Row] = pack_rows(lengths, mine) if packing else [(i,) for i in mine]
         plans.append(fill_micro_batches(lengths, rows, max_tokens))
+    return _equally_many(plans)
+
+
+def plan_shared_prompts(
+    sequences: list[Sequence], data_parallel_size: int, *, max_tokens: int
+) -> list[list[MicroBatchPlan]]:
+    """The same for rows of sequences that share a prompt, of at most `max_tokens` computed tokens; there is no padding.
+
+    A group is divided, and its prompt computed once more, where it exceeds the bound or one rank's share of the batch.
+    """
+    prompts: dict[tuple[int, bytes], list[int]] = defaultdict(list)
+    for i, s in enumerate(sequences):
+        prompts[s.group_id, s.tokens[: s.prompt_len].tobytes()].append(i)
+    groups = [tuple(group) for group in prompts.values()]
+    share = -(-sum(shared_tokens(sequences, group) for group in groups) // data_parallel_size)
+    rows = [
+        part
+        for group in groups
+        for part in _divide(sequences, group, min(max_tokens, share + sequences[group[0]].prompt_len))
+    ]
+    lengths = [shared_tokens(sequences, row) for row in rows]
+    plans: list[list[MicroBatchPlan]] = []
+    for mine in _lightest_first(lengths, data_parallel_size):
+        plans.append([])
+        free = 0
+        for r in mine:
+            if not plans[-1] or lengths[r] > free:
+                plans[-1].append([])
+                free = max_tokens
+            plans[-1][-1].append(rows[r])
+            free -= lengths[r]
+    return _equally_many(plans)
+
+
+def _divide(sequences: list[Sequence], group: Row, most: int) -> list[Row]:
+    """Parts of at most `most` tokens, each with the prompt, or of one sequence. Similar lengths are together: less padding in attention."""
+    parts: list[list[int]] = []
+    free = 0
+    for i in sorted(group, key=lambda i: -sequences[i].response_len):
+        own = sequences[i].response_len - 1
+        if not parts or own > free:
+            parts.append([])
+            free = most - sequences[i].prompt_len
+        parts[-1].append(i)
+        free -= own
+    return [tuple(part) for part in parts]
+
+
+def _lightest_first(lengths: list[int], ranks: int) -> list[list[int]]:
+    """Distributes indices, longest first, each to the rank with the fewest tokens: two ranks' sums differ by at most the longest."""
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    loads = [0] * ranks
+    for index in longest_first(lengths):
+        rank = loads.index(min(loads))
+        shares[rank].append(index)
+        loads[rank] += lengths[index]
+    return shares
+
+
+def _equally_many(plans: list[list[MicroBatchPlan]]) -> list[list[MicroBatchPlan]]:
+    """With empty micro-batches at the end, as many on every rank as on the one with most; at least one."""
     count = max(1, *(len(plan) for plan in plans))
     return [plan + [[] for _ in range(count - len(plan))] for plan in plans]
 

@@ -13,11 +13,18 @@ from megatron.core.transformer.module import Float16Module
 
 from services.common.errors import ModelError
 from services.common.spec.job import JobSpec
+from services.common.spec.learner import Recompute
 from services.common.spec.rollout import DType
-from services.learner.megatron.attention import block_diagonal_mask
 from services.learner.megatron.batch import MicroBatch
 from services.learner.megatron.bridges import open_bridge
 from services.learner.megatron.parallel import Layout
+
+_RECOMPUTE: dict[Recompute, dict[str, Any]] = {
+    Recompute.NONE: {},
+    Recompute.SELECTIVE: {"recompute_granularity": "selective", "recompute_modules": ["mlp"]},
+    Recompute.FULL: {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+}
+"""Fields of Megatron's TransformerConfig."""
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:
@@ -35,12 +42,13 @@ class Policy:
     model: Any
     """The same, in Megatron's wrappers: precision, gradient buffers and their reduction."""
     selection: ResponseSelection
+    rotary: RotarySelection
 
     def forward(self, batch: MicroBatch) -> torch.Tensor:
         """Runs this stage: hidden states [s, b, h], or on the last stage logits [R, V / TP]."""
         self.selection.positions = batch.positions
-        mask = block_diagonal_mask(batch.segment_ids) if batch.segment_ids is not None else None
-        output: torch.Tensor = self.model(batch.tokens, None, mask)
+        self.rotary.positions = batch.rotary_positions
+        output: torch.Tensor = self.model(batch.tokens, None, batch.attention)
         return output
 
     @property
@@ -71,10 +79,22 @@ class ResponseSelection:
         return (chosen.float(), *rest), named | {"weight": weight.float()}
 
 
+@dataclass(slots=True)
+class RotarySelection:
+    """Hook after the rotary embedding: the angles of the row's positions, where these do not count through the row."""
+
+    positions: torch.Tensor | None = None
+    """int64 [s]."""
+
+    def __call__(self, _: torch.nn.Module, __: tuple[Any, ...], angles: torch.Tensor) -> torch.Tensor:
+        """[s, 1, 1, rotary size], in the order of `positions`."""
+        return angles if self.positions is None else angles.index_select(0, self.positions)
+
+
 def build_policy(model_dir: Path, spec: JobSpec, layout: Layout) -> Policy:
     """Builds this rank's part and loads its weights; ModelError if this layout cannot train it, or tensors are missing."""
     dtype = torch_dtype(spec.model.dtype)
-    bridge = open_bridge(model_dir, layout, dtype, _overrides())
+    bridge = open_bridge(model_dir, layout, dtype, _overrides() | _RECOMPUTE[spec.learner.recompute])
     provider = bridge._model_provider([])  # noqa: SLF001  its public get_model prints, and wraps in its own way
     chunk = provider(pre_process=layout.is_first_stage, post_process=layout.is_last_stage)
     for parameter in chunk.parameters():
@@ -83,6 +103,8 @@ def build_policy(model_dir: Path, spec: JobSpec, layout: Layout) -> Policy:
     selection = ResponseSelection(in_float32=spec.model.fp32_output_layer)
     if layout.is_last_stage:
         chunk.output_layer.register_forward_pre_hook(selection, with_kwargs=True)
+    rotary = RotarySelection()
+    chunk.rotary_pos_emb.register_forward_hook(rotary)
     wrapped = Float16Module(bridge.config, chunk) if dtype is torch.bfloat16 else chunk
     ddp_config = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
@@ -91,7 +113,7 @@ def build_policy(model_dir: Path, spec: JobSpec, layout: Layout) -> Policy:
     )
     model = DistributedDataParallel(bridge.config, ddp_config, wrapped, disable_bucketing=True)
     bridge.config.finalize_model_grads_func = finalize_model_grads
-    policy = Policy(bridge, chunk, model, selection)
+    policy = Policy(bridge, chunk, model, selection, rotary)
     load_weights(policy, model_dir)
     return policy
 

@@ -36,6 +36,7 @@ def prepare(platform: Platform) -> None:
         case Platform.CPU:
             _patch_cuda_calls_for_the_cpu()
             _step_without_transformer_engine()
+            _recompute_without_cuda()
         case Platform.NPU:
             importlib.import_module("torch_npu")
             importlib.import_module("mindspeed.megatron_adaptor")
@@ -130,6 +131,15 @@ def _step_without_transformer_engine() -> None:
             quantize(model_params, *args)
 
     fp8_utils._quantize_param_shard_impl = quantize_if_any  # noqa: SLF001
+
+
+@cache
+def _recompute_without_cuda() -> None:
+    """Recomputation keeps and restores the device's random state, which a CPU does not have: its own is kept beside it in any case."""
+    for owner in (torch.cuda, torch.cuda.random):
+        owner.get_rng_state = lambda *_, **__: torch.get_rng_state()  # type: ignore[attr-defined]
+    tracker_module: Any = importlib.import_module("megatron.core.tensor_parallel.random")
+    tracker_module._set_cuda_rng_state = lambda *_, **__: None  # noqa: SLF001
 
 
 def _redirected(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -88,3 +88,12 @@ def join_process_group(backend: str, timeout: timedelta) -> None:
         dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=world_size)
     else:
         dist.init_process_group(backend, timeout=timeout)
+
+
+def leave_process_group() -> None:
+    """Leaves the process group; one of gloo ends with the process, by `end_process`.
+
+    Gloo's destructor waits, with Python's lock held, for a thread that may wait for that lock to release a tensor: ranks would never end.
+    """
+    if dist.get_backend() != "gloo":
+        dist.destroy_process_group()

@@ -30,7 +30,7 @@ from services.learner.megatron.background import BackgroundWriter
 from services.learner.megatron.batch import MicroBatch, collate, response_offsets
 from services.learner.megatron.collectives import any_rank, gather_json
 from services.learner.megatron.logprobs import token_logprobs
-from services.learner.megatron.micro_batches import MicroBatchPlan, plan_micro_batches
+from services.learner.megatron.micro_batches import MicroBatchPlan, plan_micro_batches, plan_shared_prompts
 from services.learner.megatron.model import build_policy, load_weights, torch_dtype
 from services.learner.megatron.optimizer import Optimizer, learning_rate
 from services.learner.megatron.parallel import join
@@ -83,7 +83,7 @@ class MegatronTrainer:
             tokens=global_tokens,
             sequences=len(sequences),
             micro_batches=len(micro_batches),
-            padding=_padding(sequences, plan),
+            padding=0.0 if self._spec.learner.shared_prompts else _padding(sequences, plan),
         )
         if global_tokens == 0:
             return replace(blank, skipped="no token to train on")
@@ -166,10 +166,16 @@ class MegatronTrainer:
 
     def _prepare(self, sequences: list[Sequence]) -> tuple[list[list[MicroBatchPlan]], list[MicroBatch]]:
         """The plan for all data-parallel ranks, and this one's micro-batches."""
-        max_tokens, packing = self._spec.learner.max_tokens_per_micro_batch, self._spec.learner.packing
-        plan = plan_micro_batches(sequences, self.layout.dp_size, max_tokens=max_tokens, packing=packing)
+        learner, ranks = self._spec.learner, self.layout.dp_size
+        shared, max_tokens = learner.shared_prompts, learner.max_tokens_per_micro_batch
+        if shared:
+            plan = plan_shared_prompts(sequences, ranks, max_tokens=max_tokens)
+        else:
+            plan = plan_micro_batches(sequences, ranks, max_tokens=max_tokens, packing=learner.packing)
         offsets = response_offsets(sequences)
-        return plan, [collate(sequences, rows, offsets, self.device) for rows in plan[self.layout.dp_rank]]
+        return plan, [
+            collate(sequences, rows, offsets, self.device, shared=shared) for rows in plan[self.layout.dp_rank]
+        ]
 
     def _run(self, micro_batches: list[MicroBatch], on_logits: OnLogits, *, forward_only: bool) -> None:
         """Runs Megatron's schedule over the micro-batches: pipelined where there are stages; gradients are reduced at the end."""

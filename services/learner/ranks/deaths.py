@@ -1,6 +1,6 @@
 """Deaths of ranks: the launcher's record of each, and the agent's one-line cause.
 
-torchelastic ── "failed (exitcode: …)" ──► <beats>/deaths ──► agent + the rank's error + out of memory? ──► cause
+torchelastic ── "failed (exitcode: …)" + the rank's error ──► <beats>/deaths ──► agent + out of memory? ──► cause
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DEATHS = "deaths"
-"""File beside the ranks' heartbeats: [local rank, exit code] as JSON, one line for each failure of the ranks."""
+"""File beside the ranks' heartbeats: [local rank, exit code, error] as JSON, one line for each failure of the ranks."""
 TORCH_LOG = "torch.distributed.elastic.multiprocessing.api"
 CAUSE_CHARS = 500
 _VMSTAT = Path("/proc/vmstat")
@@ -21,9 +21,10 @@ _VMSTAT = Path("/proc/vmstat")
 class DeathsHandler(logging.Handler):
     """Records the rank that failed first from torchelastic's log: its exit code is not available elsewhere before the last restart."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, error_file: Path) -> None:
+        """`error_file`: of a rank's exception, which is taken before the ranks that are started next may write theirs."""
         super().__init__(logging.ERROR)
-        self._path = folder / DEATHS
+        self._path, self._error_file = folder / DEATHS, error_file
 
     def emit(self, record: logging.LogRecord) -> None:
         """Writes rank and exit code from the arguments of torchelastic's message; ignores other messages."""
@@ -31,8 +32,9 @@ class DeathsHandler(logging.Handler):
             return
         code, rank = record.args[:2]
         if isinstance(code, int) and isinstance(rank, int):
+            line = json.dumps([rank, code, _take_error(self._error_file)])
             with self._path.open("a") as file:
-                file.write(json.dumps([rank, code]) + "\n")
+                file.write(line + "\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +50,20 @@ class RankDeath:
 class RankDeaths:
     """Deaths of this machine's ranks in one launch."""
 
-    def __init__(self, folder: Path, error_file: Path, first_rank: int = 0) -> None:
-        """`error_file`: for a rank's exception; `first_rank`: this machine's first among all."""
-        self._path, self._error_file, self._first_rank = folder / DEATHS, error_file, first_rank
+    def __init__(self, folder: Path, first_rank: int = 0) -> None:
+        """`first_rank`: this machine's first among all."""
+        self._path, self._first_rank = folder / DEATHS, first_rank
         self._read = 0
         self._oom = oom_kills()
 
     def check(self) -> list[RankDeath]:
-        """The deaths since the last call; torchelastic restarts all ranks after each. Of several at once, all get the newest error."""
+        """The deaths since the last call; torchelastic restarts all ranks after each."""
         try:
             lines = self._path.read_text().splitlines()
         except FileNotFoundError:
             return []
         found, self._read = lines[self._read :], len(lines)
-        error = _take_error(self._error_file) if found else ""
-        return [self._death(rank, code, error) for rank, code in map(json.loads, found)]
+        return [self._death(*json.loads(line)) for line in found]
 
     def _death(self, rank: int, code: int, error: str) -> RankDeath:
         parts = [error] if error and code >= 0 else [ended(rank + self._first_rank, code), error]

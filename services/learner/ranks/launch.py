@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from services.common.config.settings import Platform, Settings
+from services.common.config.settings import Platform, Settings, load_settings
 from services.common.errors import ConfigError
 from services.common.service.process_tree import die_with_parent
 from services.common.spec.job import JobSpec
 from services.learner.ranks.deaths import TORCH_LOG, DeathsHandler
 from services.learner.ranks.heartbeat import HEARTBEAT_DIR_VARIABLE
+from services.learner.storage.folder import ERROR_FILE
 
 LOCAL_BACKEND = "millrace-local"
 """Rendezvous backend of one machine's ranks (`rendezvous.py`)."""
@@ -123,7 +124,8 @@ if __name__ == "__main__":
     from services.learner.megatron.rendezvous import register_backend
 
     if HEARTBEAT_DIR_VARIABLE in os.environ:
-        logging.getLogger(TORCH_LOG).addHandler(DeathsHandler(Path(os.environ[HEARTBEAT_DIR_VARIABLE])))
+        error_file = load_settings().job_dir(os.environ["MILLRACE_JOB"]) / ERROR_FILE
+        logging.getLogger(TORCH_LOG).addHandler(DeathsHandler(Path(os.environ[HEARTBEAT_DIR_VARIABLE]), error_file))
     with tempfile.TemporaryDirectory(prefix="millrace-meet-", ignore_cleanup_errors=True) as folder:
         register_backend(LOCAL_BACKEND, Path(folder))
         main(sys.argv[1:])

@@ -14,6 +14,7 @@ from services.common.differences import differences
 from services.common.errors import ConfigError
 from services.common.jobs.folder import SPEC_FILE
 from services.common.models.directory import resolve_model
+from services.common.spec.base import RECORDED
 from services.common.spec.job import JobSpec, parse_recorded_spec, problems_of
 from services.learner.storage.checkpoints import verify_checkpoints
 from services.learner.storage.folder import JOURNAL_DIR
@@ -152,7 +153,7 @@ def _scan(folder: Path, last: int | None) -> tuple[list[int], dict[int, str]]:
 
 
 SECTIONS = ("algorithm", "learner")
-RECORDED = ("algorithm.filter_groups_", "learner.steps")
+FIXED = ("algorithm.filter_groups_", "learner.steps")
 """Prefixes of settings in these sections that determine the record: the groups of a batch, and the number of batches."""
 
 
@@ -163,13 +164,13 @@ def changed_spec(recorded: JobSpec, document: dict[str, Any]) -> tuple[JobSpec, 
         ConfigError: an unknown key or a wrong value (names the field), a setting that determines the record, or no change at all.
     """
     try:
-        changed = JobSpec.model_validate(document)
+        changed = JobSpec.model_validate(document, context=RECORDED)
     except ValidationError as error:
         raise ConfigError(*problems_of(error, "--set ")) from error
     before, after = recorded.model_dump(mode="json"), changed.model_dump(mode="json")
     changes = {path: value for path, _, value in differences(before, after)}
     for path in changes:
-        if path.partition(".")[0] not in SECTIONS or path.startswith(RECORDED):
+        if path.partition(".")[0] not in SECTIONS or path.startswith(FIXED):
             raise ConfigError(
                 f"--set {path}: decides what is sampled or which groups a step gets, and that is recorded; "
                 "a replay can change the loss (algorithm.…) and the optimizer (learner.…)"

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from services.common.config.settings import load_settings
 from services.common.errors import ConfigError
 from services.common.service.logs import configure_logging
-from services.common.service.process_tree import die_with_parent
+from services.common.service.process_tree import die_with_parent, end_process
+from services.common.spec.base import RECORDED
 from services.common.spec.job import JobSpec
 from services.learner.replay.plan import RESULTS, Pass
 from services.learner.storage.folder import ERROR_FILE, JOURNAL_DIR
@@ -132,20 +133,20 @@ def main() -> None:
     task, settings = Pass.read(Path(sys.argv[1])), load_settings()
     configure_logging("replay", settings.log_level)
     try:
-        spec = JobSpec.model_validate(task.spec)
+        spec = JobSpec.model_validate(task.spec, context=RECORDED)
         from services.learner.megatron.platform import prepare
 
         prepare(settings.platform)
-        import torch.distributed as dist
-
+        from services.learner.megatron.rendezvous import leave_process_group
         from services.learner.ranks.loop import build_trainer
 
         Replayer(task, build_trainer(spec, Path(task.model_dir), settings.platform), spec).run()
-        dist.destroy_process_group()
+        leave_process_group()
     except Exception as error:
         log.exception("the replay failed")
         (Path(task.work) / ERROR_FILE).write_text(f"rank {os.environ['RANK']}: {type(error).__name__}: {error}")
-        sys.exit(1)
+        end_process(1)
+    end_process(0)
 
 
 if __name__ == "__main__":

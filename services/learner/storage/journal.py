@@ -132,7 +132,11 @@ class Journal:
         return len(data)
 
     def records(self, after_step: int | None = None) -> Iterator[BatchRecord]:
-        """Records in order: all, or those after a step; then only the segments that contain them are read.
+        """Records in order, as `located` gives them."""
+        return (record for _, record in self.located(after_step))
+
+    def located(self, after_step: int | None = None) -> Iterator[tuple[Path, BatchRecord]]:
+        """Records in order, each with its segment: all, or those after a step; then only the segments that contain them are read.
 
         Records without groups of `after_step` itself are included. They may be older than the state saved at that step; that does no
         harm, as a fate that is already known changes nothing.
@@ -159,7 +163,7 @@ class Journal:
                 before = record
                 self.last_step = record.step
                 if after_step is None or record.step > after_step or (record.step == after_step and not record.groups):
-                    yield record
+                    yield segment, record
 
     def newest(self) -> BatchRecord | None:
         """The last whole record, of the last segment that has one; None without any. Earlier segments are not read.

@@ -15,13 +15,13 @@ import re
 from functools import lru_cache
 from typing import Any
 
-import reasoning_gym
-from reasoning_gym.factory import DATASETS
-
+from services.common.data.reasoning_gym import import_reasoning_gym
 from services.common.errors import VerifierError
 from services.common.spec.data import PROCEDURAL_PREFIX
 from services.reward.verifiers.base import Score
 from services.reward.verifiers.decimals import last_number, whole_number
+
+_gym = import_reasoning_gym()
 
 RIGHT = 0.999
 """Scores from here on count as right."""
@@ -61,14 +61,14 @@ def _task(entry: dict[str, Any], extra_info: dict[str, Any]) -> str:
     data_source = str(extra_info.get("data_source", ""))
     named = data_source.removeprefix(PROCEDURAL_PREFIX) if data_source.startswith(PROCEDURAL_PREFIX) else None
     task = extra_info.get("task") or named or entry["metadata"].get("source_dataset")
-    if task not in DATASETS:
+    if task not in _gym.factory.DATASETS:
         raise VerifierError(f"reasoning-gym has no task {task!r}")
     return str(task)
 
 
 @lru_cache(maxsize=64)
 def _dataset(task: str, config: str) -> Any:  # noqa: ANN401  reasoning-gym has no types
-    return reasoning_gym.create_dataset(task, **json.loads(config))
+    return _gym.create_dataset(task, **json.loads(config))
 
 
 def _with_sequences(kind: type[list[Any] | tuple[Any, ...]], value: Any) -> Any:  # noqa: ANN401  any JSON value

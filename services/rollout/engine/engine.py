@@ -12,6 +12,7 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,6 +45,8 @@ _START_LIMIT_S = 1800.0
 _ABORT_LIMIT_S = 60.0
 """A start whose processes were killed ends within this time, or never."""
 _POLL_INTERVAL_S = 1.0
+_WARM_UP_COUNTS = (2, 3, 1)
+"""Sequences of the requests before the first task: vLLM compiles its sampler for a first batch size, for any other, and for one."""
 _PREPARE = "services.rollout.engine.prompts:prepare"
 _CHAT_PRIORITY = 10
 """Of a request in vLLM: rollouts have 0; a request with a larger number waits for them and is preempted first."""
@@ -127,8 +130,16 @@ class Engine:
         self._switch = WeightSwitch(self._llm, self.label, shapes)
         self.max_model_len = int(self._llm.model_config.max_model_len)
 
+    async def _warm_up(self) -> None:
+        """Samples once at each count: what vLLM compiles at its first use would hold the first step, and a pause that waits for it."""
+        for count in _WARM_UP_COUNTS:
+            stream = self._submit([0], n=count, temperature=1.0, max_tokens=1, logprobs=0, detokenize=False)
+            async with aclosing(stream):
+                async for _ in stream:
+                    pass
+
     async def _start_vllm(self, model_dir: Path, spec: JobSpec) -> Any:  # noqa: ANN401
-        """Starts vLLM in a thread, which goes on when this call is cancelled; `_abort_start` ends it."""
+        """Starts vLLM in a thread, which goes on when this call is cancelled (`_abort_start` ends it), and warms it up."""
         self._others = {child.pid for child in children()}
         output = self._output = EngineOutput()
 
@@ -143,7 +154,10 @@ class Engine:
                 await self._abort_start()
                 raise ModelError(f"{model_dir}: the engine {fault}")
         starting, self._starting = self._starting, None
-        return starting.result()
+        self._llm = starting.result()
+        async with asyncio.timeout(_START_LIMIT_S):
+            await self._warm_up()
+        return self._llm
 
     async def _abort_start(self) -> None:
         """Ends a start that hangs or whose job was retired, or raises EngineError: two engines must never run at once."""

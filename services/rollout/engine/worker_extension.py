@@ -19,6 +19,9 @@ from services.rollout.engine.verify import Facts, check_installed, read_verified
 
 watch_service()
 
+_PACKS_ALL = (0, 32)
+"""Release of vLLM that was tested to pack every layer's new weights."""
+
 
 class WeightExtension:
     """Applies weights, and verifies what is installed."""
@@ -41,6 +44,7 @@ class WeightExtension:
         with safe_open(path, framework="pt") as file, torch.no_grad():
             left = set(file.keys())
             self.model_runner.reload_weights(weights_iterator=_tensors(file, left))
+            _pack_again(self.model_runner.get_model())
             if left:
                 raise WeightSyncError(f"the engine did not take {len(left)} tensors: {', '.join(sorted(left)[:5])}")
             checked, total = check_installed(
@@ -54,3 +58,18 @@ def _tensors(file: Any, left: set[str]) -> Iterator[tuple[str, torch.Tensor]]:  
     for name in file.keys():  # noqa: SIM118  not a mapping
         left.discard(name)
         yield name, file.get_tensor(name)
+
+
+def _pack_again(model: torch.nn.Module) -> None:
+    """Packs for the CPU's kernels what vLLM 0.23 does not: an output layer that shares the embedding's weight sampled with the old one."""
+    packed: list[Any] = [layer for layer in model.modules() if getattr(layer, "cpu_linear", None) is not None]
+    if not packed:
+        return
+    import vllm
+    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+    if vllm.__version_tuple__ >= _PACKS_ALL:
+        return
+    for layer in packed:
+        if layer.weight.numel():  # else vLLM has packed it, and kept nothing else
+            dispatch_cpu_unquantized_gemm(layer, remove_weight=False)

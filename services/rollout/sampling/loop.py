@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 from services.common.errors import EntryError
 from services.common.redis.connection import BLOCK_S
 from services.common.redis.keys import Stage
-from services.common.service.lifecycle import Drain
+from services.common.service.lifecycle import Drain, unless
 from services.common.service.logs import log_context
 from services.common.streams import codec
 from services.common.streams.consumer import Consumer, Entry, require_match
@@ -94,15 +93,8 @@ class TaskLoop:
             return self._sampler.failed(task, f"policy version {wanted} did not arrive within {task.timeout_s:g} s")
         if self._stale(task):
             return None
-        sampling = asyncio.create_task(self._sampler.sample(task), name=f"sample {task.member}")
-        ended = asyncio.create_task(self._label.wait_for(PolicyVersion(task.lineage + 1, 0)), name="lineage")
-        try:
-            await asyncio.wait({sampling, ended}, return_when=asyncio.FIRST_COMPLETED)
-            return sampling.result() if sampling.done() else None
-        finally:
-            for waiting in (sampling, ended):
-                waiting.cancel()
-            await asyncio.gather(sampling, ended, return_exceptions=True)
+        next_lineage = self._label.wait_for(PolicyVersion(task.lineage + 1, 0))
+        return await unless(next_lineage, self._sampler.sample(task), f"sample {task.member}")
 
     def _stale(self, task: Task) -> bool:
         version = self._label.version

@@ -66,6 +66,10 @@ class ScriptedRunner:
         """The model: this."""
         return self
 
+    def modules(self) -> Iterable[torch.nn.Module]:
+        """No layers: nothing is packed."""
+        return ()
+
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
         """The weights by their Hugging Face names."""
         return self._tensors.items()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -26,8 +25,7 @@ from services.common.redis.keys import Stage
 from services.common.service.process_tree import created_at
 from services.common.streams.consumer import Consumer
 from services.common.streams.stream import add
-from tests.integration.gateway.conftest import Process, running
-from tests.tiny_model import write_tiny_model
+from tests.gateway_process import GatewayProcess, running, write_home
 from tests.unit.learner.journalled_job import JournalledJob
 
 SPEC = {
@@ -58,7 +56,7 @@ class Cli:
     """`millrace` in a home whose gateway runs."""
 
     home: Path
-    gateway: Process
+    gateway: GatewayProcess
 
     async def start(self, *arguments: str, **variables: str) -> asyncio.subprocess.Process:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("MILLRACE_")}
@@ -91,11 +89,9 @@ async def ended(process: asyncio.subprocess.Process) -> Done:
 @pytest.fixture(scope="module")
 def stack(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
     """`up.json` as `millrace up` writes it; the supervisor in it is this process."""
-    home = tmp_path_factory.mktemp("cli") / "home"
-    write_tiny_model(home / "models" / "tiny")
-    (home / "logs").mkdir()
+    home = write_home(tmp_path_factory.mktemp("cli") / "home")
     (home / "job.yaml").write_text(yaml.safe_dump(SPEC))
-    with running(redis_url, home, home / "logs" / "gateway.log") as gateway:
+    with running(redis_url, home) as gateway:
         token = str(home / "gateway.token")
         pid = os.getpid()
         write_state(home, UpState(pid, created_at(pid), gateway.url, redis_url, token, ready=True))
@@ -103,15 +99,10 @@ def stack(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.fixture
-def forgotten(stack: Cli) -> None:
-    """The gateway, which lives longer than a test, has no folders from which it would put jobs back."""
-    shutil.rmtree(stack.home / "jobs", ignore_errors=True)
-
-
-@pytest.fixture
-def cli(stack: Cli, forgotten: None, redis: Redis) -> Cli:  # noqa: ARG001  in this order
+def cli(stack: Cli, redis: Redis) -> Iterator[Cli]:  # noqa: ARG001
     """Without the jobs of the tests before."""
-    return stack
+    yield stack
+    stack.gateway.forget_jobs()
 
 
 async def train(store: JobStore, job_id: str, state: JobState = JobState.SUCCEEDED) -> None:

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis.asyncio
+import pytest_asyncio
+import redis.asyncio as redis_asyncio
 from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_playwright, expect
 
 from services.common.jobs.store import JobStore
-from tests.integration.gateway.conftest import running
-from tests.tiny_model import write_tiny_model
+from services.common.redis.connection import connect
+from tests.gateway_process import GatewayProcess, running, write_home
 
 ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
@@ -26,21 +27,12 @@ PATIENCE_MS = 20_000
 expect.set_options(timeout=PATIENCE_MS)
 
 
-@dataclass(frozen=True)
-class Gateway:
-    """A running gateway."""
-
-    url: str
-    token: str
-    jobs: Path
-
-
 @dataclass
 class Console:
     """The page, and what went wrong on it."""
 
     page: Page
-    gateway: Gateway
+    gateway: GatewayProcess
     expected: list[str] = field(default_factory=list)
     """Parts of console messages that the test brings about."""
     faults: list[str] = field(default_factory=list)
@@ -76,29 +68,38 @@ def chromium() -> str:
 
 
 @pytest.fixture(scope="session")
-def gateway(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    home = tmp_path_factory.mktemp("console") / "home"
-    write_tiny_model(home / "models" / "tiny")
-    with running(redis_url, home, home.parent / "gateway.log") as process:
-        yield Gateway(process.url, (home / "gateway.token").read_text().strip(), home / "jobs")
+def gateway(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    with running(redis_url, write_home(tmp_path_factory.mktemp("console") / "home")) as process:
+        yield process
 
 
-@pytest.fixture(autouse=True)
-def forgotten(chromium: str, gateway: Gateway) -> None:
-    """The gateway, which lives longer than a test, has no folders from which it would put jobs back into an emptied Redis."""
-    shutil.rmtree(gateway.jobs, ignore_errors=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Runs these tests on one event loop, the browser's; a browser takes long."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+            item.add_marker(pytest.mark.slow)
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def browser(chromium: str) -> AsyncIterator[Browser]:
+    """One for all tests, each of which has a context, and so cookies and storage, of its own."""
     async with async_playwright() as playwright:
         opened = await playwright.chromium.launch(executable_path=chromium, args=ARGUMENTS)
         yield opened
         await opened.close()
 
 
-@pytest.fixture
-async def console(browser: Browser, gateway: Gateway, redis: redis.asyncio.Redis) -> AsyncIterator[Console]:
+@pytest_asyncio.fixture(loop_scope="session")
+async def redis(redis_url: str) -> AsyncIterator[redis_asyncio.Redis]:
+    """An empty one, on the event loop of the browser."""
+    async with connect(redis_url, block_s=2.0) as client:
+        await client.flushall()
+        yield client
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def console(browser: Browser, gateway: GatewayProcess, redis: redis_asyncio.Redis) -> AsyncIterator[Console]:
     """A tab on a gateway without jobs. The test fails over any error on the page and any request to another host."""
     context = await browser.new_context(viewport={"width": 1280, "height": 800})
     page = await context.new_page()
@@ -109,11 +110,12 @@ async def console(browser: Browser, gateway: Gateway, redis: redis.asyncio.Redis
     page.on("request", opened.watch)
     yield opened
     await context.close()
+    gateway.forget_jobs()
     assert not opened.faults
 
 
 @pytest.fixture
-def store(redis: redis.asyncio.Redis) -> JobStore:
+def store(redis: redis_asyncio.Redis) -> JobStore:
     return JobStore(redis)
 
 

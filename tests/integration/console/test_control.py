@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
+import pytest_asyncio
 from playwright.async_api import Page, expect
 
 from services.common.jobs.record import JobState
@@ -14,7 +14,7 @@ from tests.integration.console.scene import make_step, started
 MOST_TABS = 40
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def job_id(store: JobStore, document: dict[str, Any]) -> str:
     return await started(store, document)
 

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import pytest_asyncio
 import redis.asyncio
 from playwright.async_api import expect
 
 from services.common.jobs.store import JobStore
 from tests.integration.console.conftest import Console
 from tests.integration.console.scene import crowded
-
-pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
 VIEWS = [
@@ -77,7 +76,7 @@ UNNAMED = """() => {
 }"""
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def job_id(store: JobStore, redis: redis.asyncio.Redis, document: dict[str, Any]) -> str:
     return await crowded(store, redis, document)
 

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+import pytest_asyncio
 import redis.asyncio
 from playwright.async_api import expect
 
@@ -22,7 +23,7 @@ from tests.integration.console.scene import (
 )
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def job_id(store: JobStore, document: dict[str, Any]) -> str:
     return await started(store, document)
 

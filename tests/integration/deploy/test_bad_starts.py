@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.integration.gateway.conftest import running
+from tests.gateway_process import running
 
-SERVICES = ("gateway", "reward", "rollout", "learner")
+SERVICES = ("gateway", "learner", *(pytest.param(service, marks=pytest.mark.slow) for service in ("reward", "rollout")))
 
 
 def refused(service: str, tmp_path: Path, **variables: str) -> str:
@@ -98,8 +98,8 @@ def test_an_image_of_the_wrong_platform_is_named(service: str, tmp_path: Path) -
 
 
 def test_a_gateway_without_redis_says_so_and_answers_503_until_it_is_there(tmp_path: Path) -> None:
-    with running("redis://gateway@127.0.0.1:1/0", tmp_path / "home", tmp_path / "log") as gateway:
+    with running("redis://gateway@127.0.0.1:1/0", tmp_path / "home") as gateway:
         assert httpx.get(f"{gateway.url}/readyz").status_code == 503
-    lines = [line for line in (tmp_path / "log").read_text().splitlines() if "REDIS_URL" in line]
+    lines = [line for line in gateway.log.read_text().splitlines() if "REDIS_URL" in line]
     assert len(lines) == 1
     assert "no Redis answers at 127.0.0.1:1" in lines[0]

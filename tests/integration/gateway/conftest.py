@@ -4,15 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +23,7 @@ from services.gateway.admission.spec_body import parse_body
 from services.gateway.app import create_app
 from services.gateway.dependencies import EventTimes
 from services.gateway.errors import SpecRefused
-from tests.tiny_model import write_tiny_model
+from tests.gateway_process import GatewayProcess, running, write_home
 
 TOKEN = "the-token-of-these-tests-0123456789abcdef"  # noqa: S105
 
@@ -50,20 +42,6 @@ class AllowAll(Admission):
 
     async def admit(self, spec: JobSpec) -> tuple[str, ...]:
         return ()
-
-
-@dataclass(frozen=True)
-class Process:
-    """A running gateway."""
-
-    url: str
-    home: Path
-    log: Path
-    popen: subprocess.Popen[bytes]
-
-    def stop(self) -> int:
-        self.popen.send_signal(signal.SIGTERM)
-        return self.popen.wait(20)
 
 
 @pytest.fixture
@@ -125,55 +103,24 @@ def admission(home: Path, sandbox: Sandbox) -> Admission:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A home with a registered model named `tiny`: 4 heads, 2 key-value heads."""
-    folder = tmp_path / "home"
-    write_tiny_model(folder / "models" / "tiny")
-    return folder
+    return write_home(tmp_path / "home")
 
 
 @pytest.fixture
-def process(redis_url: str, redis: redis.asyncio.Redis, home: Path, tmp_path: Path) -> Iterator[Process]:
-    """`python -m services.gateway` on a free port, with the token that it made itself."""
-    with running(redis_url, home, tmp_path / "gateway.log") as started:
+def own_process(redis_url: str, redis: redis.asyncio.Redis, home: Path) -> Iterator[GatewayProcess]:
+    """A gateway for a test that ends it, or reads all that it wrote."""
+    with running(redis_url, home) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def shared_process(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    with running(redis_url, write_home(tmp_path_factory.mktemp("gateway") / "home")) as started:
         yield started
 
 
 @pytest.fixture
-def start_gateway() -> Callable[..., AbstractContextManager[Process]]:
-    """Runs a gateway within a `with`: Redis URL, home, log file, further variables."""
-    return running
-
-
-@contextmanager
-def running(redis_url: str, home: Path, log: Path, **variables: str) -> Iterator[Process]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("MILLRACE_")},
-        "REDIS_URL": redis_url,
-        "MILLRACE_HOME": str(home),
-        "MILLRACE_GATEWAY_PORT": str(port),
-        **variables,
-    }
-    with log.open("wb") as file:
-        popen = subprocess.Popen([sys.executable, "-m", "services.gateway"], env=environment, stdout=file, stderr=file)
-    try:
-        wait_until_answering(f"http://127.0.0.1:{port}/healthz", popen)
-        yield Process(f"http://127.0.0.1:{port}", home, log, popen)
-    finally:
-        popen.kill()
-        popen.wait()
-
-
-def wait_until_answering(url: str, popen: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        assert popen.poll() is None, "the gateway ended at its start"
-        try:
-            httpx.get(url, timeout=2)
-        except httpx.TransportError:
-            time.sleep(0.05)
-        else:
-            return
-    raise AssertionError("the gateway did not come up within 60 s")
+def process(shared_process: GatewayProcess, redis: redis.asyncio.Redis) -> Iterator[GatewayProcess]:
+    """A gateway without jobs, which lives longer than a test."""
+    yield shared_process
+    shared_process.forget_jobs()

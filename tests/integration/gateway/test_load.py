@@ -7,6 +7,7 @@ import http.client
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,18 +15,15 @@ import pytest
 
 from services.common.jobs.store import JobStore
 from services.common.spec.job import JobSpec
+from tests.gateway_process import GatewayProcess, running
 
 STREAMS = 150
 """More than redis-py's own pool has connections."""
 
 
-def bearer(process: Any) -> dict[str, str]:
-    return {"Authorization": f"Bearer {(process.home / 'gateway.token').read_text().strip()}"}
-
-
-def client_of(process: Any) -> httpx.AsyncClient:
+def client_of(process: GatewayProcess) -> httpx.AsyncClient:
     limits = httpx.Limits(max_connections=None)
-    return httpx.AsyncClient(base_url=process.url, headers=bearer(process), timeout=60, limits=limits)
+    return httpx.AsyncClient(base_url=process.url, headers=process.bearer, timeout=60, limits=limits)
 
 
 @pytest.fixture
@@ -47,23 +45,32 @@ async def streams(client: httpx.AsyncClient, job_id: str, count: int) -> AsyncIt
         await asyncio.gather(*(answer.aclose() for answer in answers))
 
 
-async def test_requests_are_answered_beside_more_streams_than_redis_has_connections(process: Any, job_id: str) -> None:
+async def test_requests_are_answered_beside_more_streams_than_redis_has_connections(
+    process: GatewayProcess, job_id: str
+) -> None:
     async with client_of(process) as client, streams(client, job_id, STREAMS) as opened:
         assert {answer.status_code for answer in opened} == {200}
         answers = await asyncio.gather(*(client.get(f"/jobs/{job_id}") for _ in range(STREAMS)))
         assert {answer.status_code for answer in answers} == {200}
 
 
-async def test_four_hundred_requests_at_once_are_all_answered(process: Any, job_id: str) -> None:
-    async with client_of(process) as client:
-        answers = await asyncio.gather(*(client.get(f"/jobs/{job_id}") for _ in range(400)))
+async def answered(client: httpx.AsyncClient, path: str) -> httpx.Response:
+    """The answer to a client that comes again when it is told to: a starved machine may not serve all of them in time."""
+    while (answer := await client.get(path)).status_code == 429:
+        await asyncio.sleep(int(answer.headers["retry-after"]))
+    return answer
+
+
+async def test_four_hundred_requests_at_once_are_all_answered(process: GatewayProcess, job_id: str) -> None:
+    async with client_of(process) as client, asyncio.timeout(60):
+        answers = await asyncio.gather(*(answered(client, f"/jobs/{job_id}") for _ in range(400)))
     assert {answer.status_code for answer in answers} == {200}
 
 
 async def test_a_stream_too_many_is_told_to_come_again_and_has_the_permit_of_one_that_goes(
-    start_gateway: Any, redis_url: str, home: Any, tmp_path: Any, job_id: str
+    redis_url: str, home: Path, job_id: str
 ) -> None:
-    with start_gateway(redis_url, home, tmp_path / "log", MILLRACE_MAX_EVENT_STREAMS="3") as process:
+    with running(redis_url, home, MILLRACE_MAX_EVENT_STREAMS="3") as process:
         async with client_of(process) as client, streams(client, job_id, 3) as opened:
             assert {answer.status_code for answer in opened} == {200}
             refused = await client.get(f"/jobs/{job_id}/events")
@@ -100,21 +107,21 @@ async def test_an_exhausted_pool_is_the_gateways_doing_and_not_redis(
     assert (await client.get(f"/jobs/{job_id}")).status_code == 200
 
 
-def test_a_kept_connection_is_answered_at_once(process: Any) -> None:
+def test_a_kept_connection_is_answered_at_once(process: GatewayProcess) -> None:
     """Without TCP_NODELAY each answer waits 40 ms for the client's acknowledgement; the quickest of many says whether it does."""
     host, _, port = process.url.removeprefix("http://").partition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=60)
     times = []
     for _ in range(60):
         began = time.perf_counter()
-        connection.request("GET", "/jobs", headers=bearer(process))
+        connection.request("GET", "/jobs", headers=process.bearer)
         assert connection.getresponse().read()
         times.append(time.perf_counter() - began)
     connection.close()
     assert min(times[20:]) < 0.03, sorted(times)
 
 
-async def test_a_foreign_name_is_misdirected_whoever_asks(process: Any, job_id: str) -> None:
+async def test_a_foreign_name_is_misdirected_whoever_asks(process: GatewayProcess, job_id: str) -> None:
     async with client_of(process) as client:
         for path in ("/", "/console/", "/docs", "/metrics", f"/jobs/{job_id}", "/v1/models", "/jobs"):
             answer = await client.get(path, headers={"Host": "evil.example:8080"})

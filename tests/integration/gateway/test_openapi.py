@@ -19,6 +19,7 @@ from services.common.redis import keys
 from services.common.redis.keys import Stage
 from services.common.spec.job import JobSpec
 from services.gateway.schemas import EXAMPLE_JOB_ID
+from tests.gateway_process import GatewayProcess
 
 CHECKS = (
     "not_a_server_error",
@@ -55,7 +56,9 @@ LETTERS = {
 
 
 @pytest.fixture
-async def troubled_job(store: JobStore, redis: Redis, document: dict[str, Any], process: Any, monkeypatch: Any) -> str:
+async def troubled_job(
+    store: JobStore, redis: Redis, document: dict[str, Any], process: GatewayProcess, monkeypatch: Any
+) -> str:
     """A live job under the id that the OpenAPI's examples name, with dead letters of every stage, and fates of every kind."""
     monkeypatch.setattr(secrets, "token_hex", lambda _: EXAMPLE_JOB_ID.rpartition("-")[2])
     job_id = (await store.create(JobSpec.model_validate(document))).id
@@ -73,15 +76,12 @@ async def troubled_job(store: JobStore, redis: Redis, document: dict[str, Any], 
     return job_id
 
 
-def bearer(process: Any) -> str:
-    """What lets people in, as the Authorization header has it."""
-    return f"Bearer {(process.home / 'gateway.token').read_text().strip()}"
-
-
-def fuzz(process: Any, folder: Path, *options: str, token: bool = True, media_type: str = "application/json") -> None:
+def fuzz(
+    process: GatewayProcess, folder: Path, *options: str, token: bool = True, media_type: str = "application/json"
+) -> None:
     """Runs schemathesis with a fixed seed, and fails with what it said. Bodies are of one type: all are read into the same model."""
     if token:
-        options += ("--header", f"Authorization: {bearer(process)}")
+        options += ("--header", f"Authorization: Bearer {process.token}")
     document = httpx.get(f"{process.url}/openapi.json", timeout=60).json()
     body = document["paths"]["/jobs"]["post"]["requestBody"]
     body["content"] = {media_type: body["content"][media_type]}
@@ -96,8 +96,11 @@ def fuzz(process: Any, folder: Path, *options: str, token: bool = True, media_ty
     assert not answered, answered
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("example_job")
-def test_no_request_makes_a_server_error_and_every_answer_fits_the_openapi(process: Any, tmp_path: Path) -> None:
+def test_no_request_makes_a_server_error_and_every_answer_fits_the_openapi(
+    process: GatewayProcess, tmp_path: Path
+) -> None:
     every = ("--phases", "examples,coverage,fuzzing")
     some = ("--phases", "examples,fuzzing", "--max-examples", "5")
     # Apart, so that no stream is opened on a job that schemathesis made and that nobody will ever end.
@@ -106,22 +109,24 @@ def test_no_request_makes_a_server_error_and_every_answer_fits_the_openapi(proce
     fuzz(process, tmp_path, *every, "--max-examples", "5", *others)
     for media_type in ("application/json", "application/yaml"):
         fuzz(process, tmp_path, *some, "--include-operation-id", "submit_job", media_type=media_type)
-    listed = httpx.get(f"{process.url}/jobs", headers={"Authorization": bearer(process)}).json()
+    listed = httpx.get(f"{process.url}/jobs", headers=process.bearer).json()
     assert listed["total"] > 1, "no spec got through: the fuzzing never reached a created job"
 
 
 @pytest.mark.slow
-def test_no_field_of_a_spec_makes_a_server_error_whatever_stands_in_it(process: Any, tmp_path: Path) -> None:
+def test_no_field_of_a_spec_makes_a_server_error_whatever_stands_in_it(process: GatewayProcess, tmp_path: Path) -> None:
     fuzz(process, tmp_path, "--phases", "coverage", "--include-operation-id", "submit_job")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("example_job")
-def test_without_a_token_every_answer_fits_the_openapi_too(process: Any, tmp_path: Path) -> None:
+def test_without_a_token_every_answer_fits_the_openapi_too(process: GatewayProcess, tmp_path: Path) -> None:
     fuzz(process, tmp_path, "--phases", "examples,fuzzing", "--max-examples", "2", token=False)
 
 
+@pytest.mark.slow
 async def test_every_answer_about_dead_letters_and_fates_fits_the_openapi(
-    process: Any, redis: Redis, troubled_job: str, tmp_path: Path
+    process: GatewayProcess, redis: Redis, troubled_job: str, tmp_path: Path
 ) -> None:
     options = ("--phases", "examples,coverage,fuzzing", "--max-examples", "10")
     reads = ("list_dead_letters", "get_dead_letter", "job_ledger")
@@ -130,7 +135,7 @@ async def test_every_answer_about_dead_letters_and_fates_fits_the_openapi(
         await asyncio.to_thread(fuzz, process, tmp_path, *options, *chosen)
         left = {stage: await redis.xrange(keys.dead(troubled_job, stage), LETTER_ID, LETTER_ID) for stage in Stage}
         assert (not all(left.values())) is taken, "reading moves no letter, and putting back does"
-    async with httpx.AsyncClient(base_url=process.url, headers={"Authorization": bearer(process)}) as client:
+    async with httpx.AsyncClient(base_url=process.url, headers=process.bearer) as client:
         ledger = (await client.get(f"/jobs/{troubled_job}/ledger")).json()
     assert (ledger["source"], ledger["total"]) == ("journal", 2 * len(Fate)), "the fates were not read"
 

@@ -16,6 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.gateway_process import GatewayProcess, running
+
 PATIENCE_S = 60
 ANYWHERE = "0.0.0.0"  # noqa: S104  what must be refused without a token
 
@@ -27,42 +29,40 @@ def start(home: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
-def bearer(process: Any) -> dict[str, str]:
-    return {"Authorization": f"Bearer {(process.home / 'gateway.token').read_text().strip()}"}
-
-
-def test_it_makes_its_token_takes_a_job_and_drains_on_sigterm(process: Any, document: dict[str, Any]) -> None:
-    assert stat.S_IMODE((process.home / "gateway.token").stat().st_mode) == 0o600
-    assert httpx.get(f"{process.url}/readyz", timeout=PATIENCE_S).json() == {"status": "ok"}
-    assert httpx.get(f"{process.url}/jobs", timeout=PATIENCE_S).status_code == 401
-    answer = httpx.post(f"{process.url}/jobs", timeout=PATIENCE_S, json=document, headers=bearer(process))
+def test_it_makes_its_token_takes_a_job_and_drains_on_sigterm(
+    own_process: GatewayProcess, document: dict[str, Any]
+) -> None:
+    assert stat.S_IMODE((own_process.home / "gateway.token").stat().st_mode) == 0o600
+    assert httpx.get(f"{own_process.url}/readyz", timeout=PATIENCE_S).json() == {"status": "ok"}
+    assert httpx.get(f"{own_process.url}/jobs", timeout=PATIENCE_S).status_code == 401
+    answer = httpx.post(f"{own_process.url}/jobs", timeout=PATIENCE_S, json=document, headers=own_process.bearer)
     assert answer.status_code == 201, answer.text
-    assert process.stop() == 0
-    lines = [json.loads(line) for line in process.log.read_text().splitlines()]
+    assert own_process.stop() == 0
+    lines = [json.loads(line) for line in own_process.log.read_text().splitlines()]
     assert {line["service"] for line in lines} == {"gateway"}
     assert any("drained" in line["message"] for line in lines)
 
 
-def test_all_that_it_writes_is_its_users_alone(process: Any, document: dict[str, Any]) -> None:
-    assert httpx.post(f"{process.url}/jobs", timeout=PATIENCE_S, json=document, headers=bearer(process)).is_success
+def test_all_that_it_writes_is_its_users_alone(process: GatewayProcess, document: dict[str, Any]) -> None:
+    assert httpx.post(f"{process.url}/jobs", timeout=PATIENCE_S, json=document, headers=process.bearer).is_success
     made = list((process.home / "jobs").rglob("*"))
     assert made
     assert [str(path) for path in made if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
 
 
-def test_an_open_event_stream_does_not_hold_up_the_drain(process: Any, document: dict[str, Any]) -> None:
-    job = httpx.post(f"{process.url}/jobs", timeout=PATIENCE_S, json=document, headers=bearer(process)).json()
+def test_an_open_event_stream_does_not_hold_up_the_drain(own_process: GatewayProcess, document: dict[str, Any]) -> None:
+    job = httpx.post(f"{own_process.url}/jobs", timeout=PATIENCE_S, json=document, headers=own_process.bearer).json()
     with httpx.stream(
-        "GET", f"{process.url}/jobs/{job['id']}/events", headers=bearer(process), timeout=PATIENCE_S
+        "GET", f"{own_process.url}/jobs/{job['id']}/events", headers=own_process.bearer, timeout=PATIENCE_S
     ) as answer:
         next(answer.iter_lines())
         started = time.monotonic()
-        assert process.stop() == 0
+        assert own_process.stop() == 0
         assert time.monotonic() - started < 10
 
 
-def test_a_body_over_the_limit_is_refused_over_a_real_socket_and_the_client_sees_why(process: Any) -> None:
-    headers = {**bearer(process), "Content-Type": "application/json"}
+def test_a_body_over_the_limit_is_refused_over_a_real_socket_and_the_client_sees_why(process: GatewayProcess) -> None:
+    headers = {**process.bearer, "Content-Type": "application/json"}
     announced = httpx.post(f"{process.url}/jobs", timeout=PATIENCE_S, content=b" " * 5_000_000, headers=headers)
     assert (announced.status_code, announced.json()["error"]["code"]) == (413, "body_too_large")
     streamed = httpx.post(
@@ -71,9 +71,9 @@ def test_a_body_over_the_limit_is_refused_over_a_real_socket_and_the_client_sees
     assert (streamed.status_code, streamed.json()["error"]["code"]) == (413, "body_too_large")
 
 
-def test_no_log_and_no_answer_holds_a_secret(start_gateway: Any, redis_url: str, home: Path, tmp_path: Path) -> None:
+def test_no_log_and_no_answer_holds_a_secret(redis_url: str, home: Path) -> None:
     canary = "canary-" + "0123456789abcdef" * 2
-    with start_gateway(redis_url, home, tmp_path / "log", MILLRACE_TOKEN=canary, MILLRACE_LOG_LEVEL="DEBUG") as process:
+    with running(redis_url, home, MILLRACE_TOKEN=canary, MILLRACE_LOG_LEVEL="DEBUG") as process:
         paths = ("/jobs", "/workers", "/metrics", "/openapi.json", f"/x?token={canary}", f"/jobs/{canary}")
         tokens: tuple[dict[str, str], ...] = (
             {},
@@ -90,7 +90,7 @@ def test_no_log_and_no_answer_holds_a_secret(start_gateway: Any, redis_url: str,
         )
         assert process.stop() == 0
     assert not [text for text in said if canary in text]
-    assert canary not in (tmp_path / "log").read_text()
+    assert canary not in process.log.read_text()
     assert not (home / "gateway.token").exists()
 
 
@@ -120,6 +120,7 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
     assert f"MILLRACE_GATEWAY_PORT={port}: Address already in use" in done.stderr
 
 
-def test_sigint_drains_as_well(process: Any) -> None:
-    process.popen.send_signal(signal.SIGINT)
-    assert process.popen.wait(20) == 0
+@pytest.mark.slow
+def test_sigint_drains_as_well(own_process: GatewayProcess) -> None:
+    own_process.popen.send_signal(signal.SIGINT)
+    assert own_process.popen.wait(20) == 0

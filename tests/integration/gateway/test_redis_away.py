@@ -17,6 +17,7 @@ from services.common.config.settings import Settings
 from services.common.redis.connection import connect
 from services.gateway.admission.admission import Admission
 from services.gateway.app import create_app
+from tests.gateway_process import running
 from tests.own_redis import OwnRedis
 
 PATIENCE_S = 30.0
@@ -71,51 +72,53 @@ def own_redis(tmp_path: Path) -> Iterator[OwnRedis]:
 
 
 def test_the_gateway_outlives_a_restart_of_redis_and_loses_no_job(
-    own_redis: OwnRedis, home: Path, tmp_path: Path, document: dict[str, Any], start_gateway: Any
+    own_redis: OwnRedis, home: Path, document: dict[str, Any]
 ) -> None:
-    with start_gateway(own_redis.url, home, tmp_path / "gateway.log") as process:
-        bearer = {"Authorization": f"Bearer {(home / 'gateway.token').read_text().strip()}"}
-        with httpx.Client(base_url=process.url, headers=bearer, timeout=60) as client:
-            job = client.post("/jobs", json=document).json()
-            own_redis.stop()
-            started = time.monotonic()
-            assert client.get("/jobs").status_code == 503
-            assert time.monotonic() - started < 10
-            assert client.get("/readyz").status_code == 503
-            assert client.get("/healthz").status_code == 200
-            own_redis.start()
-            assert client.get("/readyz").status_code == 200
-            assert client.get(f"/jobs/{job['id']}").json() == job
-            assert client.post("/jobs", json=document).status_code == 201
+    with (
+        running(own_redis.url, home) as process,
+        httpx.Client(base_url=process.url, headers=process.bearer, timeout=60) as client,
+    ):
+        job = client.post("/jobs", json=document).json()
+        own_redis.stop()
+        started = time.monotonic()
+        assert client.get("/jobs").status_code == 503
+        assert time.monotonic() - started < 10
+        assert client.get("/readyz").status_code == 503
+        assert client.get("/healthz").status_code == 200
+        own_redis.start()
+        assert client.get("/readyz").status_code == 200
+        assert client.get(f"/jobs/{job['id']}").json() == job
+        assert client.post("/jobs", json=document).status_code == 201
 
 
 def test_an_emptied_redis_gets_its_jobs_and_their_keys_back(
-    own_redis: OwnRedis, home: Path, tmp_path: Path, document: dict[str, Any], start_gateway: Any
+    own_redis: OwnRedis, home: Path, document: dict[str, Any]
 ) -> None:
-    with start_gateway(own_redis.url, home, tmp_path / "gateway.log") as process:
-        bearer = {"Authorization": f"Bearer {(home / 'gateway.token').read_text().strip()}"}
-        with httpx.Client(base_url=process.url, headers=bearer, timeout=60) as client:
-            job = client.post("/jobs", json=document, headers={"Idempotency-Key": "k"}).json()
-            other = client.post("/jobs", json=document).json()
-            client.post(f"/jobs/{other['id']}/cancel")
-            before = client.get("/jobs").json()
+    with (
+        running(own_redis.url, home) as process,
+        httpx.Client(base_url=process.url, headers=process.bearer, timeout=60) as client,
+    ):
+        job = client.post("/jobs", json=document, headers={"Idempotency-Key": "k"}).json()
+        other = client.post("/jobs", json=document).json()
+        client.post(f"/jobs/{other['id']}/cancel")
+        before = client.get("/jobs").json()
 
-            def await_jobs() -> None:
-                deadline = time.monotonic() + PATIENCE_S
-                while client.get("/jobs").json() != before:
-                    assert time.monotonic() < deadline, client.get("/jobs").json()
-                    time.sleep(0.1)
+        def await_jobs() -> None:
+            deadline = time.monotonic() + PATIENCE_S
+            while client.get("/jobs").json() != before:
+                assert time.monotonic() < deadline, client.get("/jobs").json()
+                time.sleep(0.1)
 
-            for again in ("at once", "after a second"):
-                with sync_redis.Redis.from_url(own_redis.url) as direct:
-                    direct.flushall()
-                if again == "at once":
-                    assert client.post("/jobs", json=document, headers={"Idempotency-Key": "k"}).json() == job
-                await_jobs()
-            own_redis.stop()
-            shutil.rmtree(own_redis.folder)  # another Redis at the same address
-            own_redis.start()
+        for again in ("at once", "after a second"):
+            with sync_redis.Redis.from_url(own_redis.url) as direct:
+                direct.flushall()
+            if again == "at once":
+                assert client.post("/jobs", json=document, headers={"Idempotency-Key": "k"}).json() == job
             await_jobs()
+        own_redis.stop()
+        shutil.rmtree(own_redis.folder)  # another Redis at the same address
+        own_redis.start()
+        await_jobs()
 
 
 async def test_a_job_that_only_its_folder_knows_is_said_to_come_back_and_not_to_be_unknown(

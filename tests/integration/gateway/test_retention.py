@@ -20,6 +20,7 @@ from services.common.jobs.retention import Retention
 from services.common.jobs.store import JobStore
 from services.common.redis import keys
 from services.common.spec.job import JobSpec
+from tests.gateway_process import running
 
 HOUR_S = 3600.0
 
@@ -276,15 +277,13 @@ async def test_the_gateway_keeps_to_its_settings_by_itself(
     redis: redis.asyncio.Redis,
     redis_url: str,
     home: Path,
-    tmp_path: Path,
     document: dict[str, Any],
-    start_gateway: Any,
 ) -> None:
     store = JobStore(redis, home / "jobs")
     ids = [await finished(store, home / "jobs", document, hours_ago=hours) for hours in (30, 3, 2)]
     waits = await store.create(JobSpec.model_validate(document))
     settings = {"MILLRACE_KEEP_JOBS": "1", "MILLRACE_KEEP_IN_REDIS_HOURS": "1"}
-    with start_gateway(redis_url, home, tmp_path / "gateway.log", **settings):
+    with running(redis_url, home, **settings):
         deadline = time.monotonic() + 20
         while await redis.exists(keys.events(ids[2])):
             assert time.monotonic() < deadline

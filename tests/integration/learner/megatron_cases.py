@@ -21,25 +21,30 @@ ADAM: dict[str, Any] = {
     "clip_grad": 0.5,
 }
 WARMUP_STEPS = 2
+_FIRST_OF_GROUP, _ONE_TOKEN = (0, 4, 5, 8, 10), (2, 4)
 STEPS = 2
+_FIRST_OF_GROUP, _ONE_TOKEN = (0, 4, 5, 8, 10), (2, 4)
 
 
 def arrays(count: int = 11, *, seed: int = 5) -> list[dict[str, Any]]:
-    """Sequences of very different lengths, some tokens masked, inference log-probs near a uniform policy's."""
+    """Groups of 1 to 4 sequences of very different lengths, some tokens masked, inference log-probs near a uniform policy's."""
     rng = np.random.default_rng(seed)
     batch: list[dict[str, Any]] = []
+    prompt = np.zeros(0, np.int32)
     for i in range(count):
-        prompt, response = int(rng.integers(1, 9)), int(rng.integers(1, 30))
+        if i in _FIRST_OF_GROUP:
+            prompt = rng.integers(0, VOCABULARY, int(rng.integers(1, 9))).astype(np.int32)
+        response = 1 if i in _ONE_TOKEN else int(rng.integers(2, 30))
         mask = rng.random(response) > 0.15
         mask[0] = True
         batch.append(
             {
-                "tokens": rng.integers(0, VOCABULARY, prompt + response).astype(np.int32),
-                "prompt_len": prompt,
+                "tokens": np.concatenate([prompt, rng.integers(0, VOCABULARY, response).astype(np.int32)]),
+                "prompt_len": len(prompt),
                 "inference_logprobs": (rng.normal(-4.9, 0.3, response)).astype(np.float32),
                 "advantage": rng.normal(0.3, 1.0, response).astype(np.float32),
                 "loss_mask": mask,
-                "group_id": i // 2,
+                "group_id": sum(first <= i for first in _FIRST_OF_GROUP),
             }
         )
     return batch

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from services.common.config.settings import Platform
 from services.common.errors import ConfigError
 from services.common.spec.job import JobSpec
+from services.common.spec.learner import Recompute
 from services.common.spec.rollout import DType
 from services.common.streams.types import Int32Array
 from services.learner.megatron.platform import prepare
@@ -57,7 +58,7 @@ BASE = JobSpec.model_validate(
         "model": {"path": "tiny", "dtype": "float32"},
         "data": {"train": {"source": "reasoning_gym:chain_sum"}},
         "rollout": {"temperature": TEMPERATURE},
-        "learner": {"lr_warmup_steps": WARMUP_STEPS, "max_tokens_per_micro_batch": 96, **ADAM},
+        "learner": {"lr_warmup_steps": WARMUP_STEPS, "max_tokens_per_micro_batch": 96, "shared_prompts": False, **ADAM},
     }
 )
 
@@ -149,14 +150,27 @@ def scenario(name: str, spec: JobSpec, root: Path, out: Path) -> dict[str, Any]:
         trainer.save(out / f"{name}.{model}.saved", export=True)
         assert files_of(trainer)
         stats = [trainer.train(sequences()).as_record() for _ in range(STEPS)]
-        said[model] = {"stats": stats}
+        said[model] = {"rows": stats}
         write(exported, out / f"{name}.{model}.exported.safetensors")
-        write(trainer.export(), out / f"{name}.{model}.trained.safetensors")
+        write(trainer.export(), out / f"{name}.{model}.rows.safetensors")
+        trainer = MegatronTrainer(root / model, variant(spec, shared_prompts=True), Platform.CPU, dapo)
+        said[model]["shared"] = [trainer.train(sequences()).as_record() for _ in range(STEPS)]
+        write(trainer.export(), out / f"{name}.{model}.shared.safetensors")
     llama = root / "llama"
     said["splits"] = [split(llama, s, out / f"{name}.split{i}.safetensors") for i, s in enumerate(splits(spec))]
+    said["recomputed"] = [
+        split(llama, s, out / f"{name}.recomputed{i}.safetensors") for i, s in enumerate(recomputed(spec))
+    ]
     said["logprobs"] = [
         values.tolist() for values in MegatronTrainer(llama, spec, Platform.CPU, dapo).logprobs(sequences())
     ]
+    said["shared_logprobs"] = [
+        values.tolist()
+        for values in MegatronTrainer(llama, variant(spec, shared_prompts=True), Platform.CPU, dapo).logprobs(
+            sequences()
+        )
+    ]
+    spec = variant(spec, shared_prompts=True)
     said["resume"] = {
         dtype: resume(root / "qwen3", variant(spec, dtype=dtype), out / f"{name}.{dtype}") for dtype in DType
     }
@@ -203,10 +217,20 @@ def output_layer(model: Path, spec: JobSpec) -> dict[str, float]:
 
 
 def splits(spec: JobSpec) -> list[JobSpec]:
-    """The same step, split in other ways: one micro-batch, nearly one per sequence, packed small, packed large."""
-    return [
+    """The same step, split in other ways: one micro-batch, nearly one per sequence, packed small, packed large, prompts shared."""
+    rows = [
         variant(spec, max_tokens_per_micro_batch=tokens, packing=packing)
         for tokens, packing in ((4096, False), (40, False), (80, True), (4096, True))
+    ]
+    return rows + [variant(spec, max_tokens_per_micro_batch=tokens, shared_prompts=True) for tokens in (40, 60, 4096)]
+
+
+def recomputed(spec: JobSpec) -> list[JobSpec]:
+    """The same step, with activations computed again, with shared prompts and by rows."""
+    return [
+        variant(spec, recompute=recompute, shared_prompts=shared)
+        for recompute in (Recompute.SELECTIVE, Recompute.FULL)
+        for shared in (True, False)
     ]
 
 

@@ -31,9 +31,20 @@ ROWS = {"source": "rows.jsonl"}
 
 
 class ScriptedRanks:
-    """Stands where `Ranks` does; `not_finite` names the steps that are skipped, and without `finite` a tensor is broken from the start."""
+    """Stands where `Ranks` does.
 
-    def __init__(self, *, not_finite: Collection[int] = (), write_s: float = 0.0, finite: bool = True) -> None:
+    `not_finite` names the steps that are skipped; without `finite` a tensor is broken from the start; a step after `last_step` ends only
+    once the head is told to drain.
+    """
+
+    def __init__(
+        self,
+        *,
+        not_finite: Collection[int] = (),
+        write_s: float = 0.0,
+        finite: bool = True,
+        last_step: float = math.inf,
+    ) -> None:
         self.state = b"\0" * 16
         self.trained: list[int] = []
         self.loaded: list[tuple[str, bool, bool]] = []
@@ -42,9 +53,13 @@ class ScriptedRanks:
         self._not_finite = not_finite
         self._finite = finite
         self._write_s = write_s
+        self._last_step = last_step
+        self.draining = False
         self._writing: asyncio.Task[WrittenFile] | None = None
 
     async def train(self, step: int, sequences: list[Sequence]) -> StepStats:
+        while step > self._last_step and not self.draining:
+            await asyncio.sleep(0.01)
         self.trained.append(step)
         skipped = "loss nan and gradient norm nan are not both finite" if step in self._not_finite else ""
         if not skipped:
@@ -145,6 +160,7 @@ class ScriptedLearner:
         head, self._head = self._head, None
         if head is not None:
             head.drain()
+            self.ranks.draining = True
             await asyncio.to_thread(head.join, 30.0)
             head.release()  # as the end of its process would
 

@@ -93,12 +93,13 @@ class TestAgainstPlainTorch:
         assert (saved / "config.json").read_text() == (outcome.root / model / "config.json").read_text()
         assert (saved / "tokenizer.json").is_file()
 
-    def test_training_follows_the_float64_reference(self, outcome: Outcome, layout: str, model: str) -> None:
-        stats, reference = outcome.layouts[layout][model]["stats"], outcome.reference[model]
+    @pytest.mark.parametrize("way", ["rows", "shared"])
+    def test_training_follows_the_float64_reference(self, outcome: Outcome, layout: str, model: str, way: str) -> None:
+        stats, reference = outcome.layouts[layout][model][way], outcome.reference[model]
         # token losses are of order 1 and cancel in the mean: 1e-6 is relative to them
         assert [s["loss"] for s in stats] == pytest.approx(reference["loss"], rel=0.0, abs=1e-6)
         assert [s["grad_norm"] for s in stats] == pytest.approx(reference["grad_norm"], rel=2e-6)
-        trained = outcome.weights(f"out/{layout}.{model}.trained.safetensors")
+        trained = outcome.weights(f"out/{layout}.{model}.{way}.safetensors")
         expected = outcome.weights(f"{model}.trained.safetensors")
         source = outcome.weights(f"{model}/model.safetensors")
         assert all(torch.allclose(trained[k].double(), expected[k], rtol=1e-6, atol=1e-6) for k in expected)
@@ -125,11 +126,21 @@ class TestSplitting:
         expected = outcome.weights("out/one.split0.safetensors")
         base = outcome.layouts["one"]["splits"][0]
         splits = outcome.layouts[layout]["splits"]
-        assert len({(s["micro_batches"], s["padding_share"]) for s in splits}) == 4, "the splits should differ"
+        assert len({(s["micro_batches"], s["padding_share"]) for s in splits}) == 7, "the splits should differ"
         for i, stats in enumerate(splits):
             assert stats["loss"] == pytest.approx(base["loss"], rel=0.0, abs=1e-6)
             assert stats["grad_norm"] == pytest.approx(base["grad_norm"], rel=1e-6)
             assert update_error(outcome.weights(f"out/{layout}.split{i}.safetensors"), expected, source) < 3e-6
+
+    def test_recomputed_activations_give_the_same_gradients(self, outcome: Outcome, layout: str) -> None:
+        source = outcome.weights("llama/model.safetensors")
+        expected = outcome.weights("out/one.split0.safetensors")
+        base = outcome.layouts["one"]["splits"][0]
+        for i, stats in enumerate(outcome.layouts[layout]["recomputed"]):
+            assert stats["loss"] == pytest.approx(base["loss"], rel=0.0, abs=1e-6)
+            assert stats["grad_norm"] == pytest.approx(base["grad_norm"], rel=1e-6)
+            found = outcome.weights(f"out/{layout}.recomputed{i}.safetensors")
+            assert update_error(found, expected, source) < 3e-6
 
     def test_metrics_are_means_over_the_tokens_of_the_global_batch(self, outcome: Outcome, layout: str) -> None:
         batch = arrays()
@@ -154,9 +165,10 @@ class TestSplitting:
         assert stats["loss"] == pytest.approx(outcome.layouts["one"]["lonely"]["loss"], rel=1e-6)
         assert stats["grad_norm"] == pytest.approx(outcome.layouts["one"]["lonely"]["grad_norm"], rel=1e-6)
 
-    def test_logprobs_come_in_the_order_of_the_sequences(self, outcome: Outcome, layout: str) -> None:
+    @pytest.mark.parametrize("way", ["logprobs", "shared_logprobs"])
+    def test_logprobs_come_in_the_order_of_the_sequences(self, outcome: Outcome, layout: str, way: str) -> None:
         logits = outcome.weights("llama.logits.safetensors")
-        for i, (item, found) in enumerate(zip(arrays(), outcome.layouts[layout]["logprobs"], strict=True)):
+        for i, (item, found) in enumerate(zip(arrays(), outcome.layouts[layout][way], strict=True)):
             tokens, prompt = torch.from_numpy(np.asarray(item["tokens"])).long(), int(item["prompt_len"])
             rows = torch.log_softmax(logits[str(i)].double()[prompt - 1 :] / TEMPERATURE, -1)
             expected = rows.gather(-1, tokens[prompt:, None])[:, 0]
@@ -217,5 +229,5 @@ class TestContinuing:
         assert fine["loss"] != coarse["loss"]
 
     def test_the_rate_warms_up(self, outcome: Outcome, layout: str) -> None:
-        rates = [s["lr"] for s in outcome.layouts[layout]["llama"]["stats"]]
+        rates = [s["lr"] for s in outcome.layouts[layout]["llama"]["rows"]]
         assert rates == [1.0 * step / WARMUP_STEPS for step in range(1, STEPS + 1)]

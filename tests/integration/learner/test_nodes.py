@@ -20,7 +20,7 @@ from services.learner.ranks import launch
 from services.learner.ranks.launch import Nodes
 from tests.unit.common.models.test_directory import make_model
 
-pytestmark = pytest.mark.parametrize("redis_url", ["embedded"], indirect=True)
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("redis_url", ["embedded"], indirect=True)]
 
 JOB = {
     "name": "spread",

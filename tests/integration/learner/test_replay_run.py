@@ -61,7 +61,11 @@ def test_the_first_version_that_differs_is_told(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "said"), [("says-why", "rank 1: ConfigError: no such thing"), ("silent", "the ranks said nothing but")]
+    ("mode", "said"),
+    [
+        ("says-why", "rank 1: ConfigError: no such thing"),
+        pytest.param("silent", "the ranks said nothing but", marks=pytest.mark.slow),
+    ],
 )
 def test_ranks_that_fail_are_quoted(home: Path, mode: str, said: str) -> None:
     with pytest.raises(ReplayError, match=said):

@@ -125,8 +125,8 @@ async def test_a_source_that_never_opens_fails_the_job_in_the_end(
     ("how", "cause", "times"),
     [
         ("raise", "rank 0: ValueError: {job_id}: head size 16 is not supported", MAX_LOAD_FAILURES),
-        ("exit", "rank 0 ended with exit code 3", MAX_LOAD_FAILURES),
-        ("kill", "rank 0 was killed by SIGKILL", 1 + MAX_RESTARTS),
+        pytest.param("exit", "rank 0 ended with exit code 3", MAX_LOAD_FAILURES, marks=pytest.mark.slow),
+        pytest.param("kill", "rank 0 was killed by SIGKILL", 1 + MAX_RESTARTS, marks=pytest.mark.slow),
     ],
 )
 async def test_ranks_that_die_while_they_load_say_so_at_once_and_end_the_job_with_their_words(

@@ -173,6 +173,7 @@ def check_stamps(group: RolloutGroup) -> None:
             assert set(rollout.tokens[span.start : end].tolist()) == {FIRST + span.policy_version}
 
 
+@pytest.mark.slow
 async def test_a_job_from_attach_to_retire(world: World, start: Callable[[], Service]) -> None:
     service = start()
     await wait_until("health", lambda: "health on port" in service.log(), service)

@@ -99,7 +99,7 @@ def test_where_no_gateway_answers_nothing_is_completed_and_nothing_hangs(tmp_pat
     begun = time.monotonic()
     done = completing("complete_bash", MILLRACE_HOME=str(tmp_path), COMP_WORDS="millrace show ", COMP_CWORD="2")
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 30
 
 
 def test_wrong_usage_ends_with_2() -> None:

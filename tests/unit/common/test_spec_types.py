@@ -98,8 +98,8 @@ def test_an_integer_is_fine_where_a_float_is_wanted() -> None:
         ('steps: "5"', "learner.steps"),
         ("steps: 1e3", "learner.steps"),
         ("steps: 0x10", ""),
-        ("packing: on", "learner.packing"),
-        ("packing: true", ""),
+        ("shared_prompts: on", "learner.shared_prompts"),
+        ("shared_prompts: false", ""),
         ("lr: 1e-5", ""),
         ('lr: "1e-5"', "learner.lr"),
     ],
@@ -118,3 +118,17 @@ def test_a_recorded_spec_reads_back_by_every_way() -> None:
     assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
     assert JobSpec.model_validate(spec.model_dump(mode="json")) == spec
     assert parse_recorded_spec(dump_spec(spec)) == spec
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_a_job_of_a_release_without_shared_prompts_keeps_its_rows(packing: bool) -> None:
+    recorded = dump_spec(JobSpec.model_validate(SMALL)).replace("  shared_prompts: true\n", "")
+    recorded = recorded.replace("packing: false", f"packing: {str(packing).lower()}")
+    learner = parse_recorded_spec(recorded).learner
+    assert (learner.shared_prompts, learner.packing) == (False, packing)
+    assert parse_recorded_spec(dump_spec(parse_recorded_spec(recorded))).learner == learner
+
+
+def test_a_new_job_is_told_what_has_replaced_packing() -> None:
+    with pytest.raises(ConfigError, match=r"^learner: Value error, packing is replaced by shared_prompts"):
+        parse_spec("model: {path: tiny}\ndata: {train: {source: a.jsonl}}\nlearner: {packing: true}")

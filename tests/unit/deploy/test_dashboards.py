@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import promql_parser
@@ -17,6 +18,7 @@ from deploy.dashboards.sketch import KINDS, text_of
 from deploy.dashboards.survey import PanelData, conditions, legend_labels, metric_names, panels, plain, rules
 
 OF_PROMETHEUS = {"up", "ALERTS"}
+ROOT = Path(__file__).parents[3]
 SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",), "info": ("_info",)}
 BASE_UNITS = ("_seconds", "_bytes", "_ratio", "_tokens", "_nats", "_steps", "_versions")
 
@@ -27,6 +29,8 @@ def families() -> dict[str, Metric]:
     from services.gateway.metrics import GatewayMetrics
     from services.learner.__main__ import export_disk
 
+    for path in (ROOT / "services").rglob("metrics.py"):  # a metric registers itself
+        import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
     agent = CollectorRegistry()
     export_disk(Path(), agent)
     registries = (REGISTRY, agent, GatewayMetrics().registry)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import sys
 import tomllib
 from collections.abc import Iterator
 from importlib import metadata
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).parents[3]
+from tests.unit.imports import ALL, MODULES, ROOT, imports
+
 LOCK = ROOT / "deploy/lock"
 SERVICES = ("gateway", "reward", "rollout", "learner")
 
@@ -68,25 +67,15 @@ def test_nothing_that_the_service_needs_is_missing(service: str) -> None:
 
 def imported(service: str) -> set[str]:
     """Every package that the service's modules, and those that they use, import when they are imported."""
-    paths = (ROOT / "services" / service).rglob("*.py")
-    todo = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
-    seen, found = set(), set()
+    todo = set(MODULES[service])
+    seen: set[str] = set()
+    found: set[str] = set()
     while todo:
         module = todo.pop()
-        path = ROOT / Path(*module.split(".")).with_suffix(".py")
-        path = path if path.exists() else path.with_suffix("") / "__init__.py"
-        if module in seen or not path.exists():
-            continue
         seen.add(module)
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.Import):
-                names_there = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                names_there = [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
-            else:
-                continue
-            todo += [name for name in names_there if name.startswith("services.")]
-            found |= {name.partition(".")[0] for name in names_there}
+        there = imports(ALL[module], at_start=True)
+        todo |= (there & ALL.keys()) - seen
+        found |= {name.partition(".")[0] for name in there}
     return found - set(sys.stdlib_module_names) - {"services"}
 
 

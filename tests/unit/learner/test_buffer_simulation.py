@@ -192,6 +192,6 @@ class CrashingJobSimulation(JobSimulation):
 
 
 TestJobSimulation = JobSimulation.TestCase
-TestJobSimulation.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestJobSimulation.settings = settings(max_examples=60, stateful_step_count=50)
 TestCrashingJobSimulation = CrashingJobSimulation.TestCase
-TestCrashingJobSimulation.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
+TestCrashingJobSimulation.settings = settings(max_examples=40, stateful_step_count=50)

@@ -145,6 +145,7 @@ def test_an_orphan_that_ends_leaves_no_zombie_while_its_service_goes_on(start: C
     assert stack.end() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="shared memory has names on Linux only")
 def test_processes_that_are_killed_again_and_again_leave_nothing_behind(start: Callable[..., Stack]) -> None:
     stack = start("reward-0:0:litter", "learner-0:0:litter")
@@ -223,6 +224,7 @@ def test_one_that_does_not_say_whether_it_is_ready_holds_up_nobody(start: Callab
     assert not running(stack.started())
 
 
+@pytest.mark.slow
 def test_a_process_that_was_stopped_for_a_moment_only_goes_on(start: Callable[..., Stack]) -> None:
     stack = start("reward-0:0:good")
     stack.wait_until(stack.is_ready)
@@ -255,6 +257,7 @@ def test_the_stack_goes_on_without_one_of_several_servers_and_tries_it_again(sta
     assert stack.end() == 0
 
 
+@pytest.mark.slow
 def test_what_cannot_be_kept_alive_is_given_up_with_its_cause_and_the_stack_goes_on_and_tries_it_again(
     start: Callable[..., Stack],
 ) -> None:
@@ -275,6 +278,7 @@ def test_what_cannot_be_kept_alive_is_given_up_with_its_cause_and_the_stack_goes
     assert lost_processes(stack.home) == [], "no supervisor, no news"
 
 
+@pytest.mark.slow
 def test_a_stack_becomes_ready_without_what_keeps_dying_from_its_first_start_on(start: Callable[..., Stack]) -> None:
     stack = start("gateway:1:good", "learner-0:0:quick")
     stack.wait_until(stack.is_ready)
@@ -327,6 +331,7 @@ def test_a_wrong_setting_of_a_stack_that_was_ready_ends_nobody_else(start: Calla
     assert stack.end() == 0
 
 
+@pytest.mark.slow
 def test_what_is_not_ready_in_time_is_started_again_and_the_stack_is_ready_without_it(
     start: Callable[..., Stack],
 ) -> None:

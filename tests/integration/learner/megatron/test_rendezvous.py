@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from services.learner.megatron.rendezvous import STORE
 from services.learner.ranks.launch import Nodes, launch_command
@@ -35,6 +36,7 @@ dist.barrier()
 """
 
 
+@pytest.mark.slow
 def test_ranks_meet_on_no_port_that_others_reach_and_meet_again_after_a_death(tmp_path: Path) -> None:
     (tmp_path / "house_rank.py").write_text(RANK)
     command = launch_command(Nodes().torchrun_arguments("job-1", 2), 1, "house_rank", str(tmp_path))

@@ -102,6 +102,13 @@ async def test_a_child_that_ends_itself_is_told_from_one_that_was_ended(sandbox:
         await sandbox.call(f"{DEEDS}:die", int(signal.SIGKILL), limits=LIMITS)
 
 
+async def test_a_child_whose_end_takes_time_is_told_by_its_signal(sandbox: Sandbox) -> None:
+    with pytest.raises(ChildLost):
+        await sandbox.call(f"{DEEDS}:die_slowly", int(signal.SIGKILL), limits=LIMITS)
+    with pytest.raises(ChildDied, match="by SIGSEGV"):
+        await sandbox.call(f"{DEEDS}:die_slowly", int(signal.SIGSEGV), limits=LIMITS)
+
+
 async def test_a_call_whose_child_was_killed_from_outside_is_made_again(sandbox: Sandbox) -> None:
     before = set(psutil.Process().children(recursive=True))
     call = asyncio.create_task(sandbox.call(f"{DEEDS}:sleep", 1.0, limits=LIMITS))

@@ -106,7 +106,7 @@ def test_the_gradient_is_that_of_the_value(algorithm: AlgorithmSpec) -> None:
 
 
 @pytest.mark.parametrize("name", TOKEN_MEAN)
-@profile(deadline=None, max_examples=40)
+@profile(max_examples=40)
 @given(seed=st.integers(0, 10_000), data=st.data())
 def test_a_token_mean_does_not_depend_on_where_the_tokens_are_split(name: str, seed: int, data: st.DataObject) -> None:
     tokens = random_tokens(seed)
@@ -115,7 +115,7 @@ def test_a_token_mean_does_not_depend_on_where_the_tokens_are_split(name: str, s
 
 
 @pytest.mark.parametrize("name", SEQUENCE_MEAN)
-@profile(deadline=None, max_examples=40)
+@profile(max_examples=40)
 @given(seed=st.integers(0, 10_000), data=st.data())
 def test_a_sequence_mean_does_not_depend_on_where_the_sequences_go(name: str, seed: int, data: st.DataObject) -> None:
     tokens = random_tokens(seed, lengths=(4, 1, 6, 2, 3))

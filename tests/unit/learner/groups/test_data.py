@@ -105,7 +105,7 @@ async def test_a_task_that_never_comes_ends_the_job_with_field_index_and_reason(
         await data.training(bad)
 
 
-@pytest.mark.parametrize("field", ["train", "eval"])
+@pytest.mark.parametrize("field", ["train", pytest.param("eval", marks=pytest.mark.slow)])
 async def test_a_source_that_never_opens_is_named(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, field: str
 ) -> None:

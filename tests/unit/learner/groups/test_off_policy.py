@@ -267,4 +267,4 @@ class HeadSimulation(RuleBasedStateMachine):
 
 
 TestHeadSimulation = HeadSimulation.TestCase
-TestHeadSimulation.settings = settings(max_examples=200, stateful_step_count=100, deadline=None)
+TestHeadSimulation.settings = settings(max_examples=200, stateful_step_count=100)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from services.learner.groups.sequence import Sequence
+from services.learner.megatron.attention import block_diagonal_mask
 from services.learner.megatron.batch import MicroBatch, Row, collate, response_offsets
 
 CPU = torch.device("cpu")
@@ -50,13 +51,43 @@ def test_every_response_token_is_predicted_from_the_token_before_it(rows: list[R
     assert r == len(batch.targets)
 
 
-def test_segments_are_marked_only_where_rows_are_packed() -> None:
+def test_there_is_a_mask_only_where_rows_are_packed() -> None:
     all_sequences = sequences()
     offsets = response_offsets(all_sequences)
-    assert collate(all_sequences, [(0,), (1,)], offsets, CPU).segment_ids is None
-    packed = collate(all_sequences, [(0, 3), (1,)], offsets, CPU).segment_ids
+    assert collate(all_sequences, [(0,), (1,)], offsets, CPU).attention is None
+    packed = collate(all_sequences, [(0, 3), (1,)], offsets, CPU).attention
     assert packed is not None
-    assert packed.tolist() == [[0] * 4 + [1] * 4, [0] * 4 + [-1] * 4]
+    segments = torch.tensor([[0] * 4 + [1] * 4, [0] * 4 + [-1] * 4])
+    assert torch.equal(packed, block_diagonal_mask(segments))
+
+
+def test_a_shared_prompt_is_in_the_row_once_and_every_response_goes_on_where_it_ends() -> None:
+    lengths = [4, 1, 3, 1]
+    prompts = [np.array([7, 8, 9], np.int32)] * 3 + [np.array([5], np.int32)]
+    rng = np.random.default_rng(2)
+    made = [
+        Sequence(
+            tokens=np.concatenate([prompt, rng.integers(10, 99, n).astype(np.int32)]),
+            prompt_len=len(prompt),
+            inference_logprobs=rng.normal(size=n).astype(np.float32),
+            advantage=rng.normal(size=n).astype(np.float32),
+            loss_mask=np.ones(n, bool),
+            group_id=len(prompt),
+        )
+        for prompt, n in zip(prompts, lengths, strict=True)
+    ]
+    rows: list[Row] = [(2, 1, 0), (3,)]
+    batch = collate(made, rows, response_offsets(made)[:-1], CPU, shared=True)
+    a, b = made[2], made[0]
+    assert batch.tokens.tolist() == [[7, 8, 9, *a.tokens[3:-1], *b.tokens[3:-1], 5]]
+    assert batch.attention is not None
+    assert batch.attention.tolist() == [[3, 1], [2, 0], [3, 0], [1, 1]]
+    assert batch.rotary_positions is not None
+    assert batch.rotary_positions.tolist() == [0, 1, 2, 3, 4, 3, 4, 5, 0]
+    assert batch.positions.tolist() == [2, 3, 4, 2, 2, 5, 6, 7, 8]
+    assert batch.targets.tolist() == [*a.tokens[3:], made[1].tokens[3], *b.tokens[3:], made[3].tokens[1]]
+    assert batch.offsets.tolist() == [5, 6, 7, 4, 0, 1, 2, 3, 8]
+    assert batch.sequence_ids.tolist() == [0, 0, 0, 1, 2, 2, 2, 2, 3]
 
 
 def test_an_empty_micro_batch_runs_one_masked_token() -> None:

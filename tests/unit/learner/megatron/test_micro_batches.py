@@ -5,11 +5,12 @@ from __future__ import annotations
 from itertools import chain
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.learner.groups.sequence import Sequence
-from services.learner.megatron.micro_batches import plan_micro_batches, split_over_ranks
+from services.learner.megatron.batch import shared_tokens
+from services.learner.megatron.micro_batches import plan_micro_batches, plan_shared_prompts, split_over_ranks
 
 
 def sequence(prompt: int, response: int, group_id: int = 0) -> Sequence:
@@ -26,7 +27,6 @@ def sequence(prompt: int, response: int, group_id: int = 0) -> Sequence:
 SHAPES = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 40)), max_size=40)
 
 
-@settings(deadline=None)
 @given(SHAPES, st.integers(1, 5), st.integers(60, 400), st.booleans())
 def test_every_sequence_is_planned_once_within_the_bound(
     shapes: list[tuple[int, int]], ranks: int, max_tokens: int, packing: bool
@@ -48,6 +48,34 @@ def test_every_sequence_is_planned_once_within_the_bound(
 def test_no_rank_gets_more_than_one_longest_sequence_above_another(lengths: list[int], ranks: int) -> None:
     loads = [sum(lengths[i] for i in mine) for mine in split_over_ranks(lengths, ranks)]
     assert max(loads) - min(loads) <= max(lengths, default=0)
+
+
+GROUPS = st.lists(st.tuples(st.integers(1, 20), st.lists(st.integers(1, 40), min_size=1, max_size=6)), max_size=12)
+
+
+@given(GROUPS, st.integers(1, 5), st.integers(60, 400))
+def test_shared_prompts_are_planned_once_within_the_bound_and_evenly(
+    groups: list[tuple[int, list[int]]], ranks: int, max_tokens: int
+) -> None:
+    sequences = [sequence(prompt, n, i) for i, (prompt, responses) in enumerate(groups) for n in responses]
+    plans = plan_shared_prompts(sequences, ranks, max_tokens=max_tokens)
+    assert len(plans) == ranks
+    assert len({len(plan) for plan in plans}) == 1
+    micro_batches = list(chain.from_iterable(plans))
+    assert len(micro_batches) >= ranks
+    rows = [row for rows in micro_batches for row in rows]
+    assert sorted(i for row in rows for i in row) == list(range(len(sequences)))
+    assert all(len({sequences[i].group_id for i in row}) == 1 for row in rows)
+    costs = [[shared_tokens(sequences, row) for row in rows] for rows in micro_batches]
+    assert all(sum(cost) <= max_tokens for cost in costs)
+    loads = [sum(shared_tokens(sequences, row) for rows in plan for row in rows) for plan in plans]
+    assert max(loads) - min(loads) <= max((cost for rows in costs for cost in rows), default=0)
+
+
+def test_a_group_that_exceeds_a_ranks_share_is_divided() -> None:
+    sequences = [sequence(10, 20) for _ in range(8)]
+    plans = plan_shared_prompts(sequences, 2, max_tokens=4096)
+    assert [[len(row) for rows in plan for row in rows] for plan in plans] == [[4], [4]]
 
 
 def test_packing_pads_less() -> None:

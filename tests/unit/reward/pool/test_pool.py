@@ -179,6 +179,7 @@ async def test_a_stopped_worker_costs_nobody_a_verdict(pool_of: PoolMaker, check
         await vanished([int(before.detail)])
 
 
+@pytest.mark.slow
 async def test_a_stopped_forkserver_is_noticed_killed_and_replaced(pool_of: PoolMaker, check: CheckMaker) -> None:
     async with pool_of(1) as pool:
         [before] = await pool.judge([check("odd_process")])
@@ -220,6 +221,7 @@ async def test_what_cannot_be_judged_at_all_fails_without_a_process(pool: Pool, 
     assert "extra_info cannot be packed" in verdicts[1].detail
 
 
+@pytest.mark.slow
 async def test_workers_are_replaced_after_their_share_of_checks(pool_of: PoolMaker, check: CheckMaker) -> None:
     async with pool_of(1, recycle_after=10) as pool:
         verdicts = [verdict for _ in range(4) for verdict in await pool.judge([check("odd_process")] * 10)]

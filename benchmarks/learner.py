@@ -1,0 +1,238 @@
+"""The learner alone: optimizer steps by rows and with shared prompts, against plain transformers on the same batch, in the same run.
+
+    python benchmarks/learner.py [--shape smollm2] [--threads 1] [--rounds 3]
+
+Each round runs the three one after the other; the models have random weights of the shape's sizes. The plain loop pads the batch on the
+right, computes logits of responses only, and steps torch's AdamW.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+PLAIN, ROWS, SHARED = WAYS = ("plain", "rows", "shared")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of a model and of a step."""
+
+    config: dict[str, Any]
+    groups: int
+    group_size: int
+    prompt: tuple[int, int]
+    """Shortest and longest, tokens."""
+    response: tuple[int, int]
+    max_tokens: int
+
+
+SHAPES = {
+    "demo": Shape(
+        {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "vocab_size": 272},
+        groups=64, group_size=8, prompt=(14, 14), response=(3, 5), max_tokens=16_384,
+    ),
+    "smollm2": Shape(
+        {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
+         "num_key_value_heads": 3, "vocab_size": 49_152},
+        groups=6, group_size=8, prompt=(38, 42), response=(2, 16), max_tokens=2048,
+    ),
+    "gsm8k": Shape(
+        {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
+         "num_key_value_heads": 3, "vocab_size": 49_152},
+        groups=2, group_size=8, prompt=(60, 140), response=(40, 96), max_tokens=2048,
+    ),
+}  # fmt: skip
+
+
+def batch_of(shape: Shape) -> list[dict[str, Any]]:
+    """A step's sequences, as fields of `Sequence`."""
+    rng = np.random.default_rng(0)
+    batch = []
+    for group in range(shape.groups):
+        prompt = rng.integers(0, shape.config["vocab_size"], rng.integers(*shape.prompt, endpoint=True))
+        for _ in range(shape.group_size):
+            response = rng.integers(0, shape.config["vocab_size"], rng.integers(*shape.response, endpoint=True))
+            ones = np.ones(len(response), np.float32)
+            batch.append(
+                {
+                    "tokens": np.concatenate([prompt, response]).astype(np.int32),
+                    "prompt_len": len(prompt),
+                    "inference_logprobs": -np.log(shape.config["vocab_size"]) * ones,
+                    "advantage": float(rng.normal()) * ones,
+                    "loss_mask": ones.astype(bool),
+                    "group_id": group,
+                }
+            )
+    return batch
+
+
+def make_model(folder: Path, shape: Shape) -> None:
+    """A Hugging Face directory with random weights."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(**shape.config, max_position_embeddings=2048, tie_word_embeddings=True)
+    LlamaForCausalLM(config).to(torch.float32).save_pretrained(folder)
+
+
+def plain_step(folder: Path, shape: Shape) -> Callable[[], object]:
+    """One step of a plain loop over transformers."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+    batch = sorted(batch_of(shape), key=lambda item: -len(item["tokens"]))
+    total = sum(len(item["advantage"]) for item in batch)
+    chunks: list[list[dict[str, Any]]] = []
+    for item in batch:
+        if not chunks or (len(chunks[-1]) + 1) * len(chunks[-1][0]["tokens"]) > shape.max_tokens:
+            chunks.append([])
+        chunks[-1].append(item)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        for chunk in chunks:
+            width = len(chunk[0]["tokens"]) - 1
+            tokens = torch.zeros(len(chunk), width, dtype=torch.int64)
+            mask = torch.zeros_like(tokens)
+            for row, item in enumerate(chunk):
+                kept = torch.from_numpy(item["tokens"][:-1]).long()
+                tokens[row, : len(kept)], mask[row, : len(kept)] = kept, 1
+            hidden = model.model(input_ids=tokens, attention_mask=mask).last_hidden_state
+            places = [np.arange(item["prompt_len"] - 1, len(item["tokens"]) - 1) for item in chunk]
+            rows = torch.from_numpy(np.repeat(np.arange(len(chunk)), [len(place) for place in places]))
+            logits = model.lm_head(hidden[rows, torch.from_numpy(np.concatenate(places))])
+            targets = torch.from_numpy(np.concatenate([item["tokens"][item["prompt_len"] :] for item in chunk])).long()
+            logprobs = torch.log_softmax(logits, -1).gather(-1, targets[:, None])[:, 0]
+            advantage = torch.from_numpy(np.concatenate([item["advantage"] for item in chunk]))
+            old = torch.from_numpy(np.concatenate([item["inference_logprobs"] for item in chunk]))
+            ratio = (logprobs - old).exp()
+            loss = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage).sum() / total
+            loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    return step
+
+
+def trainer_step(folder: Path, shape: Shape, *, shared: bool) -> Callable[[], object]:
+    """One step of the learner's trainer."""
+    from services.common.config.settings import Platform
+    from services.common.spec.job import JobSpec
+    from services.learner.megatron.platform import prepare
+
+    prepare(Platform.CPU)
+    from services.learner.algorithms.losses import make_loss
+    from services.learner.groups.sequence import Sequence
+    from services.learner.megatron.trainer import MegatronTrainer
+
+    spec = JobSpec.model_validate(
+        {
+            "model": {"path": "tiny", "dtype": "float32"},
+            "data": {"train": {"source": "reasoning_gym:chain_sum"}},
+            "learner": {"max_tokens_per_micro_batch": shape.max_tokens, "shared_prompts": shared},
+        }
+    )
+    trainer = MegatronTrainer(folder, spec, Platform.CPU, make_loss(spec.algorithm))
+    batch = [Sequence(**item) for item in batch_of(shape)]
+    return lambda: trainer.train(batch)
+
+
+def serve(way: str, folder: Path, shape: Shape) -> None:
+    """Takes a step for each line of standard input, and answers with its seconds."""
+    step = plain_step(folder, shape) if way == PLAIN else trainer_step(folder, shape, shared=way == SHARED)
+    step()
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        started = time.perf_counter()
+        step()
+        print(json.dumps(time.perf_counter() - started), flush=True)
+
+
+def measure(name: str, threads: int, rounds: int) -> None:
+    """Prints the figures of one shape: medians over the rounds."""
+    shape = SHAPES[name]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore"}
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, __file__, "--shape", name, "--folder", folder]
+        subprocess.run([*command, "--way", "make"], check=True, env=environment)
+        running = {
+            way: subprocess.Popen(
+                [*command, "--way", way], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            for way in WAYS
+        }
+        took: dict[str, list[float]] = {way: [] for way in WAYS}
+        try:
+            for process in running.values():
+                while (line := _answer(process)) != "ready":
+                    print(line)
+            for _ in range(rounds):
+                for way, process in running.items():
+                    took[way].append(float(_answer(process, "step\n")))
+        finally:
+            for process in running.values():
+                process.kill()
+                process.wait()
+    samples = shape.groups * shape.group_size
+    plain = statistics.median(took[PLAIN])
+    print(f"{name}: {shape.groups} groups of {shape.group_size}, {threads} threads, {rounds} rounds")
+    for way, seconds in took.items():
+        median = statistics.median(seconds)
+        print(
+            f"  {way:7} {median * 1000:8.0f} ms a step ({min(seconds) * 1000:.0f} to {max(seconds) * 1000:.0f})  "
+            f"{samples / median:8.1f} samples/s  {plain / median:5.2f} × plain"
+        )
+
+
+def _answer(process: subprocess.Popen[str], question: str = "") -> str:
+    if process.stdin is None or process.stdout is None:
+        raise ValueError("a measured process talks through pipes")
+    process.stdin.write(question)
+    process.stdin.flush()
+    line = process.stdout.readline()
+    if not line:
+        raise SystemExit("a measured process has died")
+    return line.strip()
+
+
+def main() -> None:
+    """Measures, or is one of the measured processes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, action="append", help="which; all by default")
+    parser.add_argument("--threads", type=int, default=1, help="computing threads of each")
+    parser.add_argument("--rounds", type=int, default=3, help="steps of each; the medians are printed")
+    parser.add_argument("--way", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    shapes = arguments.shape or list(SHAPES)
+    if arguments.way == "make":
+        make_model(arguments.folder, SHAPES[shapes[0]])
+    elif arguments.way:
+        serve(arguments.way, arguments.folder, SHAPES[shapes[0]])
+    else:
+        print(
+            f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+        )
+        for name in shapes:
+            measure(name, arguments.threads, arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()
