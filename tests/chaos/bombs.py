@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 
+from services.common.service.process_tree import is_running
 from services.common.streams.types import Verdict, VerdictStatus
 from services.reward.pool.messages import Check
 from services.reward.pool.pool import Pool
@@ -117,7 +118,7 @@ async def _run(options: Options, grace_s: float) -> Result:
         result.violations.append("a slot does not judge any more")
     late = [seconds for seconds in pool.held_s if seconds > LIMIT_S + grace_s]
     result.violations += [f"a slot was lost for {seconds:.2f} s, of {LIMIT_S + grace_s:g} s" for seconds in late]
-    left = [process for process in set(psutil.Process().children(recursive=True)) - before if _runs(process)]
+    left = [process for process in set(psutil.Process().children(recursive=True)) - before if is_running(process)]
     result.violations += [f"a process is left: {process}" for process in left]
     result.extra = {
         "slot held longest s": round(max(pool.held_s), 2), "limit s": LIMIT_S,
@@ -149,7 +150,3 @@ def _good(source: random.Random) -> tuple[Check, float]:
     answer, reward = source.choice([("42", 1.0), ("41", 0.0)])
     verifier, text = source.choice([("gsm8k", "so #### {}"), ("math", r"so \boxed{{{}}}")])
     return _check(verifier, text.format(answer)), reward
-
-
-def _runs(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import psutil
 
 from services.common.service import watchdog
+from services.common.service.process_tree import is_running
 from tests.chaos import failpoints
 from tests.chaos.campaign import ENDLESS, Campaign, campaign
 from tests.chaos.faults import Options, victim
@@ -61,7 +62,7 @@ def _stand_still(running: Campaign, target: str, hold_s: float | None) -> float 
     process, struck = victim(running.stack, target), time.monotonic()
     process.suspend()
     while hold_s is None or time.monotonic() - struck < hold_s:
-        if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+        if not is_running(process):
             return time.monotonic() - struck
         if time.monotonic() - struck > UNNOTICED_S:
             raise ChaosError(f"nobody noticed within {UNNOTICED_S:.0f} s that {target} stands still")
@@ -152,13 +153,7 @@ def _wake(running: Campaign, sleeper: psutil.Process, point: str) -> float:
     sleeper.resume()
     woken = time.monotonic()
     try:
-        running.stack.wait(
-            lambda: not sleeper.is_running() or sleeper.status() == psutil.STATUS_ZOMBIE,
-            "what was woken to end",
-            LEAVE_S,
-        )
-    except psutil.NoSuchProcess:
-        pass
+        running.stack.wait(lambda: not is_running(sleeper), "what was woken to end", LEAVE_S)
     except ChaosError:
         running.result.violations.append(f"woken at {point}, it still runs {LEAVE_S:.0f} s later")
         sleeper.kill()

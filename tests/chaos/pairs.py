@@ -23,6 +23,7 @@ import redis as sync_redis
 from services.cli.client import GatewayError
 from services.common.redis import keys
 from services.common.redis.keys import Stage
+from services.common.service.process_tree import is_running, kill
 from tests.chaos import failpoints
 from tests.chaos.campaign import ENDLESS, Campaign, campaign
 from tests.chaos.clock_fault import HOUR_S, clocks_of, move_clock
@@ -97,14 +98,13 @@ def _freeze_for_ever(scene: Scene, rng: random.Random) -> Blow:
     def strike() -> None:
         process, begun = victim(scene.running.stack, target), time.monotonic()
         process.suspend()
-        with contextlib.suppress(psutil.NoSuchProcess):
-            while process.status() != psutil.STATUS_ZOMBIE:
-                if time.monotonic() - begun > UNNOTICED_S:
-                    scene.running.result.violations.append(
-                        f"{target} stood still for {UNNOTICED_S:.0f} s, and nobody noticed"
-                    )
-                    process.kill()
-                time.sleep(0.05)
+        while is_running(process):
+            if time.monotonic() - begun > UNNOTICED_S:
+                scene.running.result.violations.append(
+                    f"{target} stood still for {UNNOTICED_S:.0f} s, and nobody noticed"
+                )
+                kill([process])
+            time.sleep(0.05)
 
     return Blow(f"SIGSTOP of {target} for ever", strike)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-import psutil
 import redis as sync_redis
 
 from services.common.redis import keys
+from services.common.service.process_tree import is_running
 from tests.chaos import failpoints
 from tests.chaos.campaign import ENDLESS, Campaign, campaign
 from tests.chaos.faults import Options, victim
@@ -71,10 +71,6 @@ def die_at(running: Campaign, point: str, delay_s: float = 0.0) -> None:
     armed = failpoints.arm(running.stack.folder, point, running.random.randrange(3), delay_s)
     try:
         running.stack.wait(lambda: not armed.exists(), f"somebody to come by {point}", 60.0)
-        running.stack.wait(
-            lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, f"{point} to kill", 10.0
-        )
-    except psutil.NoSuchProcess:
-        return
+        running.stack.wait(lambda: not is_running(process), f"{point} to kill", 10.0)
     finally:
         armed.unlink(missing_ok=True)

@@ -17,6 +17,7 @@ import psutil
 from services.cli.client import ENDED, GatewayClient, GatewayError, find_token
 from services.cli.stack.state import UpState, read_state
 from services.cli.up import run_down
+from services.common.service.process_tree import is_running
 from tests.chaos.job import furnish
 
 ROOT = Path(__file__).parents[2]
@@ -150,7 +151,8 @@ class Stack:
         """The present process of a target, or None while there is none. The process of a rank is below its agent."""
         try:
             if target != "rank":
-                return _living(psutil.Process(self.state.processes[_NAMES.get(target, target)].pid))
+                process = psutil.Process(self.state.processes[_NAMES.get(target, target)].pid)
+                return process if is_running(process) else None
             agent = psutil.Process(self.state.processes["learner-0"].pid)
             return next((child for child in agent.children(recursive=True) if _is_rank(child, rank)), None)
         except (psutil.Error, KeyError):
@@ -213,10 +215,6 @@ class Stack:
         """The ends of the logs."""
         files = sorted((self.home / "logs").glob(f"{name}.log"))
         return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-size:]}" for path in files)
-
-
-def _living(process: psutil.Process) -> psutil.Process | None:
-    return None if process.status() == psutil.STATUS_ZOMBIE else process
 
 
 def _is_rank(process: psutil.Process, rank: int) -> bool:

@@ -39,9 +39,10 @@ def kill(processes: Iterable[psutil.Process]) -> None:
             process.kill()
 
 
-def is_running(process: psutil.Process) -> bool:
-    """Whether the process runs; a zombie does not."""
+def is_running(process: psutil.Process | int) -> bool:
+    """Whether the process, or the one with this id, runs; a zombie does not."""
     try:
+        process = psutil.Process(process) if isinstance(process, int) else process
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False

@@ -25,6 +25,7 @@ from services.common.redis import keys
 from services.common.redis.connection import connect
 from services.common.redis.keys import Stage
 from services.common.service.heartbeat import WorkerStatus, live_workers
+from services.common.service.process_tree import is_running
 from services.common.service.watchdog import PERIOD_S
 from services.common.spec.job import JobSpec
 from services.common.streams import codec, stream
@@ -102,7 +103,7 @@ async def wait_activated(count: int, service: Service) -> None:
 
 async def gone(processes: list[psutil.Process], within_s: float) -> list[psutil.Process]:
     _, left = await asyncio.to_thread(psutil.wait_procs, processes, within_s)
-    return [process for process in left if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    return [process for process in left if is_running(process)]
 
 
 def a_task(job_id: str, group_id: int, **changes: object) -> Task:

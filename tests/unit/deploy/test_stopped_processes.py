@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from services.common.service.process_tree import is_running
+
 SCRIPT = Path(__file__).parents[3] / "deploy/docker/stopped.sh"
 OWN = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc")
 INIT = """
@@ -65,7 +67,7 @@ def container(tmp_path: Path) -> Iterator[Container]:
 
 def is_up(container: Container) -> bool:
     try:
-        return runs(container.service)
+        return is_running(container.service)
     except (ValueError, StopIteration, psutil.Error):
         return False
 
@@ -82,17 +84,10 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def runs(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def test_a_process_that_runs_is_left_alone(container: Container) -> None:
     for _ in range(3):
         container.check()
-    assert runs(container.service)
+    assert is_running(container.service)
     assert container.log.read_text() == ""
 
 
@@ -102,7 +97,7 @@ def test_a_process_that_is_stopped_at_two_checks_in_a_row_is_killed_and_the_log_
     container.check()
     assert service.status() == psutil.STATUS_STOPPED, "it may be for a moment only"
     container.check()
-    until(lambda: not runs(service))
+    until(lambda: not is_running(service))
     assert "was stopped by a signal: killed" in container.log.read_text()
 
 
@@ -113,7 +108,7 @@ def test_a_process_that_was_stopped_for_a_moment_only_goes_on(container: Contain
         container.check()
         service.send_signal(signal.SIGCONT)
         container.check()
-    assert runs(service)
+    assert is_running(service)
 
 
 def test_an_init_that_is_stopped_goes_on(container: Container) -> None:

@@ -25,6 +25,7 @@ from services.cli.stack.redis import server_binary
 from services.cli.stack.runtime import Runtime
 from services.common.config.private_folder import make_private
 from services.common.errors import ConfigError, DeadlineExceeded
+from services.common.service.process_tree import is_running
 from tests.chaos.proxy import server_of
 from tests.own_redis import OwnRedis
 
@@ -160,7 +161,7 @@ def test_it_dies_with_its_parent(tmp_path: Path) -> None:
     parent.kill()
     parent.wait()
     deadline = time.monotonic() + 10
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+    while is_running(pid):
         assert time.monotonic() < deadline, f"server {pid} outlived its parent"
         time.sleep(0.05)
 

@@ -17,6 +17,7 @@ import pytest
 from services.cli.stack.segments import SHARED_MEMORY
 from services.cli.stack.state import UpState, read_state
 from services.common.service.lost_processes import lost_processes
+from services.common.service.process_tree import is_running
 
 MUTE_S = 20.0  # as drive.py has it
 DRIVE = Path(__file__).parents[1] / "drive.py"
@@ -72,7 +73,7 @@ def has_restarted(stack: Stack, name: str, times: int) -> bool:
 
 
 def running(pids: set[int]) -> set[int]:
-    return {pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE}
+    return set(filter(is_running, pids))
 
 
 @pytest.fixture

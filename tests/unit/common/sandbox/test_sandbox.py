@@ -16,6 +16,7 @@ import pytest_asyncio
 from services.common.errors import ChildDied, ChildLost, ChildTimeout, DataError, SandboxError
 from services.common.sandbox.limits import LOG_BYTES, Limits
 from services.common.sandbox.pool import Sandbox
+from services.common.service.process_tree import is_running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -34,10 +35,7 @@ async def sandbox() -> AsyncIterator[Sandbox]:
 async def vanished(pid: int, within_s: float = 3.0) -> bool:
     until = time.monotonic() + within_s
     while time.monotonic() < until:
-        try:
-            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                return True
-        except psutil.NoSuchProcess:
+        if not is_running(pid):
             return True
         await asyncio.sleep(0.02)
     return False

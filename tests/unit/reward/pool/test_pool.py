@@ -18,7 +18,7 @@ import pytest
 
 from services.common.errors import VerifierError
 from services.common.sandbox.limits import NICENESS
-from services.common.service.process_tree import family
+from services.common.service.process_tree import family, is_running
 from services.common.streams.types import Verdict, VerdictStatus
 from services.reward.pool.messages import MAX_GROUND_TRUTH_CHARS, MAX_RESPONSE_CHARS, Check
 from services.reward.pool.pool import Pool
@@ -360,9 +360,7 @@ async def test_workers_end_with_a_service_that_is_killed(plugins: dict[str, str]
 async def vanished(pids: list[int], within_s: float = 5.0) -> None:
     """Waits until none of the processes runs any more (a zombie does not)."""
     deadline = time.monotonic() + within_s
-    while alive := [
-        pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    ]:
+    while alive := list(filter(is_running, pids)):
         assert time.monotonic() < deadline, f"still running: {alive}"
         await asyncio.sleep(0.05)
 
