@@ -230,8 +230,10 @@ async def test_training_and_chats_are_counted_apart_and_sampled_together(
     trained, chatted = counted(metrics.TOKENS), counted(metrics.CHAT_TOKENS)
     sampler = Sampler(world.engine, "r0")
     groups = [asyncio.create_task(sampler.sample(a_task(group_id=i, max_tokens=100))) for i in range(8)]
-    replies = await world.ask(max_tokens=50)
+    asking = asyncio.create_task(world.ask(max_tokens=50))
+    await eventually(lambda: world.engine.chats == 1, "it is sampled")
     n = await world.publish(stage_weights, weights)
+    replies = await asking
     for group in await asyncio.gather(*groups):
         assert group.failure is None
         assert group.max_policy_version == n
