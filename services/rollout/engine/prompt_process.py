@@ -19,6 +19,8 @@ from services.rollout.engine.types import SamplingError
 
 REQUEST_S = 10.0
 """Longest work on one prompt, or on one group's answers; a thousand times the usual."""
+DECODE_TOKEN_S = 1e-5
+"""In addition for each token of the answers: usual are 0.3 µs, which are seconds for a group of long ones on a busy machine."""
 LIMITS = Limits(wall_s=120.0, memory_mib=2048)
 """Of a child; the time is that of the tokenizer's load, on a busy machine."""
 _TRIES = 3
@@ -54,7 +56,8 @@ class PromptProcess:
 
     async def decode(self, rollouts: Sequence[Sequence[int]]) -> list[str]:
         """Texts of the rollouts, without special tokens."""
-        return await self._request("the model's tokenizer, decoding,", "decode", rollouts)
+        wall_s = REQUEST_S + DECODE_TOKEN_S * sum(map(len, rollouts))
+        return await self._request("the model's tokenizer, decoding,", "decode", rollouts, wall_s=wall_s)
 
     async def close(self) -> None:
         """Ends the child."""
@@ -62,13 +65,13 @@ class PromptProcess:
         if child is not None:
             await child.close()
 
-    async def _request(self, subject: str, method: str, *arguments: object) -> list[Any]:
-        """Calls the child's method; `subject`: of the error message."""
+    async def _request(self, subject: str, method: str, *arguments: object, wall_s: float | None = None) -> list[Any]:
+        """Calls the child's method; `subject`: of the error message; `wall_s`: longest work (default: REQUEST_S)."""
         async with self._turn:  # a request that gets its child killed must not fail another one
             for tries_left in reversed(range(_TRIES)):
                 child = await self._opened()
                 try:
-                    return cast("list[Any]", await child.request(method, *arguments, wall_s=REQUEST_S))
+                    return cast("list[Any]", await child.request(method, *arguments, wall_s=wall_s or REQUEST_S))
                 except (ChildTimeout, ChildDied) as error:
                     raise PromptError(f"{subject} {error}") from error
                 except ChildLost as error:
