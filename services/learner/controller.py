@@ -29,6 +29,7 @@ from services.common.service.lifecycle import Drain, run_service
 from services.common.service.logs import log_context
 from services.common.spec.job import JobSpec
 from services.common.streams.consumer import Consumer
+from services.common.streams.limits import entry_limit
 from services.learner.groups.buffer import GroupBuffer
 from services.learner.groups.data import JobData, TaskFactory
 from services.learner.groups.ledger import Ledger
@@ -129,6 +130,10 @@ class Head:
         journal = Journal(folder / JOURNAL_DIR, journal_key(settings))
         journal.on_append = FateLog(folder / FATES_FILE, journal.records).append
         journal.guard = store.require_newest
+        consumer = Consumer(
+            redis, blocking, job_id, Stage.SCORED,
+            group="learner", name="learner", limit_bytes=entry_limit(spec.rollout, spec.eval), fence=store.fence,
+        )  # fmt: skip
         return JobContext(
             job_id=job_id,
             spec=spec,
@@ -146,8 +151,6 @@ class Head:
                 folder / CHECKPOINTS_DIR, keep=spec.checkpoint.keep_last, guard=store.require_newest
             ),
             publisher=publisher,
-            consumer=Consumer(
-                redis, blocking, job_id, Stage.SCORED, group="learner", name="learner", fence=store.fence
-            ),
+            consumer=consumer,
             progress=Progress(FIRST.lineage),
         )

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from pydantic import ValidationError
 from redis.asyncio import Redis
@@ -25,8 +26,10 @@ from services.common.service.health import HealthServer
 from services.common.service.heartbeat import HEARTBEAT_S, WorkerKind, WorkerStatus, write_heartbeat
 from services.common.service.lifecycle import Drain, every, run_service
 from services.common.service.worker import worker_process
-from services.common.spec.rollout import RewardSpec
+from services.common.spec.learner import EvalSpec
+from services.common.spec.rollout import RewardSpec, RolloutSpec
 from services.common.streams.consumer import Consumer
+from services.common.streams.limits import entry_limit
 from services.common.streams.stream import MAX_STREAM_LENGTH, forget
 from services.reward import metrics
 from services.reward.pool.pool import Pool
@@ -102,13 +105,14 @@ class RewardService:
     def _attach(self, job: ActiveJob) -> None:
         try:
             spec = RewardSpec.model_validate(job.spec.get("reward", {}))
+            limit_bytes = _entry_limit(job.spec)
         except ValidationError:
-            log.exception("job %s is not judged here: its reward section is not understood", job.job_id)
+            log.exception("job %s is not judged here: a section of its spec is not understood", job.job_id)
             self._refused.add(job.job_id)
             return
         consumer = Consumer(
             self._commands, self._blocking, job.job_id, Stage.ROLLOUTS,
-            group=CONSUMER_GROUP, name=self._name, fence=self._fence,
+            group=CONSUMER_GROUP, name=self._name, limit_bytes=limit_bytes, fence=self._fence,
         )  # fmt: skip
         pool = self._pool.sibling()
         session = JobSession(self._commands, consumer, pool, spec, drain=self._drain, bound=self._bound)
@@ -141,6 +145,12 @@ class RewardService:
             progress_age_s=time.monotonic() - progress_at if in_flight else None, detail=detail,
         )  # fmt: skip
         await write_heartbeat(self._commands, status, self._fence)
+
+
+def _entry_limit(spec: Mapping[str, Any]) -> int:
+    """The job's limit of an entry, bytes; a setting that only a later release knows does not change it."""
+    rollout = RolloutSpec.model_validate(spec.get("rollout", {}), extra="ignore")
+    return entry_limit(rollout, EvalSpec.model_validate(spec.get("eval", {}), extra="ignore"))
 
 
 async def run(settings: Settings, *, drain: Drain | None = None, pool: Pool | None = None) -> None:

@@ -25,6 +25,8 @@ from services.reward.samples import keep_sample
 CONSUMER_GROUP = "reward"
 MAX_GROUPS = 64
 """Most groups of a job in flight."""
+IN_FLIGHT_BYTES = 256 * 1024**2
+"""Most bytes of their entries: with a higher limit of an entry fewer groups are in flight."""
 READ_COUNT = 16
 """Most groups of one read."""
 COUNTERS = WorkerCounters(blocked_s=metrics.BLOCKED_SECONDS, dead_letters=metrics.GROUPS.labels(result="dead_letter"))
@@ -42,8 +44,9 @@ class JobSession:
     ) -> None:
         """`pool`: the job's own, opened and closed by `run`, so that no other job waits; `bound`: most entries of the scored stream."""
         self._commands, self._spec, self.pool = commands, spec, pool
-        self._job_id = consumer.job_id
-        limits = WorkerLimits(entries=MAX_GROUPS, read_count=READ_COUNT, bound=bound)
+        self._job_id, self._limit_bytes = consumer.job_id, consumer.limit_bytes
+        groups = max(1, min(MAX_GROUPS, IN_FLIGHT_BYTES // consumer.limit_bytes))
+        limits = WorkerLimits(entries=groups, read_count=READ_COUNT, bound=bound)
         self._worker = StreamWorker(consumer, Stage.SCORED, limits, COUNTERS, drain)
 
     @property
@@ -55,7 +58,7 @@ class JobSession:
         """Judges groups.
 
         Consumes:     the rollouts stream.
-        Waits for:    groups, while fewer than MAX_GROUPS are in flight.
+        Waits for:    groups, while fewer than MAX_GROUPS, of IN_FLIGHT_BYTES at most, are in flight.
         Unblocked by: rollout servers.
         Produces:     scored groups on the scored stream, and samples for people.
         """
@@ -64,15 +67,16 @@ class JobSession:
                 await self._worker.run(self._handle)
 
     async def _handle(self, entry: Entry) -> None:
-        group = codec.decode(RolloutGroup, entry.payload)
+        group = codec.decode(RolloutGroup, entry.payload, self._limit_bytes)
         require_match(entry, group.task, self._job_id, "task.")
         with log_context(group_id=group.task.group_id):
             if entry.deliveries > MAX_DELIVERIES:
                 reason = f"delivered to be judged {entry.deliveries} times without success"
                 failed = replace(group, rollouts=(), failure=reason, permanent=True)
-                await self._worker.reject(entry, codec.encode(ScoredGroup(failed, (), 0.0)), reason)
+                payload = codec.encode(ScoredGroup(failed, (), 0.0), self._limit_bytes)
+                await self._worker.reject(entry, payload, reason)
             scored = await judge_group(self.pool, group, self._spec)
-            moved = await self._worker.send(entry, codec.encode(without_text(scored)))
+            moved = await self._worker.send(entry, codec.encode(without_text(scored), self._limit_bytes))
             if moved is not None:
                 await self._record(scored, moved=moved)
 

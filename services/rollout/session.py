@@ -23,6 +23,7 @@ from services.common.spec.base import RECORDED
 from services.common.spec.job import JobSpec
 from services.common.spec.rollout import DType
 from services.common.streams.consumer import Consumer
+from services.common.streams.limits import entry_limit
 from services.common.streams.worker import WorkerLimits
 from services.rollout.engine.engine import Engine
 from services.rollout.engine.model_tensors import weight_bytes
@@ -110,7 +111,7 @@ class JobSession:
         )
         consumer = Consumer(
             wiring.commands, wiring.blocking, job.job_id, keys.Stage.TASKS,
-            group=CONSUMER_GROUP, name=wiring.name, fence=wiring.fence,
+            group=CONSUMER_GROUP, name=wiring.name, limit_bytes=entry_limit(spec.rollout, spec.eval), fence=wiring.fence,
         )  # fmt: skip
         limits = WorkerLimits(entries=spec.rollout.max_concurrent_groups, read_count=READ_COUNT)
         self._tasks = TaskLoop(consumer, Sampler(wiring.engine, wiring.name), wiring.engine.label, limits, wiring.drain)

@@ -14,8 +14,8 @@ import redis as sync_redis
 
 from services.common.redis import keys
 from services.common.redis.keys import Stage
-from services.common.streams.codec import MAX_ENTRY_BYTES
 from services.common.streams.consumer import DEAD_BUDGET_BYTES
+from services.common.streams.limits import MIN_ENTRY_BYTES
 from tests.chaos.campaign import Campaign, campaign
 from tests.chaos.faults import Options
 from tests.chaos.result import Result
@@ -124,7 +124,7 @@ def _samples(client: sync_redis.Redis, job_id: str) -> dict[Stage, list[bytes]]:
 
 def _spoiled(rng: random.Random, kind: str, samples: list[bytes]) -> bytes:
     if kind == OVERSIZED:
-        return bytes(MAX_ENTRY_BYTES + 1)
+        return bytes(MIN_ENTRY_BYTES + 1)
     return MUTATIONS[kind](rng, rng.choice(samples))
 
 

@@ -17,6 +17,7 @@ from services.common.errors import MillraceError
 from services.common.jobs.folder import SPEC_FILE
 from services.common.spec.job import JobSpec, parse_spec
 from services.common.streams.codec import decode
+from services.common.streams.limits import entry_limit
 from services.common.streams.types import RolloutGroup, ScoredGroup
 from services.learner.audit.files import audit_job
 from services.learner.audit.report import AuditReport
@@ -78,7 +79,8 @@ def states_of(checkpoint: Path, spec: JobSpec) -> list[bytes]:
 def _take(record: BatchRecord, spec: JobSpec, saved: dict[int, list[bytes]], finding: Finding) -> None:
     if not record.groups:
         return
-    groups = [Judged(decode(ScoredGroup, payload), payload, None) for payload in record.groups]
+    limit = entry_limit(spec.rollout, spec.eval)
+    groups = [Judged(decode(ScoredGroup, payload, limit), payload, None) for payload in record.groups]
     if record.step - 1 not in finding.states and record.step - 1 in saved:  # what was between is put aside as damaged
         finding.states[record.step - 1] = saved[record.step - 1][0]
     for judged in groups:

@@ -27,6 +27,7 @@ from services.common.jobs.store import JobStore
 from services.common.redis.connection import connect
 from services.common.spec.job import JobSpec
 from services.common.streams.codec import decode
+from services.common.streams.limits import MIN_ENTRY_BYTES
 from services.common.streams.types import ScoredGroup
 from services.learner.storage.checkpoints import CheckpointStore
 from services.learner.storage.folder import JOURNAL_DIR
@@ -134,7 +135,9 @@ def course(folder: Path, record: JobRecord) -> Course:
     groups, digests = {}, {}
     for batch in Journal(folder / JOURNAL_DIR).records():
         if batch.groups:
-            groups[batch.step] = [decode(ScoredGroup, payload).group.task.group_id for payload in batch.groups]
+            groups[batch.step] = [
+                decode(ScoredGroup, payload, MIN_ENTRY_BYTES).group.task.group_id for payload in batch.groups
+            ]
             digests[batch.step] = batch.weights_digest
     return Course(folder, groups, digests, record.incarnation)
 

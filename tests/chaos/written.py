@@ -14,6 +14,7 @@ from services.common.jobs.fates import Fate
 from services.common.jobs.folder import SPEC_FILE
 from services.common.spec.job import JobSpec, dump_spec
 from services.common.streams.codec import encode
+from services.common.streams.limits import MIN_ENTRY_BYTES
 from services.common.streams.types import (
     FinishReason,
     Message,
@@ -74,7 +75,7 @@ class Writer:
 
     def train(self, groups: Sequence[ScoredGroup], settled: Sequence[Settled] | None = None) -> None:
         """Journals and trains one batch."""
-        payloads = [encode(group) for group in groups]
+        payloads = [encode(group, MIN_ENTRY_BYTES) for group in groups]
         fates = (
             settled if settled is not None else [Settled(group.group.task.group_id, Fate.TRAINED) for group in groups]
         )

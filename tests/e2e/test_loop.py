@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from services.common.streams.codec import decode
+from services.common.streams.limits import MIN_ENTRY_BYTES
 from services.common.streams.types import ScoredGroup
 from services.learner.storage.journal import Journal
 from tests.e2e.conftest import Stack
@@ -40,7 +41,9 @@ def check_accounting(record: dict[str, Any]) -> None:
 def journal_groups(stack: Stack, job_id: str) -> dict[int, list[ScoredGroup]]:
     """What each step trained, from the journal on disk; its last record may carry fates only."""
     records = [record for record in Journal(stack.home / "jobs" / job_id / "journal").records() if record.groups]
-    return {record.step: [decode(ScoredGroup, payload) for payload in record.groups] for record in records}
+    return {
+        record.step: [decode(ScoredGroup, payload, MIN_ENTRY_BYTES) for payload in record.groups] for record in records
+    }
 
 
 def check_invariants(stack: Stack, spec: dict[str, Any], job_id: str, record: dict[str, Any]) -> None:

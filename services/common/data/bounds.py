@@ -10,9 +10,9 @@ import msgpack
 from services.common.config.settings import Settings
 from services.common.data.record import TaskRecord
 from services.common.errors import DataError
-from services.common.streams.codec import MAX_ENTRY_BYTES
+from services.common.streams.limits import MIN_ENTRY_BYTES
 
-MAX_RECORD_BYTES = MAX_ENTRY_BYTES // 2
+MAX_RECORD_BYTES = MIN_ENTRY_BYTES // 2
 """Of a task as MessagePack: one stream entry carries it together with the rollouts that answer it."""
 MAX_DATA_SOURCE_CHARS = 256
 MAX_ROW_VALUES = 1_000_000

@@ -10,12 +10,10 @@ import msgpack
 from pydantic import TypeAdapter, ValidationError
 
 from services.common.errors import EntryError
+from services.common.streams.limits import MIN_ENTRY_BYTES, check_values
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-
-MAX_ENTRY_BYTES = 4 * 1024 * 1024
-"""A larger stream entry is refused; Redis slows down well before (8 MiB entries: 19 a second)."""
 
 T = TypeVar("T", bound="DataclassInstance")
 
@@ -25,26 +23,32 @@ def _adapter(kind: type[T]) -> TypeAdapter[T]:
     return TypeAdapter(kind)
 
 
-def encode(value: DataclassInstance) -> bytes:
-    """One stream entry's payload.
+def encode(value: DataclassInstance, limit_bytes: int) -> bytes:
+    """One stream entry's payload; `limit_bytes`: of the job (`limits.entry_limit`).
 
     Raises:
-        EntryError: the payload would exceed MAX_ENTRY_BYTES, or MessagePack has no form for a value in `extra_info` (one nested
+        EntryError: the payload would exceed the limit, or MessagePack has no form for a value in `extra_info` (one nested
             deeper than 500 levels, say, which could be decoded).
     """
     try:
         payload: bytes = msgpack.packb(asdict(value))
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise EntryError(f"{type(value).__name__} cannot be encoded: {type(error).__name__}: {error}") from error
-    if len(payload) > MAX_ENTRY_BYTES:
-        raise EntryError(f"{type(value).__name__} of {len(payload)} bytes exceeds the entry limit of {MAX_ENTRY_BYTES}")
+    if len(payload) > limit_bytes:
+        raise EntryError(f"{type(value).__name__} of {len(payload)} bytes exceeds the entry limit of {limit_bytes}")
     return payload
 
 
-def decode(kind: type[T], payload: bytes) -> T:
-    """The typed value in a payload. Raises EntryError, which names the first wrong field, when it is not a `kind`."""
-    if len(payload) > MAX_ENTRY_BYTES:
-        raise EntryError(f"entry of {len(payload)} bytes exceeds the limit of {MAX_ENTRY_BYTES}")
+def decode(kind: type[T], payload: bytes, limit_bytes: int) -> T:
+    """The typed value in a payload of at most `limit_bytes`, the job's limit (`limits.entry_limit`).
+
+    Raises:
+        EntryError: it is larger, which is found before anything is decoded, or no `kind`; then the first wrong field is named.
+    """
+    if len(payload) > limit_bytes:
+        raise EntryError(f"entry of {len(payload)} bytes exceeds the limit of {limit_bytes}")
+    if len(payload) > MIN_ENTRY_BYTES:
+        check_values(payload)
     try:
         document = msgpack.unpackb(payload, raw=False, strict_map_key=True, use_list=False)
     except (ValueError, msgpack.exceptions.UnpackException) as error:

@@ -23,7 +23,6 @@ from services.common.redis.connection import OUTAGE_S, is_outage, pause_s, refus
 from services.common.redis.fencing import LEASE_S, Fence, run
 from services.common.redis.keys import Stage
 from services.common.streams import lua
-from services.common.streams.codec import MAX_ENTRY_BYTES
 from services.common.streams.stream import MAX_STREAM_LENGTH, add
 from services.common.streams.types import Task
 
@@ -39,6 +38,8 @@ DEAD_LETTERS = 200_000
 """Number of the newest letters that a stage keeps."""
 DEAD_BUDGET_BYTES = 64 * 1024**2
 """Sum of the payloads that a stage's dead letters keep. A letter beyond it, or of an entry beyond the entry limit, is cut."""
+READ_BYTES = 256 * 1024**2
+"""Most bytes of one reply to a read: with a higher limit of an entry fewer entries are read at once."""
 DEAD_PAYLOAD_BYTES = 1024
 """Size to which the payload of a letter is cut. Such a letter cannot be put back."""
 
@@ -61,7 +62,7 @@ class Consumer:
     Reads its own pending entries first (their replies may have been lost), then entries whose lease under another consumer has expired,
     then new ones. Work that takes longer than a third of the lease needs `renew`. An entry that another consumer has claimed meanwhile is
     lost to this one: hop, ack, renew and dead_letter then change nothing. `blocking` is a second client of the same server, used only for
-    XREADGROUP; `fence` is that of the process that reads.
+    XREADGROUP; `limit_bytes` is the job's limit of an entry (`limits.entry_limit`); `fence` is that of the process that reads.
     """
 
     def __init__(
@@ -73,10 +74,11 @@ class Consumer:
         *,
         group: str,
         name: str,
+        limit_bytes: int,
         lease_s: float = LEASE_S,
         fence: Fence | None = None,
     ) -> None:
-        self.job_id, self.stage = job_id, stage
+        self.job_id, self.stage, self.limit_bytes = job_id, stage, limit_bytes
         self._commands, self._blocking, self._fence = commands, blocking, fence
         self._stream, self._group, self._name = keys.stream(job_id, stage), group, name
         self._lease_ms = int(lease_s * 1000)
@@ -93,8 +95,10 @@ class Consumer:
     async def read(self, count: int, block_s: float) -> list[Entry]:
         """Up to `count` entries, each held by this consumer until hop, ack or dead_letter; empty after `block_s` seconds.
 
-        Also empty while Redis is unavailable; after OUTAGE_S its error is raised.
+        Fewer where so many of the largest size would exceed READ_BYTES. Also empty while Redis is unavailable; after OUTAGE_S its error
+        is raised.
         """
+        count = min(count, max(1, READ_BYTES // self.limit_bytes))
         for _ in range(2):
             try:
                 entries = await self._next_entries(count, block_s)
@@ -159,7 +163,7 @@ class Consumer:
         """Moves the entry to the dead-letter stream, with the reason; False when this consumer no longer holds it."""
         names = [self._stream, keys.dead(self.job_id, self.stage), keys.dead_bytes(self.job_id)]
         size = len(entry.payload)
-        payload = entry.payload if size <= MAX_ENTRY_BYTES else entry.payload[:DEAD_PAYLOAD_BYTES]
+        payload = entry.payload if size <= self.limit_bytes else entry.payload[:DEAD_PAYLOAD_BYTES]
         letter = [entry.id, entry.member[:200], payload, size, reason[:2000], entry.deliveries, self.stage]
         done = await self._run(lua.DEAD_LETTER, names, [*letter, DEAD_BUDGET_BYTES, DEAD_PAYLOAD_BYTES, DEAD_LETTERS])
         self._held.discard(entry.id)

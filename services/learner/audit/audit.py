@@ -44,13 +44,18 @@ class Audit:
         max_off_policy_steps: int,
         checkpoints: Mapping[int, tuple[str, State]],
         start_step: int | None,
+        limit_bytes: int,
     ) -> None:
-        """`checkpoints`: step → (where, state), of all that verified; `start_step`: the job's first, None where it is not known."""
+        """Has seen nothing yet.
+
+        `checkpoints`: step → (where, state), of all that verified; `start_step`: the job's first, None where it is not known;
+        `limit_bytes`: of an entry (`limits.entry_limit`).
+        """
         self.report = AuditReport(job_id, max_off_policy_steps=max_off_policy_steps, checkpoints=sorted(checkpoints))
         self.report.steps = start_step or 0
         self.rises: list[Rise] = []
         """Beginnings of the lineages, as the job's folder has them; empty where it cannot be read."""
-        self._start = start_step
+        self._start, self._limit_bytes = start_step, limit_bytes
         self._checkpoints = dict(checkpoints)
         self._last_checkpoint: tuple[str, State] | None = None
         """The checkpoint of the newest step: all fates that it knows must be in the journal by the next step's record."""
@@ -206,7 +211,7 @@ class Audit:
         batch = _Batch(record.lineage, len(record.groups))
         for position, payload in enumerate(record.groups):
             try:
-                group = decode(ScoredGroup, payload).group
+                group = decode(ScoredGroup, payload, self._limit_bytes).group
             except EntryError as error:
                 self.breach(Breach.DAMAGED, where, f"the batch's group at place {position}: {error}")
                 continue

@@ -20,6 +20,7 @@ from services.common.jobs.fates import Fate
 from services.common.jobs.folder import JOB_FILE, SPEC_FILE, JobFolder
 from services.common.jobs.record import JobState
 from services.common.spec.job import JobSpec, parse_recorded_spec
+from services.common.streams.limits import entry_limit
 from services.learner.audit.audit import Audit
 from services.learner.audit.history import HistoryAudit
 from services.learner.audit.report import AuditReport, Breach
@@ -81,7 +82,8 @@ def _audit(
     checkpoints, damaged = verify_checkpoints(folder)
     history.read_manifests()
     states = {step: (f"checkpoints/{found.path.name}", found.state) for step, found in checkpoints.items()}
-    audit = Audit(job_id, spec.off_policy.max_off_policy_steps, states, _start(spec, checkpoints))
+    limit_bytes = entry_limit(spec.rollout, spec.eval)
+    audit = Audit(job_id, spec.off_policy.max_off_policy_steps, states, _start(spec, checkpoints), limit_bytes)
     if fault:
         audit.breach(Breach.DAMAGED, JOB_FILE, fault)
     _check_checkpoints(folder, spec, checkpoints, damaged, audit)

@@ -9,6 +9,7 @@ import numpy as np
 
 from services.common.spec.job import JobSpec
 from services.common.streams.codec import decode
+from services.common.streams.limits import entry_limit
 from services.common.streams.types import Rollout, ScoredGroup
 from services.learner.algorithms.advantages import batch_advantages, overlong_penalty
 from services.learner.groups.buffer import Judged
@@ -31,7 +32,8 @@ class Batch:
     @classmethod
     def of_payloads(cls, payloads: Iterable[bytes], spec: JobSpec) -> Batch:
         """Batch of groups in the journal's encoding."""
-        return cls.of([Judged(decode(ScoredGroup, payload), payload, None) for payload in payloads], spec)
+        limit = entry_limit(spec.rollout, spec.eval)
+        return cls.of([Judged(decode(ScoredGroup, payload, limit), payload, None) for payload in payloads], spec)
 
 
 def assemble(groups: list[Judged], spec: JobSpec) -> list[Sequence]:

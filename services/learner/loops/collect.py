@@ -40,7 +40,7 @@ async def collect_loop(job: JobContext, drain: Drain) -> None:
 async def _receive(job: JobContext, entry: Entry) -> None:
     """Receives one entry: a training group, an evaluation's answer, or a dead letter."""
     try:
-        scored = decode_entry(job.job_id, entry)
+        scored = decode_entry(job.job_id, entry, job.consumer.limit_bytes)
     except EntryError as error:
         await job.consumer.dead_letter(entry, str(error))
         metrics.DEAD_LETTERS.inc()
@@ -64,8 +64,8 @@ async def _receive(job: JobContext, entry: Entry) -> None:
     job.activity.moved()
 
 
-def decode_entry(job_id: str, entry: Entry) -> ScoredGroup:
-    """Decodes the entry; EntryError if it is no scored group, or not of this job and of the entry's member."""
-    scored = decode(ScoredGroup, entry.payload)
+def decode_entry(job_id: str, entry: Entry, limit_bytes: int) -> ScoredGroup:
+    """Decodes the entry; EntryError if it is no scored group, exceeds the limit, or is not of this job and of the entry's member."""
+    scored = decode(ScoredGroup, entry.payload, limit_bytes)
     require_match(entry, scored.group.task, job_id, "group.task.")
     return scored

@@ -138,7 +138,7 @@ async def _send_held_out(job: JobContext, evaluation: EvalRound, index: int) -> 
 
 async def _send(job: JobContext, task: Task) -> bool:
     """Adds a task to the stream once, waiting while it is full; False if added before. EntryError for a task that is too large."""
-    payload = encode(task)
+    payload = encode(task, job.consumer.limit_bytes)
     while True:
         try:
             return await stream.add(job.redis, job.job_id, Stage.TASKS, task.member, payload, fence=job.store.fence)

@@ -38,7 +38,7 @@ class TaskLoop:
     ) -> None:
         """`consumer`: of the job's tasks; `label`: the version that the sampler's engine holds."""
         self._sampler, self._label, self._drain = sampler, label, drain
-        self._job_id = consumer.job_id
+        self._job_id, self._limit_bytes = consumer.job_id, consumer.limit_bytes
         self._worker = StreamWorker(consumer, Stage.ROLLOUTS, limits, _COUNTERS, drain)
 
     @property
@@ -61,11 +61,12 @@ class TaskLoop:
 
     async def _handle(self, entry: Entry) -> None:
         """Handles one task, from its delivery to its group."""
-        task = codec.decode(Task, entry.payload)
+        task = codec.decode(Task, entry.payload, self._limit_bytes)
         require_match(entry, task, self._job_id)
         if entry.deliveries > MAX_DELIVERIES:
             reason = f"delivered {entry.deliveries} times without success"
-            await self._worker.reject(entry, codec.encode(self._sampler.failed(task, reason, permanent=True)), reason)
+            failed = self._sampler.failed(task, reason, permanent=True)
+            await self._worker.reject(entry, codec.encode(failed, self._limit_bytes), reason)
         with log_context(group_id=task.group_id):
             await self._sample_and_send(entry, task)
 
@@ -77,10 +78,10 @@ class TaskLoop:
             log.info("dropped: lineage %d is over", task.lineage)
             return
         try:
-            payload = codec.encode(group)
+            payload = codec.encode(group, self._limit_bytes)
         except EntryError as error:
             group = self._sampler.failed(task, f"the group is too large: {error}")
-            payload = codec.encode(group)
+            payload = codec.encode(group, self._limit_bytes)
         if await self._worker.send(entry, payload):
             metrics.GROUPS.labels(outcome=_outcome(group)).inc()
 

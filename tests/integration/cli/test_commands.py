@@ -24,6 +24,7 @@ from services.common.jobs.store import JobStore
 from services.common.redis.keys import Stage
 from services.common.service.process_tree import created_at
 from services.common.streams.consumer import Consumer
+from services.common.streams.limits import MIN_ENTRY_BYTES
 from services.common.streams.stream import add
 from tests.gateway_process import GatewayProcess, running, write_home
 from tests.unit.learner.journalled_job import JournalledJob
@@ -173,7 +174,9 @@ async def test_dead_letters_are_listed_shown_and_put_back(cli: Cli, redis: Redis
     job_id = await cli.submit()
     assert (await cli.run("dead-letters", "list", job_id)).out == "no dead letters\n"
     await add(redis, job_id, Stage.ROLLOUTS, "train:1:0:1", msgpack.packb({"server": "rollout-a"}))
-    reader = Consumer(redis, redis, job_id, Stage.ROLLOUTS, group="reward", name="reward-a")
+    reader = Consumer(
+        redis, redis, job_id, Stage.ROLLOUTS, group="reward", name="reward-a", limit_bytes=MIN_ENTRY_BYTES
+    )
     (entry,) = await reader.read(1, 0.5)
     await reader.dead_letter(entry, "task: Field required")
     listed = (await cli.run("dead-letters", "list", job_id)).out

@@ -25,6 +25,7 @@ from services.common.service.heartbeat import WorkerKind, WorkerStatus, live_wor
 from services.common.spec.job import parse_spec
 from services.common.streams import dead_letters, stream
 from services.common.streams.consumer import Consumer
+from services.common.streams.limits import MIN_ENTRY_BYTES
 from services.common.streams.stream import add
 from services.learner.storage.job_store import HeadStore
 from services.reward.samples import keep_sample
@@ -116,7 +117,9 @@ async def test_every_entry_goes_its_way_once_through_lost_replies(
     for number in range(total):
         await add(lossy, JOB, Stage.ROLLOUTS, f"train:{number}:1", b"payload")
     assert (await stream.depths(redis, JOB))[Stage.ROLLOUTS] == total
-    reader = Consumer(lossy, lossy_blocking, JOB, Stage.ROLLOUTS, group="g", name="a", lease_s=60.0)
+    reader = Consumer(
+        lossy, lossy_blocking, JOB, Stage.ROLLOUTS, group="g", name="a", lease_s=60.0, limit_bytes=MIN_ENTRY_BYTES
+    )
     handled: list[str] = []
     deadline = time.monotonic() + 60
     while len(handled) < total and time.monotonic() < deadline:
@@ -140,7 +143,7 @@ async def test_letters_are_put_back_and_samples_kept_once_through_lost_replies(r
     job_id = (await JobStore(redis).create(SPEC)).id
     for number in range(12):
         await add(redis, job_id, Stage.TASKS, f"train:{number}:1", b"task")
-    reader = Consumer(redis, redis, job_id, Stage.TASKS, group="g", name="a")
+    reader = Consumer(redis, redis, job_id, Stage.TASKS, group="g", name="a", limit_bytes=MIN_ENTRY_BYTES)
     for entry in await reader.read(12, 0.5):
         await reader.dead_letter(entry, "spoiled")
     for letter in await dead_letters.read(lossy, job_id, Stage.TASKS):
@@ -184,7 +187,7 @@ async def test_a_blocked_reader_of_a_half_open_connection_comes_back_in_time(
     proxy.faults.cut_reply = 0.0
     monkeypatch.setattr(connection, "COMMAND_TIMEOUT_S", 0.5)
     blocking = connect(f"redis://127.0.0.1:{proxy.port}/0", block_s=0.2)
-    reader = Consumer(redis, blocking, JOB, Stage.TASKS, group="g", name="a")
+    reader = Consumer(redis, blocking, JOB, Stage.TASKS, group="g", name="a", limit_bytes=MIN_ENTRY_BYTES)
     assert await reader.read(1, 0.1) == []
     proxy.faults.frozen = True
     started = time.monotonic()
@@ -201,7 +204,7 @@ async def test_readers_and_writers_outlast_a_restart_of_redis(tmp_path: Path) ->
     server = OwnRedis(tmp_path / "redis")
     await asyncio.to_thread(server.start)
     client, blocking = connect(server.url), connect(server.url, block_s=1.0)
-    reader = Consumer(client, blocking, JOB, Stage.TASKS, group="g", name="a")
+    reader = Consumer(client, blocking, JOB, Stage.TASKS, group="g", name="a", limit_bytes=MIN_ENTRY_BYTES)
     try:
         assert await reader.read(1, 0.1) == []
         await asyncio.to_thread(server.stop)
@@ -226,7 +229,7 @@ async def test_writers_and_readers_of_a_full_redis_wait_with_its_words_and_go_on
     server = OwnRedis(tmp_path / "redis")
     await asyncio.to_thread(server.start)
     client, blocking = connect(server.url), connect(server.url, block_s=1.0)
-    reader = Consumer(client, blocking, JOB, Stage.TASKS, group="g", name="a")
+    reader = Consumer(client, blocking, JOB, Stage.TASKS, group="g", name="a", limit_bytes=MIN_ENTRY_BYTES)
     try:
         await add(client, JOB, Stage.TASKS, "train:0:1", b"x")
         await reader.read(1, 0.1)

@@ -33,6 +33,7 @@ from services.common.service.heartbeat import (
 from services.common.spec.job import JobSpec, parse_spec
 from services.common.streams import dead_letters
 from services.common.streams.consumer import Consumer
+from services.common.streams.limits import MIN_ENTRY_BYTES
 from services.common.streams.stream import add, depths, forget
 from services.common.streams.types import ScoredGroup
 from services.gateway.metrics import GatewayMetrics
@@ -50,7 +51,17 @@ def spec() -> JobSpec:
 
 def consumer(connect_as: Connect, user: str, job: str, stage: Stage, name: str, fence: Fence | None = None) -> Consumer:
     blocking = connect_as(user, block_s=0.1)
-    return Consumer(connect_as(user), blocking, job, stage, group=user, name=name, lease_s=0.01, fence=fence)
+    return Consumer(
+        connect_as(user),
+        blocking,
+        job,
+        stage,
+        group=user,
+        name=name,
+        lease_s=0.01,
+        fence=fence,
+        limit_bytes=MIN_ENTRY_BYTES,
+    )
 
 
 def active(job: str) -> ActiveJob:

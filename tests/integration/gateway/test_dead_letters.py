@@ -18,6 +18,7 @@ from services.common.redis.keys import Stage
 from services.common.spec.job import JobSpec
 from services.common.streams import consumer as consumer_module
 from services.common.streams.consumer import DEAD_PAYLOAD_BYTES, Consumer, Entry
+from services.common.streams.limits import MIN_ENTRY_BYTES
 from services.common.streams.stream import add
 
 Redis = redis.asyncio.Redis
@@ -29,7 +30,7 @@ async def job(store: JobStore, document: dict[str, Any]) -> str:
 
 
 def reader(redis: Redis, job: str, stage: Stage = Stage.ROLLOUTS, name: str = "reward-a") -> Consumer:
-    return Consumer(redis, redis, job, stage, group="reward", name=name)
+    return Consumer(redis, redis, job, stage, group="reward", name=name, limit_bytes=MIN_ENTRY_BYTES)
 
 
 async def bury(redis: Redis, job: str, *payloads: bytes, stage: Stage = Stage.ROLLOUTS) -> list[Entry]:

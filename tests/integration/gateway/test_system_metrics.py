@@ -16,6 +16,7 @@ from services.common.service.heartbeat import WorkerKind, WorkerStatus, remove_w
 from services.common.spec.job import JobSpec
 from services.common.streams import stream
 from services.common.streams.consumer import Consumer
+from services.common.streams.limits import MIN_ENTRY_BYTES
 from services.gateway.system_metrics import JobCounts
 
 
@@ -79,7 +80,7 @@ async def test_stream_depths_and_dead_letters_are_summed_over_active_jobs(
             await stream.add(redis, job_id, Stage.TASKS, f"train:{number}:1", b"x")
     for job_id in ("a", "b"):
         await activate(store, job_id, 0)
-    consumer = Consumer(redis, redis, "a", Stage.TASKS, group="g", name="n")
+    consumer = Consumer(redis, redis, "a", Stage.TASKS, group="g", name="n", limit_bytes=MIN_ENTRY_BYTES)
     (entry,) = await consumer.read(1, 0.1)
     await consumer.dead_letter(entry, "broken")
     found = await scrape(client)

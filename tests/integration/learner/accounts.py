@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 from services.common.jobs.record import JobRecord, JobState
 from services.common.redis import keys
 from services.common.streams.codec import decode
+from services.common.streams.limits import MIN_ENTRY_BYTES
 from services.common.streams.types import ScoredGroup
 from services.learner.storage.journal import Journal
 
@@ -18,7 +19,10 @@ from services.learner.storage.journal import Journal
 def trained(home: Path, job_id: str) -> list[list[int]]:
     """Group ids by step, as the journal has them; its last record may carry fates only."""
     records = [record for record in Journal(home / "jobs" / job_id / "journal").records() if record.groups]
-    return [[decode(ScoredGroup, payload).group.task.group_id for payload in record.groups] for record in records]
+    return [
+        [decode(ScoredGroup, payload, MIN_ENTRY_BYTES).group.task.group_id for payload in record.groups]
+        for record in records
+    ]
 
 
 async def check_accounts(redis: Redis, home: Path, ended: JobRecord, steps: int) -> None:

@@ -11,6 +11,7 @@ from services.common.config.settings import Platform
 from services.common.jobs.folder import SPEC_FILE
 from services.common.spec.job import parse_spec
 from services.common.streams.codec import decode
+from services.common.streams.limits import MIN_ENTRY_BYTES
 from services.common.streams.types import ScoredGroup
 from services.learner.megatron.platform import prepare
 from services.learner.storage.folder import JOURNAL_DIR
@@ -33,7 +34,7 @@ def main(folder: Path, model_dir: Path, out: Path, steps: set[int]) -> None:
     for record in Journal(folder / JOURNAL_DIR).records():
         if not record.groups:
             continue
-        groups = [Judged(decode(ScoredGroup, payload), payload, None) for payload in record.groups]
+        groups = [Judged(decode(ScoredGroup, payload, MIN_ENTRY_BYTES), payload, None) for payload in record.groups]
         trainer.train(assemble(groups, spec))
         if record.step in steps:
             trainer.save(out / str(record.step))

@@ -22,6 +22,7 @@ from services.common.redis.connection import connect
 from services.common.redis.keys import Stage
 from services.common.streams.codec import decode, encode
 from services.common.streams.consumer import Consumer
+from services.common.streams.limits import MIN_ENTRY_BYTES
 from services.common.streams.types import (
     FinishReason,
     Rollout,
@@ -93,11 +94,19 @@ class Peers:
     async def run(self) -> None:
         blocking = connect(self.redis_url, block_s=1.0)
         store = JobStore(self.redis)
-        consumer = Consumer(self.redis, blocking, self.job_id, Stage.TASKS, group="rollout", name="rollout-0")
+        consumer = Consumer(
+            self.redis,
+            blocking,
+            self.job_id,
+            Stage.TASKS,
+            group="rollout",
+            name="rollout-0",
+            limit_bytes=MIN_ENTRY_BYTES,
+        )
         try:
             while True:
                 for entry in await consumer.read(1, 0.2):
-                    task = decode(Task, entry.payload)
+                    task = decode(Task, entry.payload, MIN_ENTRY_BYTES)
                     self.asked.append(task.member)
                     await asyncio.sleep(self.delay_s)
                     await self.answering.wait()
@@ -107,7 +116,7 @@ class Peers:
                         await asyncio.sleep(0.05)  # a Redis that was emptied
                     version = active.policy_version
                     scored = (self.reply or answer)(task, max(version, task.min_policy_version))
-                    await consumer.hop(entry, Stage.SCORED, encode(scored))
+                    await consumer.hop(entry, Stage.SCORED, encode(scored, MIN_ENTRY_BYTES))
         finally:
             await blocking.aclose()
 

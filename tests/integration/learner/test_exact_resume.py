@@ -18,6 +18,7 @@ from services.common.jobs.record import JobRecord, JobState
 from services.common.jobs.store import JobStore
 from services.common.spec.job import JobSpec
 from services.common.streams.codec import decode
+from services.common.streams.limits import MIN_ENTRY_BYTES
 from services.common.streams.types import ScoredGroup
 from services.learner.storage.checkpoints import CheckpointStore
 from services.learner.storage.journal import Journal
@@ -79,7 +80,7 @@ async def test_killed_and_resumed_is_bitwise_the_uninterrupted_run(
         for file in checkpoint.path.glob("rank-*.safetensors"):
             assert same(file, straight / str(checkpoint.step) / file.name), (checkpoint.step, file.name)
     trained = [group for record in Journal(folder / "journal").records() for group in record.groups]
-    ids = [decode(ScoredGroup, payload).group.task.group_id for payload in trained]
+    ids = [decode(ScoredGroup, payload, MIN_ENTRY_BYTES).group.task.group_id for payload in trained]
     assert len(ids) == len(set(ids)) == record.groups["trained"]
 
 

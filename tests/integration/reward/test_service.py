@@ -26,6 +26,7 @@ from services.common.redis.keys import Stage
 from services.common.service.heartbeat import live_workers
 from services.common.service.lifecycle import Drain
 from services.common.streams.codec import decode, encode
+from services.common.streams.limits import MIN_ENTRY_BYTES
 from services.common.streams.stream import MAX_STREAM_LENGTH, add, depths
 from services.common.streams.types import (
     FinishReason,
@@ -119,7 +120,7 @@ async def activate(redis: Redis, job: str = JOB, spec: dict[str, Any] | None = N
 
 
 async def send(redis: Redis, sent: RolloutGroup) -> None:
-    await add(redis, sent.task.job_id, Stage.ROLLOUTS, sent.task.member, encode(sent))
+    await add(redis, sent.task.job_id, Stage.ROLLOUTS, sent.task.member, encode(sent, MIN_ENTRY_BYTES))
 
 
 async def scored(redis: Redis, count: int, job: str = JOB, timeout_s: float = 20.0) -> dict[int, ScoredGroup]:
@@ -130,7 +131,7 @@ async def scored(redis: Redis, count: int, job: str = JOB, timeout_s: float = 20
 
     await eventually(enough, timeout_s)
     reply: Any = await redis.xrange(keys.stream(job, Stage.SCORED))
-    found = [decode(ScoredGroup, fields[b"d"]) for _, fields in reply]
+    found = [decode(ScoredGroup, fields[b"d"], MIN_ENTRY_BYTES) for _, fields in reply]
     assert len(found) == count
     return {one.group.task.group_id: one for one in found}
 
@@ -176,7 +177,9 @@ async def test_a_group_sent_twice_is_judged_on_once(redis: Redis, start: Start) 
     await activate(redis)
     twice = group(3, "#### 3", "#### 4")
     for _ in range(2):  # past the dedupe set, as after a server lost its data
-        await redis.xadd(keys.stream(JOB, Stage.ROLLOUTS), {"member": twice.task.member, "d": encode(twice)})
+        await redis.xadd(
+            keys.stream(JOB, Stage.ROLLOUTS), {"member": twice.task.member, "d": encode(twice, MIN_ENTRY_BYTES)}
+        )
     running = await start("reward-1")
     await scored(redis, 1)
     await eventually(lambda: empty(redis))
@@ -206,8 +209,8 @@ async def test_what_cannot_be_used_goes_to_the_dead_letters_and_the_rest_goes_on
     await redis.xadd(stream, {"member": "train:90:1", "d": b"\xc1 no MessagePack"})
     await redis.xadd(stream, {"member": "train:91:1", "d": msgpack.packb({"task": 1})})
     await redis.xadd(stream, {"nothing": "of ours"})
-    await redis.xadd(stream, {"member": "train:93:1", "d": encode(group(93, "x", job="another"))})
-    await redis.xadd(stream, {"member": "train:1:1", "d": encode(group(94, "x"))})
+    await redis.xadd(stream, {"member": "train:93:1", "d": encode(group(93, "x", job="another"), MIN_ENTRY_BYTES)})
+    await redis.xadd(stream, {"member": "train:1:1", "d": encode(group(94, "x"), MIN_ENTRY_BYTES)})
     await redis.xadd(stream, {"member": "train:95:1", "d": b"\x81" * (5 * 1024 * 1024)})
     await send(redis, group(1, "#### 1", "#### 2"))
     running = await start("reward-1")

@@ -30,6 +30,7 @@ from services.common.service.watchdog import PERIOD_S
 from services.common.spec.job import JobSpec
 from services.common.streams import codec, stream
 from services.common.streams.consumer import Consumer
+from services.common.streams.limits import MIN_ENTRY_BYTES
 from services.common.streams.types import Message, Purpose, RolloutGroup, Task
 from services.learner.weights.server import Publisher
 from services.rollout.weights.staging import default_stage_directory
@@ -120,14 +121,16 @@ class World:
 
     def __init__(self, redis: Redis, blocking: Redis, job: ActiveJob, publisher: Publisher, weights: Tensors) -> None:
         self.redis, self.job, self.publisher, self._weights = redis, job, publisher, weights
-        self._reader = Consumer(redis, blocking, job.job_id, Stage.ROLLOUTS, group="reward", name="test")
+        self._reader = Consumer(
+            redis, blocking, job.job_id, Stage.ROLLOUTS, group="reward", name="test", limit_bytes=MIN_ENTRY_BYTES
+        )
 
     def publish(self, n: int, lineage: int = 1) -> None:
         self.publisher.publish(snapshot(lineage, n, that_say(FIRST + n, self._weights)))
 
     async def ask(self, *tasks: Task) -> None:
         for task in tasks:
-            await stream.add(self.redis, self.job.job_id, Stage.TASKS, task.member, codec.encode(task))
+            await stream.add(self.redis, self.job.job_id, Stage.TASKS, task.member, codec.encode(task, MIN_ENTRY_BYTES))
 
     async def groups(self, count: int, timeout_s: float = 120.0) -> list[RolloutGroup]:
         found: list[RolloutGroup] = []
@@ -135,7 +138,7 @@ class World:
         while len(found) < count:
             assert time.monotonic() < deadline, f"{len(found)} of {count} groups came"
             for entry in await self._reader.read(count, 1.0):
-                found.append(codec.decode(RolloutGroup, entry.payload))
+                found.append(codec.decode(RolloutGroup, entry.payload, MIN_ENTRY_BYTES))
                 await self._reader.ack(entry)
         return found
 

@@ -25,6 +25,7 @@ from services.common.data.trial import check_source
 from services.common.errors import DataError
 from services.common.spec.data import DataSourceSpec
 from services.common.streams.codec import decode, encode
+from services.common.streams.limits import MIN_ENTRY_BYTES
 from services.common.streams.types import Message, Purpose, Task
 
 ROW: dict[str, Any] = {
@@ -143,7 +144,7 @@ def test_every_record_can_travel(settings: Settings) -> None:
         ground_truth=record.ground_truth, extra_info=record.extra_info, group_size=8, temperature=1.0, max_tokens=8,
         min_policy_version=0, timeout_s=1.0,
     )  # fmt: skip
-    assert decode(Task, encode(task)).extra_info["big"] == str(2**80)
+    assert decode(Task, encode(task, MIN_ENTRY_BYTES), MIN_ENTRY_BYTES).extra_info["big"] == str(2**80)
 
 
 @pytest.mark.parametrize(

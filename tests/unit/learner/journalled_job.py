@@ -12,7 +12,9 @@ from services.common.jobs.fates import Fate
 from services.common.jobs.folder import HISTORY_FILE, SPEC_FILE, JobFolder
 from services.common.jobs.history_mark import HistoryReader
 from services.common.spec.job import dump_spec
+from services.common.spec.rollout import RolloutSpec
 from services.common.streams.codec import encode
+from services.common.streams.limits import MIN_ENTRY_BYTES
 from services.common.streams.types import ScoredGroup
 from services.learner.groups.ledger import Ledger
 from services.learner.storage.checkpoints import CheckpointStore
@@ -48,6 +50,8 @@ class JournalledJob:
         self.key: JournalKey | None = None
         self.identity: dict[str, Any] = {}
         """What the checkpoints say that they were made of."""
+        self.rollout: dict[str, Any] = {}
+        """Section `rollout` of its spec."""
         self.early = False
         """Written as an earlier release did: no history, and no mark of one."""
         ledger = Ledger()
@@ -74,7 +78,7 @@ class JournalledJob:
 
     def _write(self, step: int, ledger: Ledger, groups: Sequence[ScoredGroup], weights: str = "") -> None:
         settled = tuple(ledger.take_unwritten())
-        payloads = tuple(map(encode, groups))
+        payloads = tuple(encode(group, MIN_ENTRY_BYTES) for group in groups)
         self.records.append(BatchRecord(step, 1, payloads, settled, ledger.issued, weights or digest(step - 1)))
 
     def change(self, step: int, **changes: Any) -> None:
@@ -88,7 +92,8 @@ class JournalledJob:
     def write(self, folder: Path) -> Path:
         """Writes the job's folder, in the learner's order, but for `job.json`."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / SPEC_FILE).write_text(dump_spec(make_spec(BATCH, BOUND)))
+        spec = make_spec(BATCH, BOUND).model_copy(update={"rollout": RolloutSpec(**self.rollout)})
+        (folder / SPEC_FILE).write_text(dump_spec(spec))
         journal, store = Journal(folder / "journal", self.key), CheckpointStore(folder / "checkpoints", keep=2)
         history, reader = JobFolder(folder), HistoryReader(folder / HISTORY_FILE)
         for record in self.records:

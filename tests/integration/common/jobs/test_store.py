@@ -22,6 +22,7 @@ from services.common.redis.fencing import MAX_RESTORES
 from services.common.redis.keys import Stage
 from services.common.spec.job import JobSpec, parse_spec
 from services.common.streams.consumer import Consumer
+from services.common.streams.limits import MIN_ENTRY_BYTES
 from services.common.streams.stream import add
 from services.learner.storage import job_store
 from services.learner.storage.job_store import HeadStore
@@ -98,7 +99,16 @@ async def test_a_head_of_an_older_incarnation_acks_and_buries_nothing(
     job_id, old = await running(store, redis, tmp_path)
     for number in range(2):
         await add(redis, job_id, Stage.SCORED, f"train:{number}:1", b"scored")
-    consumer = Consumer(redis, redis, job_id, Stage.SCORED, group="learner", name="learner", fence=old.fence)
+    consumer = Consumer(
+        redis,
+        redis,
+        job_id,
+        Stage.SCORED,
+        group="learner",
+        name="learner",
+        fence=old.fence,
+        limit_bytes=MIN_ENTRY_BYTES,
+    )
     one, two = await consumer.read(2, 0.5)
     await HeadStore.begin(redis, tmp_path, job_id)  # the same consumer name: the entries are the new head's
     before = await snapshot(redis)

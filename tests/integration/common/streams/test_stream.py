@@ -18,8 +18,8 @@ from services.common.redis.fencing import Fence
 from services.common.redis.keys import Stage
 from services.common.service.heartbeat import take_incarnation
 from services.common.streams import consumer as consumer_module
-from services.common.streams.codec import MAX_ENTRY_BYTES
 from services.common.streams.consumer import DEAD_PAYLOAD_BYTES, Consumer
+from services.common.streams.limits import MIN_ENTRY_BYTES
 from services.common.streams.stream import add, depths, forget
 
 JOB = "job-1"
@@ -35,9 +35,11 @@ async def blocking(redis_url: str) -> AsyncIterator[Redis]:
 
 def consumer(
     redis: Redis, blocking: Redis, name: str = "a", *, lease_s: float = 60.0, stage: Stage = Stage.ROLLOUTS,
-    fence: Fence | None = None,
+    fence: Fence | None = None, limit_bytes: int = MIN_ENTRY_BYTES,
 ) -> Consumer:  # fmt: skip
-    return Consumer(redis, blocking, JOB, stage, group="g", name=name, lease_s=lease_s, fence=fence)
+    return Consumer(
+        redis, blocking, JOB, stage, group="g", name=name, limit_bytes=limit_bytes, lease_s=lease_s, fence=fence
+    )
 
 
 async def fill(redis: Redis, count: int, *, first: int = 0) -> None:
@@ -277,13 +279,21 @@ async def test_dead_letters_keep_so_much_payload_and_then_its_beginning(
     monkeypatch.setattr(consumer_module, "DEAD_BUDGET_BYTES", 2 * size)
     for number in range(3):
         await add(redis, JOB, Stage.ROLLOUTS, f"train:{number}:1", b"x" * size)
-    await redis.xadd(keys.stream(JOB, Stage.ROLLOUTS), {"member": "big", "d": b"y" * (MAX_ENTRY_BYTES + 1)})
+    await redis.xadd(keys.stream(JOB, Stage.ROLLOUTS), {"member": "big", "d": b"y" * (MIN_ENTRY_BYTES + 1)})
     reader = consumer(redis, blocking)
     for entry in await reader.read(4, 0.5):
         await reader.dead_letter(entry, "spoiled")
     letters = await entries_of(redis, keys.dead(JOB, Stage.ROLLOUTS))
     assert [len(letter[b"d"]) for letter in letters] == [size, size, DEAD_PAYLOAD_BYTES, DEAD_PAYLOAD_BYTES]
-    assert [int(letter[b"size"]) for letter in letters] == [size, size, size, MAX_ENTRY_BYTES + 1]
+    assert [int(letter[b"size"]) for letter in letters] == [size, size, size, MIN_ENTRY_BYTES + 1]
+
+
+async def test_the_higher_the_limit_of_an_entry_the_fewer_are_read_at_once(redis: Redis, blocking: Redis) -> None:
+    await fill(redis, 8)
+    reader = consumer(redis, blocking, "a", limit_bytes=100 * 1024**2)
+    assert [len(await reader.read(8, 0.5)) for _ in range(2)] == [2, 2], "256 MiB at most"
+    assert len(await consumer(redis, blocking, "b", limit_bytes=512 * 1024**2).read(8, 0.5)) == 1, "and never none"
+    assert len(await consumer(redis, blocking, "c").read(8, 0.5)) == 3
 
 
 async def test_a_consumer_whose_entry_was_claimed_changes_nothing(redis: Redis, blocking: Redis) -> None:

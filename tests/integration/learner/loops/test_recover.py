@@ -28,6 +28,7 @@ from services.common.redis import keys
 from services.common.redis.keys import Stage
 from services.common.spec.job import JobSpec
 from services.common.streams.codec import decode
+from services.common.streams.limits import MIN_ENTRY_BYTES
 from services.common.streams.types import RolloutGroup, ScoredGroup, Task
 from services.learner.audit.files import audit_job
 from services.learner.groups.batch import assemble
@@ -84,7 +85,7 @@ def audit(folder: Path, summary: dict[str, int]) -> dict[int, str]:
     fates: dict[int, str] = {}
     issued = 0
     for record in Journal(folder / "journal").records():
-        trained = [decode(ScoredGroup, payload).group.task.group_id for payload in record.groups]
+        trained = [decode(ScoredGroup, payload, MIN_ENTRY_BYTES).group.task.group_id for payload in record.groups]
         assert trained == [s.group_id for s in record.settled if s.fate is Fate.TRAINED]
         for settled in record.settled:
             assert settled.group_id not in fates, "two fates"
@@ -100,7 +101,7 @@ def weights_by_journal(folder: Path, spec: JobSpec) -> bytes:
     state = b"\0" * 16
     for record in Journal(folder / "journal").records():
         if record.groups:
-            groups = [Judged(decode(ScoredGroup, payload), payload, None) for payload in record.groups]
+            groups = [Judged(decode(ScoredGroup, payload, MIN_ENTRY_BYTES), payload, None) for payload in record.groups]
             state = chain(state, assemble(groups, spec))
     return state
 

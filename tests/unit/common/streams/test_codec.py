@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from services.common.errors import EntryError
-from services.common.streams.codec import MAX_ENTRY_BYTES, decode, encode
+from services.common.streams.codec import decode, encode
+from services.common.streams.limits import MIN_ENTRY_BYTES
 from services.common.streams.types import (
     FinishReason,
     Message,
@@ -58,17 +59,17 @@ OVER_LIMIT = Verdict(VerdictStatus.TIMEOUT, -1.0, 0.0, "dapo_math", "no verdict 
 )
 def test_what_goes_in_comes_out(value: Task | RolloutGroup | ScoredGroup) -> None:
     kind: Any = type(value)
-    assert decode(kind, encode(value)) == value
+    assert decode(kind, encode(value, MIN_ENTRY_BYTES), MIN_ENTRY_BYTES) == value
 
 
 def test_a_token_costs_eight_bytes() -> None:
     long = replace(rollout(), token_ids=bytes(4 * 10_000), inference_logprobs=bytes(4 * 10_000))
-    small, large = (len(encode(replace(group(), rollouts=(one,)))) for one in (rollout(), long))
+    small, large = (len(encode(replace(group(), rollouts=(one,)), MIN_ENTRY_BYTES)) for one in (rollout(), long))
     assert large - small == pytest.approx(8 * (10_000 - 5), abs=16)
 
 
 def broken(path: str, value: object) -> bytes:
-    document: Any = msgpack.unpackb(encode(group()))
+    document: Any = msgpack.unpackb(encode(group(), MIN_ENTRY_BYTES))
     *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
     inner = document
     for part in parents:
@@ -99,7 +100,7 @@ def broken(path: str, value: object) -> bytes:
 )
 def test_a_wrong_field_is_named(path: str, value: object) -> None:
     with pytest.raises(EntryError, match=r"not a valid RolloutGroup: ") as caught:
-        decode(RolloutGroup, broken(path, value))
+        decode(RolloutGroup, broken(path, value), MIN_ENTRY_BYTES)
     named = str(caught.value).removeprefix("not a valid RolloutGroup: ").partition(": ")[0]
     assert path.startswith(named) or named.startswith(path)
 
@@ -118,35 +119,35 @@ def test_a_reward_is_there_when_something_is_known_of_the_answer_and_only_then(w
     document = asdict(ScoredGroup(group(), (SCORED, TIMEOUT), 0.1))
     document["verdicts"] = (asdict(SCORED), asdict(TIMEOUT) | wrong)
     with pytest.raises(EntryError, match=r"verdicts\.1"):
-        decode(ScoredGroup, msgpack.packb(document))
+        decode(ScoredGroup, msgpack.packb(document), MIN_ENTRY_BYTES)
 
 
 def test_verdicts_and_rollouts_must_match_in_number() -> None:
     document = asdict(ScoredGroup(group(), (SCORED, TIMEOUT), 0.1)) | {"verdicts": []}
     with pytest.raises(EntryError, match="0 verdicts for 2 rollouts"):
-        decode(ScoredGroup, msgpack.packb(document))
+        decode(ScoredGroup, msgpack.packb(document), MIN_ENTRY_BYTES)
 
 
 def test_an_entry_beyond_the_limit_is_neither_made_nor_read() -> None:
     with pytest.raises(EntryError, match="exceeds the entry limit"):
-        encode(task(ground_truth="x" * MAX_ENTRY_BYTES))
+        encode(task(ground_truth="x" * MIN_ENTRY_BYTES), MIN_ENTRY_BYTES)
     with pytest.raises(EntryError, match="exceeds the limit"):
-        decode(Task, bytes(MAX_ENTRY_BYTES + 1))
+        decode(Task, bytes(MIN_ENTRY_BYTES + 1), MIN_ENTRY_BYTES)
 
 
 @pytest.mark.parametrize("value", [2**70, "\ud800", object()], ids=["a large integer", "half a character", "an object"])
 def test_what_messagepack_cannot_carry_is_an_entry_error(value: object) -> None:
     with pytest.raises(EntryError, match="Task cannot be encoded"):
-        encode(task(extra_info={"value": value}))
+        encode(task(extra_info={"value": value}), MIN_ENTRY_BYTES)
 
 
 def test_nesting_that_can_be_read_but_not_written_is_an_entry_error() -> None:
     empty = msgpack.packb("extra_info") + msgpack.packb({})
     deep = msgpack.packb("extra_info") + b"\x81\xa1a" * 900 + b"\x80"
-    payload = encode(task(extra_info={})).replace(empty, deep)
-    read = decode(Task, payload)
+    payload = encode(task(extra_info={}), MIN_ENTRY_BYTES).replace(empty, deep)
+    read = decode(Task, payload, MIN_ENTRY_BYTES)
     with pytest.raises(EntryError, match="cannot be encoded"):
-        encode(read)
+        encode(read, MIN_ENTRY_BYTES)
 
 
 @pytest.mark.parametrize(
@@ -158,11 +159,11 @@ def test_nesting_that_can_be_read_but_not_written_is_an_entry_error() -> None:
 )  # fmt: skip
 def test_what_is_no_task_is_an_entry_error(payload: bytes) -> None:
     with pytest.raises(EntryError):
-        decode(Task, payload)
+        decode(Task, payload, MIN_ENTRY_BYTES)
 
 
 def test_mutated_entries_decode_or_are_entry_errors() -> None:
-    good, rng = encode(group()), random.Random(7)
+    good, rng = encode(group(), MIN_ENTRY_BYTES), random.Random(7)
     refused = 0
     for _ in range(3000):
         spoiled = bytearray(good)
@@ -170,7 +171,7 @@ def test_mutated_entries_decode_or_are_entry_errors() -> None:
             spoiled[rng.randrange(len(spoiled))] = rng.randrange(256)
         cut = bytes(spoiled[: rng.randrange(len(spoiled))] if rng.random() < 0.3 else spoiled)
         try:
-            decode(RolloutGroup, cut)
+            decode(RolloutGroup, cut, MIN_ENTRY_BYTES)
         except EntryError:
             refused += 1
     assert refused > 1000

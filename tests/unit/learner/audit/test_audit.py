@@ -23,6 +23,7 @@ from services.common.jobs.folder import FORMAT, JOB_FILE, JobFolder
 from services.common.jobs.history_mark import HistoryReader
 from services.common.spec.job import dump_spec
 from services.common.streams.codec import decode, encode
+from services.common.streams.limits import MIN_ENTRY_BYTES
 from services.common.streams.types import Purpose, ScoredGroup
 from services.learner.audit import files as audit_files
 from services.learner.audit.files import audit_job
@@ -68,6 +69,21 @@ def test_a_sound_job_has_no_violation_and_its_fates_sum_to_the_groups_issued(tmp
     assert json.loads(json.dumps(report.as_record()))["ok"] is True
 
 
+def test_a_group_is_audited_up_to_the_limit_of_its_job(tmp_path: Path) -> None:
+    large = group_of(12, 2)
+    rollouts = tuple(replace(rollout, text="x" * MIN_ENTRY_BYTES) for rollout in large.group.rollouts)
+    large = replace(large, group=replace(large.group, rollouts=rollouts))
+    for rollout, expected in (
+        ({}, [Breach.DAMAGED, Breach.UNTRUE_FATE, Breach.HISTORY]),
+        ({"rollout_max_tokens": 65_536}, []),
+    ):
+        job = JournalledJob()
+        job.rollout = rollout
+        job.change_groups(4, lambda groups: [encode(large, 4 * MIN_ENTRY_BYTES), *groups[1:]])
+        found = audited(job, tmp_path / str(len(rollout)))
+        assert [violation.breach for violation in found.violations] == expected
+
+
 def test_the_job_is_left_as_it_was(tmp_path: Path) -> None:
     folder = JournalledJob().write(tmp_path / "job")
 
@@ -97,12 +113,12 @@ def two_fates(job: JournalledJob) -> None:
 
 
 def trained_in_two_steps(job: JournalledJob) -> None:
-    job.change_groups(4, lambda groups: [*groups, encode(group_of(9, 2))])
+    job.change_groups(4, lambda groups: [*groups, encode(group_of(9, 2), MIN_ENTRY_BYTES)])
     settle(job, 4, Settled(9, Fate.TRAINED))
 
 
 def trained_again_silently(job: JournalledJob) -> None:
-    job.change_groups(4, lambda groups: [*groups, encode(group_of(9, 2))])
+    job.change_groups(4, lambda groups: [*groups, encode(group_of(9, 2), MIN_ENTRY_BYTES)])
 
 
 def twice_in_one_batch(job: JournalledJob) -> None:
@@ -134,27 +150,27 @@ def lineage_falls(job: JournalledJob) -> None:
 
 
 def group_of_a_later_lineage(job: JournalledJob) -> None:
-    job.change_groups(4, lambda groups: [encode(group_of(12, 2, lineage=2)), groups[1]])
+    job.change_groups(4, lambda groups: [encode(group_of(12, 2, lineage=2), MIN_ENTRY_BYTES), groups[1]])
 
 
 def too_old(job: JournalledJob) -> None:
-    job.change_groups(4, lambda groups: [encode(group_of(12, 1)), groups[1]])
+    job.change_groups(4, lambda groups: [encode(group_of(12, 1), MIN_ENTRY_BYTES), groups[1]])
 
 
 def from_the_future(job: JournalledJob) -> None:
-    job.change_groups(4, lambda groups: [encode(group_of(12, 3, 4)), groups[1]])
+    job.change_groups(4, lambda groups: [encode(group_of(12, 3, 4), MIN_ENTRY_BYTES), groups[1]])
 
 
 def older_than_asked_for(job: JournalledJob) -> None:
-    job.change_groups(4, lambda groups: [encode(group_of(12, 2, min_policy_version=3)), groups[1]])
+    job.change_groups(4, lambda groups: [encode(group_of(12, 2, min_policy_version=3), MIN_ENTRY_BYTES), groups[1]])
 
 
 def of_another_job(job: JournalledJob) -> None:
-    job.change_groups(4, lambda groups: [encode(group_of(12, 3, job_id="other")), groups[1]])
+    job.change_groups(4, lambda groups: [encode(group_of(12, 3, job_id="other"), MIN_ENTRY_BYTES), groups[1]])
 
 
 def of_an_evaluation(job: JournalledJob) -> None:
-    job.change_groups(4, lambda groups: [encode(group_of(12, 3, purpose=Purpose.EVAL)), groups[1]])
+    job.change_groups(4, lambda groups: [encode(group_of(12, 3, purpose=Purpose.EVAL), MIN_ENTRY_BYTES), groups[1]])
 
 
 def versions_within_a_sample_fall(job: JournalledJob) -> None:
@@ -322,7 +338,7 @@ def test_a_group_that_no_checkpoint_knows_either_is_lost(tmp_path: Path) -> None
 
 def test_a_group_that_was_trained_in_a_record_given_up_and_again_is_caught(tmp_path: Path) -> None:
     job = JournalledJob()
-    job.change_groups(4, lambda groups: [*groups, encode(group_of(8, 2))])
+    job.change_groups(4, lambda groups: [*groups, encode(group_of(8, 2), MIN_ENTRY_BYTES)])
     settle(job, 4, Settled(8, Fate.TRAINED))
     assert Breach.TWO_FATES in breaches(audit_job(given_up(job, tmp_path / "job"), reported_state="succeeded"))
 
@@ -371,7 +387,7 @@ def test_a_folder_without_a_job_is_named(tmp_path: Path) -> None:
 
 def test_a_group_reads_back_as_it_was_written() -> None:
     group = group_of(3, 1, 2)
-    assert decode(ScoredGroup, encode(group)) == replace(group)
+    assert decode(ScoredGroup, encode(group, MIN_ENTRY_BYTES), MIN_ENTRY_BYTES) == replace(group)
 
 
 def history_of(folder: Path) -> Path:
@@ -438,9 +454,11 @@ def alter_a_verdict(folder: Path, key: JournalKey | None = None) -> None:
     """Writes the journal anew with one more right answer, every checksum right."""
     journal = Journal(folder / "journal")
     records = list(journal.records())
-    group = decode(ScoredGroup, records[1].groups[0])
+    group = decode(ScoredGroup, records[1].groups[0], MIN_ENTRY_BYTES)
     verdicts = tuple(replace(verdict, reward=1.0, accuracy=1.0) for verdict in group.verdicts)
-    records[1] = replace(records[1], groups=(encode(replace(group, verdicts=verdicts)), *records[1].groups[1:]))
+    records[1] = replace(
+        records[1], groups=(encode(replace(group, verdicts=verdicts), MIN_ENTRY_BYTES), *records[1].groups[1:])
+    )
     shutil.rmtree(folder / "journal")
     again = Journal(folder / "journal", key)
     for record in records:
@@ -564,7 +582,7 @@ class LiveJob:
             ids = [ledger.issue(self.steps).group_id for _ in range(BATCH)]
             for group_id in ids:
                 ledger.settle(group_id, Fate.TRAINED)
-            groups = tuple(encode(group_of(group_id, self.steps)) for group_id in ids)
+            groups = tuple(encode(group_of(group_id, self.steps), MIN_ENTRY_BYTES) for group_id in ids)
             settled = tuple(ledger.take_unwritten())
             record = BatchRecord(step, 1, groups, settled, ledger.issued, digest(self.steps), reader.mark())
             journal.append(record)
@@ -654,7 +672,7 @@ def test_a_folder_that_was_written_anew_as_a_whole_is_found_with_the_key_alone(t
     job.key = a_key(tmp_path, "key")
     forged = JournalledJob()
     forged.key = a_key(tmp_path, "forger", b"a key that somebody made up")
-    forged.change_groups(2, lambda groups: [groups[0], encode(group_of(5, 0))])
+    forged.change_groups(2, lambda groups: [groups[0], encode(group_of(5, 0), MIN_ENTRY_BYTES)])
     report = audit_job(forged.write(tmp_path / "forged"), reported_state="succeeded", job_id="job", key=job.key)
     assert breaches(report) == {Breach.SEAL}
     folder = job.write(tmp_path / "job")

@@ -16,6 +16,7 @@ from services.common.errors import DataError
 from services.common.sandbox.pool import Sandbox
 from services.common.spec.job import JobSpec
 from services.common.streams.codec import encode
+from services.common.streams.limits import MIN_ENTRY_BYTES
 from services.learner.groups import data as job_data
 from services.learner.groups.data import JobData, TaskFactory, TaskNotMade
 from services.learner.groups.sources import held_out_rows, pack, unpack
@@ -69,7 +70,7 @@ async def test_tasks_order_and_fingerprint_are_those_of_the_source_itself_byte_b
         assert (task.prompt, task.data_source, task.ground_truth, task.extra_info) == direct
         assert list(task.extra_info) == list(record.extra_info)
         assert pack(record) == pack(unpack(pack(record)))
-        encode(task)
+        encode(task, MIN_ENTRY_BYTES)
     rows = held_out_rows(held_out, train, 9)
     assert data.held_out_tasks == len(rows) == 9
     for _ in range(2):

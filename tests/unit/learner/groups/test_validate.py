@@ -14,6 +14,7 @@ from services.common.jobs.fates import Fate
 from services.common.models.directory import ModelInfo
 from services.common.spec.algorithm import AdvantageEstimator
 from services.common.streams.codec import decode, encode
+from services.common.streams.limits import MIN_ENTRY_BYTES
 from services.common.streams.types import Rollout, ScoredGroup, Verdict
 from services.learner.groups.batch import assemble
 from services.learner.groups.buffer import GroupBuffer, Judged
@@ -62,10 +63,10 @@ REJECTED: dict[str, tuple[Callable[[], ScoredGroup], str]] = {
 @pytest.mark.parametrize("name", REJECTED)
 def test_a_group_that_cannot_be_trained_fails_with_its_reason_and_never_waits_for_a_step(name: str) -> None:
     make, reason = REJECTED[name]
-    scored = decode(ScoredGroup, encode(make()))  # as it comes off the stream
+    scored = decode(ScoredGroup, encode(make(), MIN_ENTRY_BYTES), MIN_ENTRY_BYTES)  # as it comes off the stream
     buffer = GroupBuffer(SPEC, LIMITS, Ledger())
     buffer.ledger.reissue(4, policy_version=0)
-    assert buffer.arrived(Judged(scored, encode(scored), None)) is Fate.FAILED
+    assert buffer.arrived(Judged(scored, encode(scored, MIN_ENTRY_BYTES), None)) is Fate.FAILED
     assert buffer.ready == 0
     assert [item.reason for item in buffer.ledger.take_unwritten()] == [reason]
 
@@ -90,12 +91,12 @@ def test_what_is_fit_can_be_assembled_at_the_very_limits(estimator: AdvantageEst
 
 
 def test_half_a_token_cannot_be_decoded() -> None:
-    payload = encode(with_prompt(7)).replace(np.array([7], "<i4").tobytes(), b"\7\0\0", 1)
+    payload = encode(with_prompt(7), MIN_ENTRY_BYTES).replace(np.array([7], "<i4").tobytes(), b"\7\0\0", 1)
     scored: Any = scored_group(0, INFORMATIVE)
     with pytest.raises(ValueError, match="prompt_token_ids has 3 bytes"):
         replace(scored.group, prompt_token_ids=b"\7\0\0")
     with pytest.raises(EntryError):
-        decode(ScoredGroup, payload)
+        decode(ScoredGroup, payload, MIN_ENTRY_BYTES)
 
 
 def test_the_limits_are_the_models_unless_the_job_asks_for_less() -> None:

@@ -18,6 +18,7 @@ from services.common.service.lifecycle import Drain
 from services.common.streams import codec
 from services.common.streams import stream as streams
 from services.common.streams.consumer import Consumer
+from services.common.streams.limits import MIN_ENTRY_BYTES
 from services.common.streams.types import Message, Purpose, RolloutGroup, Task
 from services.common.streams.worker import WorkerLimits
 from services.common.weights.snapshot import PolicyVersion
@@ -80,13 +81,16 @@ class Bench:
     engine: OneToken
     drain: Drain
     limits: WorkerLimits
+    limit_bytes: int = MIN_ENTRY_BYTES
 
     async def ask(self, *tasks: Task) -> None:
         for task in tasks:
-            await streams.add(self.redis, JOB, Stage.TASKS, task.member, codec.encode(task))
+            await streams.add(self.redis, JOB, Stage.TASKS, task.member, codec.encode(task, MIN_ENTRY_BYTES))
 
     def loop(self, name: str = "r0") -> TaskLoop:
-        consumer = Consumer(self.redis, self.blocking, JOB, Stage.TASKS, group=CONSUMER_GROUP, name=name)
+        consumer = Consumer(
+            self.redis, self.blocking, JOB, Stage.TASKS, group=CONSUMER_GROUP, name=name, limit_bytes=self.limit_bytes
+        )
         return TaskLoop(consumer, Sampler(cast("Engine", self.engine), name), self.label, self.limits, self.drain)
 
     @asynccontextmanager
@@ -103,7 +107,8 @@ class Bench:
     async def groups(self, count: int) -> list[RolloutGroup]:
         await self.reach(keys.stream(JOB, Stage.ROLLOUTS), count)
         return [
-            codec.decode(RolloutGroup, fields[b"d"]) for fields in await self.entries(keys.stream(JOB, Stage.ROLLOUTS))
+            codec.decode(RolloutGroup, fields[b"d"], self.limit_bytes)
+            for fields in await self.entries(keys.stream(JOB, Stage.ROLLOUTS))
         ]
 
     async def entries(self, stream: str) -> list[dict[bytes, bytes]]:
@@ -198,9 +203,9 @@ async def test_a_new_lineage_aborts_what_is_sampled_for_the_old_one(bench: Bench
     [
         (b"\xc1", "not MessagePack"),
         (b"\x80", "not a valid Task"),
-        (b"x" * (codec.MAX_ENTRY_BYTES + 1), "exceeds the limit"),
-        (codec.encode(dataclasses.replace(TASK, job_id="other")), "belongs to job 'other'"),
-        (codec.encode(dataclasses.replace(TASK, group_id=5)), "its task 'train:1:5:1'"),
+        (b"x" * (MIN_ENTRY_BYTES + 1), "exceeds the limit"),
+        (codec.encode(dataclasses.replace(TASK, job_id="other"), MIN_ENTRY_BYTES), "belongs to job 'other'"),
+        (codec.encode(dataclasses.replace(TASK, group_id=5), MIN_ENTRY_BYTES), "its task 'train:1:5:1'"),
     ],
     ids=["garbage", "no task", "oversized", "other job", "other member"],
 )
@@ -219,7 +224,9 @@ async def test_an_entry_that_cannot_be_used_is_put_aside_and_nothing_stops(
 
 async def test_an_entry_that_was_delivered_too_often_is_put_aside(bench: Bench) -> None:
     await bench.ask(TASK)
-    other = Consumer(bench.redis, bench.blocking, JOB, Stage.TASKS, group=CONSUMER_GROUP, name="r0")
+    other = Consumer(
+        bench.redis, bench.blocking, JOB, Stage.TASKS, group=CONSUMER_GROUP, name="r0", limit_bytes=MIN_ENTRY_BYTES
+    )
     while not (entries := await other.read(1, 0.1)):
         pass
     for _ in range(5):
@@ -234,13 +241,21 @@ async def test_an_entry_that_was_delivered_too_often_is_put_aside(bench: Bench) 
 
 
 async def test_a_group_that_is_too_large_fails_instead(bench: Bench) -> None:
-    bench.engine.text = "x" * codec.MAX_ENTRY_BYTES
+    bench.engine.text = "x" * MIN_ENTRY_BYTES
     await bench.ask(TASK)
     async with bench.running():
         (group,) = await bench.groups(1)
     assert group.failure is not None
     assert "too large" in group.failure
     assert group.rollouts == ()
+
+
+async def test_the_same_group_is_sent_where_the_job_has_a_higher_limit(bench: Bench) -> None:
+    bench.engine.text, bench.limit_bytes = "x" * MIN_ENTRY_BYTES, 3 * MIN_ENTRY_BYTES
+    await bench.ask(TASK)
+    async with bench.running():
+        (group,) = await bench.groups(1)
+    assert [rollout.text for rollout in group.rollouts] == [bench.engine.text] * 2
 
 
 async def test_a_full_stream_makes_the_group_wait(bench: Bench) -> None:
