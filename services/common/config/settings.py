@@ -129,6 +129,9 @@ class Settings(BaseSettings):
     )
     max_tokens_in_flight: int | None = Field(default=None, ge=1, description="Slots × group_size × rollout_max_tokens.")
     max_rollouts_in_flight: int | None = Field(default=None, ge=1, description="Slots × group_size.")
+    max_entry_bytes: ByteSize | None = Field(
+        default=None, ge=1, le=512 * 1024**2, description="What one group may take in a stream of Redis, e.g. 64MiB."
+    )
     max_sequence_tokens: int | None = Field(default=None, ge=1, description="Longest prompt + response, tokens.")
     max_steps: int | None = Field(default=None, ge=1, description="Optimizer steps of one job.")
     max_eval_rollouts: int | None = Field(default=None, ge=1, description="Rollouts of one evaluation.")

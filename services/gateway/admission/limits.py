@@ -18,6 +18,7 @@ from services.common.errors import Problem
 from services.common.models.directory import ModelInfo
 from services.common.spec.job import JobSpec
 from services.common.spec.rollout import DType
+from services.common.streams.limits import largest_group, needed_bytes
 
 GIB = 1 << 30
 _LOOSE = 1 << 62
@@ -25,6 +26,8 @@ _DEVICES = 64
 """No machine has more accelerators."""
 _TOKEN_BYTES = 64
 """Least memory of a token and its log-prob in Redis and the learner."""
+_ENTRY_BYTES = 64 << 20
+"""Of groups of 16 responses of 160,000 tokens. Redis serves nobody else for some tenths of a second while it copies such an entry."""
 _TRAINED_BYTES = {DType.FLOAT32: (8, 8), DType.BFLOAT16: (6, 12)}
 """Bytes of a parameter in a rank: (itself and its gradient, Adam's moments and the master copy); the latter can be sharded."""
 _RANK_SIZES = ("data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size")
@@ -63,6 +66,8 @@ class InstallationLimits:
     """Response tokens that all slots may hold."""
     rollouts_in_flight: int
     """Slots × group_size."""
+    entry_bytes: int
+    """Of a stream entry, which holds one group."""
     sequence_tokens: int
     """Prompt + response."""
     steps: int
@@ -84,6 +89,7 @@ class InstallationLimits:
             memory_gib=memory_gib * nodes if cpu else _LOOSE,
             tokens_in_flight=max(16_777_216, machine.memory_bytes // _TOKEN_BYTES) if cpu else 1 << 32,
             rollouts_in_flight=1 << 20,
+            entry_bytes=_ENTRY_BYTES,
             sequence_tokens=131_072 if cpu else 2_000_000,
             steps=1_000_000,
             eval_rollouts=1 << 20,
@@ -130,10 +136,19 @@ def _work(spec: JobSpec, limits: InstallationLimits) -> Iterator[Problem]:
     tokens = rollouts * spec.rollout.rollout_max_tokens
     what = "tokens in flight (slots × group_size × rollout_max_tokens)"
     yield from _over("rollout.rollout_max_tokens", tokens, what, "tokens_in_flight", limits)
+    yield from _entry(spec, limits)
     yield from _over("learner.steps", spec.learner.steps, "steps", "steps", limits)
     if spec.eval.enabled:
         rollouts = spec.eval.tasks * spec.eval.samples
         yield from _over("eval.tasks", rollouts, "rollouts of an evaluation (tasks × samples)", "eval_rollouts", limits)
+
+
+def _entry(spec: JobSpec, limits: InstallationLimits) -> Iterator[Problem]:
+    """A group of full-length responses fits into one entry."""
+    group, tokens = largest_group(spec.rollout, spec.eval), spec.rollout.rollout_max_tokens
+    size = "rollout.group_size" if group == spec.rollout.group_size else "eval.samples"
+    what = f"bytes that a group may take in a stream ({size} {group} × rollout_max_tokens {tokens})"
+    yield from _over("rollout.rollout_max_tokens", needed_bytes(spec.rollout, spec.eval), what, "entry_bytes", limits)
 
 
 def _lengths(spec: JobSpec, limits: InstallationLimits, model: ModelInfo | None) -> Iterator[Problem]:

@@ -43,6 +43,28 @@ def test_it_makes_its_token_takes_a_job_and_drains_on_sigterm(
     assert any("drained" in line["message"] for line in lines)
 
 
+def test_a_job_whose_groups_do_not_fit_into_the_streams_is_refused_and_leaves_nothing(
+    redis_url: str, home: Path, document: dict[str, Any]
+) -> None:
+    with (
+        running(redis_url, home, MILLRACE_MAX_ENTRY_BYTES="8MiB") as process,
+        httpx.Client(base_url=process.url, headers=process.bearer, timeout=PATIENCE_S) as client,
+    ):
+        before = client.get("/jobs").json()["total"]
+        long = document | {"rollout": {"group_size": 16, "rollout_max_tokens": 32_768}}
+        refused = client.post("/jobs", json=long, headers={"Idempotency-Key": "k"})
+        assert refused.status_code == 422
+        [message] = [
+            problem["message"]
+            for problem in refused.json()["error"]["fields"]
+            if problem["field"] == "rollout.rollout_max_tokens"
+            and "MILLRACE_MAX_ENTRY_BYTES=8388608" in problem["message"]
+        ]
+        assert "rollout.group_size 16 × rollout_max_tokens 32768" in message
+        assert client.get("/jobs").json()["total"] == before
+        assert client.post("/jobs", json=document, headers={"Idempotency-Key": "k"}).status_code == 201
+
+
 def test_all_that_it_writes_is_its_users_alone(process: GatewayProcess, document: dict[str, Any]) -> None:
     assert httpx.post(f"{process.url}/jobs", timeout=PATIENCE_S, json=document, headers=process.bearer).is_success
     made = list((process.home / "jobs").rglob("*"))

@@ -89,6 +89,19 @@ def test_the_jobs_that_come_along_are_taken_by_any_machine(path: Path, machine: 
             "2000000 tokens are more than MILLRACE_MAX_SEQUENCE_TOKENS=131072 ",
         ),
         (
+            {
+                "rollout": {"group_size": 64, "rollout_max_tokens": 65_536},
+                "algorithm": {"filter_groups_train_batch_size": 1},
+            },
+            "rollout.rollout_max_tokens",
+            "104071168 bytes that a group may take in a stream (rollout.group_size 64 × rollout_max_tokens 65536) are more than MILLRACE_",
+        ),
+        (
+            {"rollout": {"rollout_max_tokens": 16_384}, "eval": {"enabled": True, "samples": 256, "tasks": 8}},
+            "rollout.rollout_max_tokens",
+            "104857600 bytes that a group may take in a stream (eval.samples 256 × rollout_max_tokens 16384) are more than ",
+        ),
+        (
             {"learner": {"steps": 10_000_000}},
             "learner.steps",
             "10000000 steps are more than MILLRACE_MAX_STEPS=1000000 ",
@@ -136,6 +149,14 @@ def test_what_the_operator_sets_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(
         getattr(InstallationLimits.of(load_settings(), SMALL), name) == 7 for name in InstallationLimits.__slots__
     )
+
+
+def test_groups_of_long_responses_are_taken_up_to_what_the_operator_lets_into_a_stream() -> None:
+    long = spec(rollout={"group_size": 16, "rollout_max_tokens": 32_768})
+    assert over(long) == []
+    assert over(long, max_entry_bytes=16 * 1024**2) == []
+    assert [field for field, _ in over(long, max_entry_bytes="8MiB")] == ["rollout.rollout_max_tokens"]
+    assert over(spec(), max_entry_bytes="4MiB") == [], "no job needs less"
 
 
 def test_a_limit_can_be_set_below_the_machines() -> None:
