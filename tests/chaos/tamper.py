@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from services.common.pb import weight_sync_pb2 as pb
-from services.learner.weights import store
-from services.learner.weights.server import WeightService
+from services.common.weight_sync import store
+from services.common.weight_sync.server import WeightService
 
 SHARE = 0.15
 """Of the chunks."""

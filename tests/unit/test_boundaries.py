@@ -17,7 +17,7 @@ UNPICKLERS = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
 LAYERS: Mapping[str, tuple[str, ...]] = {
     "cli": ("main", "commands", "connect", "up", "doctor", "checks", "stack", "overrides", "views", "client", "logs"),
     "common": (
-        "checkpoints", "data", "sandbox", "models", "streams", "jobs", "service", "config", "redis", "spec", "weights",
+        "checkpoints", "data", "sandbox", "models", "streams", "jobs", "weight_sync", "service", "config", "redis", "spec", "weights",
         "durable", "differences", "errors", "pb",
     ),
     "gateway": (

@@ -25,6 +25,7 @@ from services.common.sandbox.pool import Sandbox
 from services.common.service.process_tree import family, kill
 from services.common.spec.job import JobSpec
 from services.common.streams.types import Message
+from services.common.weight_sync.staging import StagedWeights
 from services.common.weights.snapshot import PolicyVersion
 from services.rollout import metrics
 from services.rollout.engine.health import StartMonitor
@@ -33,7 +34,7 @@ from services.rollout.engine.output import EngineOutput
 from services.rollout.engine.process import EngineKey, children, engine_key, in_daemon_thread, start_vllm, stop_vllm
 from services.rollout.engine.prompt_process import PromptProcess
 from services.rollout.engine.prompts import CHARACTERS_PER_TOKEN
-from services.rollout.engine.types import ChatPiece, ChatRefused, ChatSampling, Piece, SamplingError, StagedWeights
+from services.rollout.engine.types import ChatPiece, ChatRefused, ChatSampling, Piece, SamplingError
 from services.rollout.engine.update import Activation, EngineError, VersionLabel, WeightSwitch
 
 log = logging.getLogger(__name__)

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from services.common.errors import MillraceError, WeightSyncError
+from services.common.weight_sync.staging import StagedWeights
 from services.common.weights.snapshot import PolicyVersion
 from services.rollout.engine.model_tensors import Shapes, shape_differences
-from services.rollout.engine.types import StagedWeights
 
 if TYPE_CHECKING:
     from services.rollout.engine.verify import Facts

@@ -21,6 +21,7 @@ from services.cli.stack.children import free_port
 from services.common.config.settings import Settings
 from services.common.jobs.record import ActiveJob
 from services.common.jobs.store import JobStore
+from services.common.pb import weight_sync_pb2 as pb
 from services.common.redis import keys
 from services.common.redis.connection import connect
 from services.common.redis.keys import Stage
@@ -31,8 +32,8 @@ from services.common.spec.job import JobSpec
 from services.common.streams import codec, stream
 from services.common.streams.consumer import Consumer
 from services.common.streams.types import Message, Purpose, RolloutGroup, Task
-from services.learner.weights.server import Publisher
-from services.rollout.weights.staging import default_stage_directory
+from services.common.weight_sync.server import WeightServer
+from services.common.weight_sync.staging import default_stage_directory
 from tests.integration.rollout.conftest import Tensors, snapshot, that_say
 
 pytestmark = [
@@ -118,8 +119,11 @@ def a_task(job_id: str, group_id: int, **changes: object) -> Task:
 class World:
     """A learner's side of a job: publisher, task producer, reader of groups."""
 
-    def __init__(self, redis: Redis, blocking: Redis, job: ActiveJob, publisher: Publisher, weights: Tensors) -> None:
+    def __init__(
+        self, redis: Redis, blocking: Redis, job: ActiveJob, publisher: WeightServer, weights: Tensors
+    ) -> None:
         self.redis, self.job, self.publisher, self._weights = redis, job, publisher, weights
+        self.reports: list[pb.ReportRequest] = []
         self._reader = Consumer(redis, blocking, job.job_id, Stage.ROLLOUTS, group="reward", name="test")
 
     def publish(self, n: int, lineage: int = 1) -> None:
@@ -147,9 +151,12 @@ class World:
 async def world(redis: Redis, redis_url: str, model_dir: Path, spec: JobSpec, weights: Tensors) -> AsyncIterator[World]:
     job_id = "job-1"
     blocking = connect(redis_url, block_s=2.0)
-    with Publisher(job_id, "127.0.0.1", 0, None) as publisher:
+    reports: list[pb.ReportRequest] = []
+    with WeightServer(job_id, "127.0.0.1", 0, None, on_report=reports.append) as publisher:
         job = ActiveJob(job_id, 1, publisher.address, 0, str(model_dir), spec.model_dump(mode="json"))
-        yield World(redis, blocking, job, publisher, weights)
+        world = World(redis, blocking, job, publisher, weights)
+        world.reports = reports
+        yield world
     await blocking.aclose()
 
 
@@ -202,7 +209,8 @@ async def test_a_job_from_attach_to_retire(world: World, start: Callable[[], Ser
         assert group.min_policy_version >= group.task.min_policy_version
     assert service.metric("millrace_rollout_weight_pause_seconds_count") == 3
     assert service.metric(ACTIVATED) == 3
-    report = world.publisher.reports[groups[0].server]
+    report = world.reports[-1]
+    assert report.server == groups[0].server
     assert report.pause_seconds > 0
 
     # What cannot be used is put aside at once, and a task of an older lineage is dropped.
@@ -277,7 +285,7 @@ async def test_a_killed_service_leaves_no_process_and_loses_no_task(world: World
     assert all(group.min_policy_version == 5 for group in late), "it sampled before it had caught up"
 
     # The learner comes back elsewhere, with a task in flight: a drain finishes it.
-    with Publisher(world.job.job_id, "127.0.0.1", 0, None) as moved:
+    with WeightServer(world.job.job_id, "127.0.0.1", 0, None) as moved:
         world.publisher.stop()
         world.publisher = moved
         world.publish(6)

@@ -11,10 +11,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from services.common.errors import WeightSyncError
+from services.common.weight_sync.staging import StagedWeights
 from services.common.weights.snapshot import PolicyVersion, digest_of
 from services.rollout.engine import update
 from services.rollout.engine.model_tensors import Shapes
-from services.rollout.engine.types import StagedWeights
 from services.rollout.engine.update import EngineError, VersionLabel, WeightSwitch
 
 SHAPES: Shapes = {"w": (2, 3)}
