@@ -25,7 +25,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "middleware", "errors", "system_metrics", "schemas",
     ),
     "learner": (
-        "__main__", "agent", "rank", "controller", "replay", "audit", "loops", "ranks", "megatron", "weights", "storage", "groups",
+        "__main__", "agent", "rank", "controller", "replay", "audit", "loops", "weights", "ranks", "megatron", "storage", "groups",
         "algorithms",
     ),
     "reward": ("__main__", "service", "session", "samples", "pool", "verifiers", "metrics"),

@@ -5,6 +5,7 @@ It ends when its input ends, or with its parent.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from pathlib import Path
@@ -16,6 +17,7 @@ from services.common.service.process_tree import die_with_parent, end_process
 from services.common.weight_sync.server import WeightServer
 from services.common.weights.snapshot import PolicyVersion
 from services.common.weights.tensor_file import map_snapshot
+from services.learner.ranks.heartbeat import HEARTBEAT_DIR_VARIABLE, beat_forever
 from services.learner.weights.messages import Answer, Publish, Published, Refused, Reported, Serve, Serving
 
 _STOP_TIMEOUT_S = 2.0
@@ -62,6 +64,8 @@ def main() -> None:
     die_with_parent()
     first, answers = Serve.model_validate_json(sys.stdin.readline()), Answers()
     configure_logging("learner", first.log_level)
+    if HEARTBEAT_DIR_VARIABLE in os.environ:
+        beat_forever(Path(os.environ[HEARTBEAT_DIR_VARIABLE]), "weights' process", os.getpid())
     with log_context(job_id=first.job_id):
         try:
             serve(first, answers)
