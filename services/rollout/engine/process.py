@@ -23,6 +23,7 @@ from services.common.service.process_tree import family, is_running, kill
 from services.common.spec.job import JobSpec
 from services.common.spec.rollout import DType
 from services.rollout.engine.platform import plan_engine
+from services.rollout.engine.stamps import TOKENS_PER_PIECE
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,13 @@ def start_vllm(platform: Platform, model_dir: Path, spec: JobSpec) -> Any:  # no
         **plan.arguments,
     )
     return AsyncLLM.from_engine_args(arguments)
+
+
+def pieces_of_several_tokens() -> dict[str, int]:
+    """Sampling parameters of a rollout, by which its outputs come in pieces of several tokens; empty where vLLM has none."""
+    from vllm import SamplingParams
+
+    return {"stream_interval": TOKENS_PER_PIECE} if "stream_interval" in SamplingParams.__struct_fields__ else {}
 
 
 def in_daemon_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:

@@ -49,7 +49,11 @@ class Scripted:
 class Bench:
     def __init__(self, folder: Path) -> None:
         self.llm, self.label, self._folder = Scripted(), VersionLabel(), folder
-        self.switch = WeightSwitch(self.llm, self.label, SHAPES)
+        self.switch = WeightSwitch(self.llm, self.label, SHAPES, self.note)
+        self.noted: list[tuple[list[str], PolicyVersion | None]] = []
+
+    def note(self) -> None:
+        self.noted.append((list(self.llm.calls), self.label.version))
 
     def staged(self, n: int) -> StagedWeights:
         path, values = self._folder / f"v1-{n}.safetensors", np.zeros((2, 3), np.float32)
@@ -66,6 +70,10 @@ async def test_the_label_comes_after_the_installed_weights_and_before_the_next_t
     done = await bench.switch.change(bench.staged(1))
     assert bench.llm.calls == ["pause", "apply", "resume"]
     assert bench.label.version == PolicyVersion(1, 1) == done.version
+    await bench.switch.change(bench.staged(2))
+    assert bench.noted[1] == (["pause", "apply", "resume", "pause"], PolicyVersion(1, 1)), (
+        "paused, of the version before"
+    )
 
 
 async def test_what_is_found_before_the_pause_pauses_nobody(bench: Bench) -> None:
