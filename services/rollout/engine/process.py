@@ -12,6 +12,7 @@ import select
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -69,7 +70,6 @@ def start_vllm(platform: Platform, model_dir: Path, spec: JobSpec) -> Any:  # no
         worker_extension_cls=_EXTENSION,
         logprobs_mode="processed_logprobs",  # after temperature: what the learner recomputes
         stream_interval=1,
-        disable_log_stats=True,
         trust_remote_code=False,
         load_format="safetensors",
         # Two servers, and one server before and after a restart, must not draw the same samples.
@@ -78,7 +78,19 @@ def start_vllm(platform: Platform, model_dir: Path, spec: JobSpec) -> Any:  # no
         **_arguments(spec),
         **plan.arguments,
     )
-    return AsyncLLM.from_engine_args(arguments)
+    config = arguments.create_engine_config()
+    with _worker_cores(platform, config):
+        return AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+
+
+def _worker_cores(platform: Platform, config: Any) -> AbstractContextManager[None]:  # noqa: ANN401
+    """The environment that keeps a CPU worker's threads on its cores. vLLM sets it for workers in processes of their own only."""
+    if platform is not Platform.CPU or config.parallel_config.world_size > 1:
+        return contextlib.nullcontext()
+    from vllm.utils.ompmultiprocessing import OMPProcessManager
+
+    cores: AbstractContextManager[None] = OMPProcessManager(config).configure_omp_envs(rank=0, local_rank=0)
+    return cores
 
 
 def pieces_of_several_tokens() -> dict[str, int]:
