@@ -70,7 +70,7 @@ class Exporter:
                 dist.recv(tensor, src=rank)
                 self._add(weights, name, tensor, copy=False)
         if self._policy.tied:
-            weights[LM_HEAD] = weights[EMBEDDING]
+            weights[LM_HEAD] = weights[EMBEDDING].clone() if copy else weights[EMBEDDING]
         return weights
 
     def _add(self, weights: Weights, name: str, tensor: torch.Tensor, *, copy: bool) -> None:
