@@ -23,12 +23,12 @@ import grpc
 import numpy as np
 
 from services.common.config.settings import Settings
+from services.common.weight_sync.server import WeightServer
+from services.common.weight_sync.staging import Stage, default_stage_directory
 from services.common.weights import delta
 from services.common.weights.channel import CHUNK_BYTES, CLIENT_OPTIONS, SERVER_OPTIONS
 from services.common.weights.snapshot import Snapshot, UInt8Array
-from services.learner.weights.server import Publisher
 from services.rollout.weights.client import WeightReceiver
-from services.rollout.weights.staging import Stage, default_stage_directory
 
 MIB = 1 << 20
 CHANGED = (0.01, 0.02, 0.03)
@@ -75,7 +75,7 @@ def snapshots() -> Iterator[Snapshot]:
 
 def serve() -> None:
     """The learner's side: publishes every version, serves bare chunks beside it, ends when its input ends."""
-    publisher = Publisher(JOB, "127.0.0.1", 0, None, keep=1 + len(CHANGED))
+    publisher = WeightServer(JOB, "127.0.0.1", 0, None, keep=1 + len(CHANGED))
     built = list(snapshots())
     for snapshot in built:
         publisher.publish(snapshot)

@@ -22,14 +22,16 @@ from services.common.checkpoints.manifest import CHECKPOINTS_DIR
 from services.common.config.settings import Settings
 from services.common.jobs.fates import FATES_FILE
 from services.common.models.directory import inspect_model
+from services.common.models.weight_files import version_bytes
 from services.common.redis.connection import BLOCK_S, connect
-from services.common.redis.keys import Stage
 from services.common.sandbox.pool import Sandbox
 from services.common.service.lifecycle import Drain, run_service
 from services.common.service.logs import log_context
 from services.common.spec.job import JobSpec
 from services.common.streams.consumer import Consumer
 from services.common.streams.limits import entry_limit
+from services.common.weight_sync.server import KEEP
+from services.common.weight_sync.staging import Stage, default_stage_directory, remove_abandoned
 from services.learner.groups.buffer import GroupBuffer
 from services.learner.groups.data import JobData, TaskFactory
 from services.learner.groups.ledger import Ledger
@@ -48,12 +50,15 @@ from services.learner.storage.journal import Journal
 from services.learner.storage.journal_key import journal_key
 from services.learner.storage.lineage import FIRST
 from services.learner.storage.lock import FolderLock
-from services.learner.weights.server import Publisher
+from services.learner.weights.messages import Serve
+from services.learner.weights.publisher import Publisher
 
 log = logging.getLogger(__name__)
 
 REPLACED_S = 5.0
 """Time for an older head of the job to release the folder; then it is killed."""
+_STAGES = "weights-"
+"""Prefix of the names of the directories that versions are published from."""
 BLOCKED_S = 900.0
 """The head's event loop may hash and write large files itself."""
 
@@ -102,27 +107,44 @@ class Head:
         settings, drain = self._settings, self._drain
         redis = connect(settings.redis_url, password=settings.redis_password)
         blocking = connect(settings.redis_url, password=settings.redis_password, block_s=BLOCK_S)
-        token = settings.internal_token.get_secret_value() if settings.internal_token else None
-        publisher = Publisher(self._job_id, settings.bind_host, 0, token, advertise_host=settings.advertise_host)
         sandbox = Sandbox(service="learner-data", log_level=settings.log_level)
         data = JobData(sandbox, self._spec, settings)
+        publisher: Publisher | None = None
         try:
             store = await HeadStore.begin(redis, settings.home / "jobs", self._job_id)
             log.info("incarnation %d of this job's head", store.fence.incarnation)
             folder = settings.job_dir(self._job_id)
             self._lock = await asyncio.to_thread(FolderLock.take, folder, kill_after_s=REPLACED_S)
-            await data.open()
+            publisher = self._publisher(store.fence.incarnation)
+            await asyncio.gather(data.open(), publisher.start(self._serve()))
             job = self._wire(redis, blocking, publisher, store, data)
             store.on_restored = job.activity.work_lost
             loops = {"step": train_loop, "issue": issue_loop, "collect": collect_loop, "monitor": monitor_loop}
             bound = {name: partial(loop, job, drain) for name, loop in loops.items()}
             await run_service(drain, bound, drain_timeout_s=settings.drain_timeout_s, blocked_s=BLOCKED_S)
         finally:
-            publisher.stop()
+            if publisher is not None:
+                await publisher.stop()
             await data.close()
             await sandbox.stop()
             await redis.aclose()
             await blocking.aclose()
+
+    def _publisher(self, incarnation: int) -> Publisher:
+        """The publisher, with a stage of this head's own: an older head that is cut off may still have its files open."""
+        settings = self._settings
+        need = (KEEP + 1) * version_bytes(self._model_dir, self._spec.model.dtype)
+        name = f"{_STAGES}{self._job_id}-{incarnation}"
+        directory = default_stage_directory(name, settings.home.resolve(), need, settings.shared_memory)
+        remove_abandoned(directory.parent, directory.name.partition(_STAGES)[0] + _STAGES)
+        return Publisher(Stage(directory, KEEP))
+
+    def _serve(self) -> Serve:
+        settings, token = self._settings, self._settings.internal_token
+        return Serve(
+            job_id=self._job_id, host=settings.bind_host, advertise_host=settings.advertise_host,
+            token=token.get_secret_value() if token else None, log_level=settings.log_level,
+        )  # fmt: skip
 
     def _wire(self, redis: Redis, blocking: Redis, publisher: Publisher, store: HeadStore, data: JobData) -> JobContext:
         job_id, settings, spec = self._job_id, self._settings, self._spec

@@ -67,7 +67,7 @@ def main() -> None:
     settings, job_id, rank = load_settings(), os.environ["MILLRACE_JOB"], int(os.environ["RANK"])
     configure_logging("learner", settings.log_level)
     if HEARTBEAT_DIR_VARIABLE in os.environ:
-        beat_forever(Path(os.environ[HEARTBEAT_DIR_VARIABLE]), rank, os.getpid())
+        beat_forever(Path(os.environ[HEARTBEAT_DIR_VARIABLE]), f"rank {rank}", os.getpid())
     if rank != 0:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 0 drains and commands the others
     status = 1

@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 from services.common.config.settings import Settings
 from services.common.errors import ModelError
 from services.common.jobs.record import ActiveJob
+from services.common.models.weight_files import version_bytes
 from services.common.redis import keys
 from services.common.redis.fencing import Fence
 from services.common.service.heartbeat import WorkerKind, WorkerStatus
@@ -21,16 +22,15 @@ from services.common.service.lifecycle import Drain
 from services.common.service.logs import log_context
 from services.common.spec.base import RECORDED
 from services.common.spec.job import JobSpec
-from services.common.spec.rollout import DType
 from services.common.streams.consumer import Consumer
 from services.common.streams.limits import entry_limit
 from services.common.streams.worker import WorkerLimits
+from services.common.weight_sync.staging import Stage, default_stage_directory
 from services.rollout.engine.engine import Engine
-from services.rollout.engine.model_tensors import weight_bytes
 from services.rollout.sampling.loop import CONSUMER_GROUP, READ_COUNT, TaskLoop
 from services.rollout.sampling.sampler import Sampler
 from services.rollout.weights.loop import WeightLoop
-from services.rollout.weights.staging import Stage, default_stage_directory
+from services.rollout.weights.relaying import Relaying
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class JobSession:
             except ValidationError as error:
                 raise ModelError(f"job {job.job_id}: its spec is not understood here: {error}") from error
             model_dir = Path(job.model_path)
-            need = _STAGED_VERSIONS * weight_bytes(model_dir) * (2 if spec.model.dtype is DType.FLOAT32 else 1)
+            need = _STAGED_VERSIONS * version_bytes(model_dir, spec.model.dtype)
             home, shared_memory = wiring.settings.home.resolve(), wiring.settings.shared_memory
             stage = Stage(default_stage_directory(wiring.name, home, need, shared_memory))
             try:
@@ -106,8 +106,10 @@ class JobSession:
         wiring, job = self._wiring, self.job
         secret = wiring.settings.internal_token
         token = secret.get_secret_value() if secret is not None else None
+        settings = wiring.settings
+        relay = Relaying(job.job_id, settings.bind_host, settings.advertise_host, token)
         self._weights = WeightLoop(
-            wiring.engine, stage, job.weights_address, job_id=job.job_id, server=wiring.name, token=token
+            wiring.engine, stage, relay, job.weights_address, job_id=job.job_id, server=wiring.name, token=token
         )
         consumer = Consumer(
             wiring.commands, wiring.blocking, job.job_id, keys.Stage.TASKS,
@@ -125,6 +127,7 @@ class JobSession:
             for loop in (tasks, weights):  # tasks first: an abort needs an engine that is not paused
                 loop.cancel()
                 await asyncio.gather(loop, return_exceptions=True)
+            await asyncio.to_thread(relay.close)
 
 
 def choose(active: Mapping[str, ActiveJob], workers: Sequence[WorkerStatus], name: str) -> ActiveJob | None:

@@ -12,14 +12,14 @@ import numpy as np
 
 from services.common.errors import WeightSyncError
 from services.common.pb import weight_sync_pb2 as pb
+from services.common.weight_sync import store as store_module
+from services.common.weight_sync.server import WeightService, start_server
+from services.common.weight_sync.staging import Stage
+from services.common.weight_sync.store import WeightStore
 from services.common.weights.snapshot import Snapshot, UInt8Array
 from services.common.weights.tensor_file import map_tensors
-from services.learner.weights import store as store_module
-from services.learner.weights.server import WeightService, start_server
-from services.learner.weights.store import WeightStore
 from services.rollout.weights import fetch
 from services.rollout.weights.client import WeightReceiver
-from services.rollout.weights.staging import Stage
 from tests.chaos.campaign import campaign
 from tests.chaos.faults import Options
 from tests.chaos.result import Result

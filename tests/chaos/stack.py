@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -35,8 +36,8 @@ GOOD = "good"
 """Name of the good job beside hostile ones."""
 START_S = 180.0
 LOOK_S = 0.05
-TARGETS = ("gateway", "rollout", "reward", "rank", "learner", "redis")
-"""What can be killed: `rank` is a learner rank, `learner` its agent."""
+TARGETS = ("gateway", "rollout", "reward", "rank", "weights", "learner", "redis")
+"""What can be killed: `rank` is a learner rank, `weights` the process that serves its weights, `learner` its agent."""
 
 _NAMES = {"rollout": "rollout-0", "reward": "reward-0", "learner": "learner-0"}
 
@@ -148,13 +149,14 @@ class Stack:
             return []
 
     def find(self, target: str, rank: int = 0) -> psutil.Process | None:
-        """The present process of a target, or None while there is none. The process of a rank is below its agent."""
+        """The present process of a target, or None while there is none. The processes of a rank are below its agent."""
         try:
-            if target != "rank":
+            if target not in {"rank", "weights"}:
                 process = psutil.Process(self.state.processes[_NAMES.get(target, target)].pid)
                 return process if is_running(process) else None
             agent = psutil.Process(self.state.processes["learner-0"].pid)
-            return next((child for child in agent.children(recursive=True) if _is_rank(child, rank)), None)
+            wanted = partial(_is_rank, rank=rank) if target == "rank" else _is_weights
+            return next((child for child in agent.children(recursive=True) if wanted(child)), None)
         except (psutil.Error, KeyError):
             return None
 
@@ -225,6 +227,13 @@ def _is_rank(process: psutil.Process, rank: int) -> bool:
             and "services.learner.ranks.launch" not in line
             and (process.environ().get("RANK") == str(rank))
         )
+    except psutil.Error:
+        return False
+
+
+def _is_weights(process: psutil.Process) -> bool:
+    try:
+        return process.cmdline()[-1:] == ["tests.chaos.entry.weights"]
     except psutil.Error:
         return False
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from services.common.pb import weight_sync_pb2 as pb
-from services.learner.weights import store
-from services.learner.weights.server import WeightService
+from services.common.weight_sync import server, store
+from services.common.weight_sync.server import WeightService
 
 SHARE = 0.15
 """Of the chunks."""
@@ -72,6 +72,7 @@ def install(folder: Path) -> None:
         return
     tamperer, fetch, note = Tamperer(int(os.environ[TAMPER])), WeightService.Fetch, folder / f"tampered-{os.getpid()}"
     vars(store)["CHUNK_BYTES"] = SMALL_CHUNK_BYTES
+    vars(server)["boot_id"] = lambda: "of another host"  # else the servers would take the files
 
     def tampered(service: WeightService, request: pb.FetchRequest, context: Any) -> Replies:
         try:
@@ -85,7 +86,7 @@ def install(folder: Path) -> None:
 
 
 def counts(folder: Path) -> Counter[str]:
-    """What the ranks of a stack have sent wrongly so far."""
+    """What the learners of a stack have sent wrongly so far."""
     found: Counter[str] = Counter()
     for path in folder.glob("tampered-*"):
         found.update(json.loads(path.read_text()))

@@ -17,7 +17,7 @@ UNPICKLERS = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
 LAYERS: Mapping[str, tuple[str, ...]] = {
     "cli": ("main", "commands", "connect", "up", "doctor", "checks", "stack", "overrides", "views", "client", "logs"),
     "common": (
-        "checkpoints", "data", "sandbox", "models", "streams", "jobs", "service", "config", "redis", "spec", "weights",
+        "checkpoints", "data", "sandbox", "models", "streams", "jobs", "weight_sync", "service", "config", "redis", "spec", "weights",
         "durable", "differences", "errors", "pb",
     ),
     "gateway": (
@@ -25,7 +25,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "middleware", "errors", "system_metrics", "schemas",
     ),
     "learner": (
-        "__main__", "agent", "rank", "controller", "replay", "audit", "loops", "ranks", "megatron", "weights", "storage", "groups",
+        "__main__", "agent", "rank", "controller", "replay", "audit", "loops", "weights", "ranks", "megatron", "storage", "groups",
         "algorithms",
     ),
     "reward": ("__main__", "service", "session", "samples", "pool", "verifiers", "metrics"),

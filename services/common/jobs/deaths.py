@@ -14,7 +14,6 @@ import logging
 import os
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 from redis.asyncio import Redis
@@ -22,6 +21,7 @@ from redis.asyncio import Redis
 from services.common.redis import keys
 from services.common.redis.connection import text
 from services.common.service.heartbeat import REMEMBERED_S
+from services.common.service.host import boot_id
 from services.common.service.logs import log_context
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,6 @@ KEPT_S = 24 * 3600
 """Time for which a job's deaths are kept after the newest, seconds."""
 CAUSE_CHARS = 500
 KILLED = "its process was killed, or its machine failed"
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +106,7 @@ async def deaths(redis: Redis, job_id: str) -> list[Death]:
 
 def _origin() -> str:
     """Boot and parent process: the same for the next process of this worker, unless the machine or the whole stack ended between them."""
-    boot = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
-    return f"{boot}:{os.getppid()}"
+    return f"{boot_id()}:{os.getppid()}"
 
 
 def _read_mark(raw: bytes | str) -> tuple[bool, str]:

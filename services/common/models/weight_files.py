@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from services.common.models.directory import INDEX, SINGLE, ModelInfo, read_json, reject
+from services.common.spec.rollout import DType
 
 EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
@@ -36,6 +37,16 @@ _EXPONENTS: dict[str, tuple[type[np.unsignedinteger[Any]], int]] = {
     "F16": (np.uint16, 0x7C00),
 }
 """Element type → (integer type of its bits, mask of its exponent)."""
+
+
+def weight_bytes(model_dir: Path) -> int:
+    """Size of a model's safetensors files."""
+    return sum(file.stat().st_size for file in model_dir.glob("*.safetensors"))
+
+
+def version_bytes(model_dir: Path, dtype: DType) -> int:
+    """Most bytes of one policy version: the files may have 2 bytes an element where the version has 4."""
+    return weight_bytes(model_dir) * (2 if dtype is DType.FLOAT32 else 1)
 
 
 @dataclass(frozen=True, slots=True)

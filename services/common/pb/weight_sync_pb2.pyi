@@ -43,18 +43,22 @@ class Announcement(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("job_id", "server", "version", "base", "offset")
+    __slots__ = ("job_id", "server", "version", "base", "offset", "boot_id", "relays")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     SERVER_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    RELAYS_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     server: str
     version: Version
     base: Version
     offset: int
-    def __init__(self, job_id: _Optional[str] = ..., server: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., base: _Optional[_Union[Version, _Mapping]] = ..., offset: _Optional[int] = ...) -> None: ...
+    boot_id: str
+    relays: bool
+    def __init__(self, job_id: _Optional[str] = ..., server: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., base: _Optional[_Union[Version, _Mapping]] = ..., offset: _Optional[int] = ..., boot_id: _Optional[str] = ..., relays: _Optional[bool] = ...) -> None: ...
 
 class Tensor(_message.Message):
     __slots__ = ("name", "dtype", "shape", "wire_bytes", "digest")
@@ -94,16 +98,32 @@ class Chunk(_message.Message):
     checksum: int
     def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ..., checksum: _Optional[int] = ...) -> None: ...
 
+class LocalFile(_message.Message):
+    __slots__ = ("path",)
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    def __init__(self, path: _Optional[str] = ...) -> None: ...
+
+class Relay(_message.Message):
+    __slots__ = ("address",)
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    def __init__(self, address: _Optional[str] = ...) -> None: ...
+
 class FetchReply(_message.Message):
-    __slots__ = ("manifest", "chunk")
+    __slots__ = ("manifest", "chunk", "file", "relay")
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    RELAY_FIELD_NUMBER: _ClassVar[int]
     manifest: Manifest
     chunk: Chunk
-    def __init__(self, manifest: _Optional[_Union[Manifest, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+    file: LocalFile
+    relay: Relay
+    def __init__(self, manifest: _Optional[_Union[Manifest, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., file: _Optional[_Union[LocalFile, _Mapping]] = ..., relay: _Optional[_Union[Relay, _Mapping]] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("job_id", "server", "version", "error", "fetch_seconds", "pause_seconds", "apply_seconds", "wire_bytes")
+    __slots__ = ("job_id", "server", "version", "error", "fetch_seconds", "pause_seconds", "apply_seconds", "wire_bytes", "relay")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     SERVER_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +132,7 @@ class ReportRequest(_message.Message):
     PAUSE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     APPLY_SECONDS_FIELD_NUMBER: _ClassVar[int]
     WIRE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RELAY_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     server: str
     version: Version
@@ -120,7 +141,8 @@ class ReportRequest(_message.Message):
     pause_seconds: float
     apply_seconds: float
     wire_bytes: int
-    def __init__(self, job_id: _Optional[str] = ..., server: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., error: _Optional[str] = ..., fetch_seconds: _Optional[float] = ..., pause_seconds: _Optional[float] = ..., apply_seconds: _Optional[float] = ..., wire_bytes: _Optional[int] = ...) -> None: ...
+    relay: str
+    def __init__(self, job_id: _Optional[str] = ..., server: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., error: _Optional[str] = ..., fetch_seconds: _Optional[float] = ..., pause_seconds: _Optional[float] = ..., apply_seconds: _Optional[float] = ..., wire_bytes: _Optional[int] = ..., relay: _Optional[str] = ...) -> None: ...
 
 class ReportReply(_message.Message):
     __slots__ = ("current",)

@@ -62,7 +62,7 @@ class WeightSyncServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Fetch(self, request, context):
-        """One snapshot: a manifest, then its tensors in chunks, in order. Asking again may begin at a later byte.
+        """One snapshot: a manifest, then its tensors in chunks, in order, or where else they are. Asking again may begin at a later byte.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,4 +1,4 @@
-"""Host of a process: the memory limit of its container, and the packages that are installed."""
+"""Host of a process: its boot, the memory limit of its container, and the packages that are installed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 CGROUP = Path("/sys/fs/cgroup")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 MEMORY_FILES = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
 """Limit and usage in a control group, of version 2 and of version 1."""
 
@@ -16,6 +17,14 @@ class ContainerMemory(NamedTuple):
 
     limit: int
     free: int
+
+
+def boot_id() -> str:
+    """Id of the running kernel's boot: equal in all processes and containers of a host, new after a restart. "" where there is none."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
 
 
 def container_memory(cgroup: Path = CGROUP) -> ContainerMemory | None:

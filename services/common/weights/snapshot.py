@@ -6,6 +6,7 @@ import math
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -76,7 +77,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All weights of one policy version in host memory; the arrays are read-only copies that nothing else refers to."""
+    """All weights of one policy version in host memory; the arrays are read-only, and nothing else changes their bytes."""
 
     lineage: int
     n: int
@@ -86,6 +87,8 @@ class Snapshot:
     """Plain bytes of each tensor, uint8 [nbytes], in the order of `tensors`."""
     digest: bytes
     """Identifies the snapshot: see `manifest_digest`."""
+    path: Path | None = None
+    """The file that `data` is mapped from; a server on the same host may take it as it is."""
 
     @classmethod
     def build(cls, lineage: int, n: int, tensors: Mapping[str, tuple[str, tuple[int, ...], UInt8Array]]) -> Self:

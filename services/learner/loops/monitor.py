@@ -38,6 +38,7 @@ async def monitor_loop(job: JobContext, drain: Drain) -> None:
     """
     stalled, reported_at, deaths = False, -math.inf, DeathCount()
     while not await drain.wait(POLL_INTERVAL_S):
+        job.publisher.check()
         record = await _apply_requests(job)
         metrics.observe_buffer(job.buffer)
         if job.progress.published and time.monotonic() - reported_at > ACCOUNTS_INTERVAL_S:

@@ -31,7 +31,7 @@ from services.learner.ranks.client import Ranks
 from services.learner.storage.checkpoints import CheckpointStore
 from services.learner.storage.job_store import HeadStore
 from services.learner.storage.journal import Journal
-from services.learner.weights.server import Publisher
+from services.learner.weights.publisher import Publisher
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 
 from services.common.errors import ConfigError
 from services.common.jobs.record import LIVE, PAUSED_CAUSE, ActiveJob, JobState
 from services.common.service.lifecycle import Drain
+from services.common.weights.snapshot import PolicyVersion
 from services.learner.groups.batch import Batch
 from services.learner.groups.buffer import Judged
 from services.learner.loops import metrics
@@ -22,7 +24,6 @@ from services.learner.loops.issue import start_evaluation
 from services.learner.loops.recover import recover
 from services.learner.loops.state import CANCELLED, Flow, JobContext, NoStepPossibleError, Stopped, wait_event
 from services.learner.loops.step import step_record, train_batch
-from services.learner.megatron.tensor_file import make_snapshot
 from services.learner.storage.journal import BatchRecord
 
 POLL_INTERVAL_S = 1.0
@@ -175,7 +176,7 @@ async def _write_journal(job: JobContext, drain: Drain, step: int, groups: tuple
 
 async def _publish(job: JobContext) -> None:
     started, lineage, step = time.monotonic(), job.progress.lineage, job.progress.step
-    job.publisher.publish(make_snapshot(lineage, step, await job.ranks.weights()))
+    await job.publisher.publish(PolicyVersion(lineage, step), partial(job.ranks.write_weights, lineage=lineage, n=step))
     address, model_dir, spec = job.publisher.address, str(job.model_dir), job.spec.model_dump(mode="json")
     await job.store.activate(ActiveJob(job.job_id, lineage, address, step, model_dir, spec))
     metrics.PUBLISH_SECONDS.observe(time.monotonic() - started)

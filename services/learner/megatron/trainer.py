@@ -118,9 +118,12 @@ class MegatronTrainer:
         mine = all(bool(torch.isfinite(parameter).all()) for parameter in self._policy.chunk.parameters())
         return not any_rank(not mine, self.device)
 
-    def export(self) -> dict[str, torch.Tensor] | None:
-        """Hugging Face name → CPU tensor in `model.dtype`, always with `lm_head.weight`, on rank 0; None elsewhere."""
-        return self._exporter.gather(torch_dtype(self._spec.model.dtype))
+    def export(self, *, copy: bool = True) -> dict[str, torch.Tensor] | None:
+        """Hugging Face name → CPU tensor in `model.dtype`, always with `lm_head.weight`, on rank 0; None elsewhere.
+
+        Without `copy` they may be the parameters themselves, which the next step changes.
+        """
+        return self._exporter.gather(torch_dtype(self._spec.model.dtype), copy=copy)
 
     def save(self, folder: Path, *, export: bool = False) -> None:
         """Copies every rank's part of a checkpoint to host memory, and begins to write it into the directory, which all ranks share.

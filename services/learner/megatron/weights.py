@@ -45,8 +45,8 @@ class Exporter:
         mine = [[name, list(self._whole_shape(p))] for name, p in self._parameters] if sends else []
         self._senders: list[list[tuple[str, list[int]]]] = gather_json(mine, device)
 
-    def gather(self, dtype: torch.dtype | None) -> Weights | None:
-        """The weights, copied, on rank 0; None on the other ranks.
+    def gather(self, dtype: torch.dtype | None, *, copy: bool = True) -> Weights | None:
+        """The weights on rank 0; None on the other ranks. Without `copy` some are the parameters themselves, on a CPU.
 
         `dtype` None keeps that of the parameters; a cast to it is the only change to a weight. `lm_head.weight` is always included:
         otherwise an engine that packs its output layer would keep sampling with a stale one.
@@ -63,19 +63,19 @@ class Exporter:
         for rank, entries in enumerate(self._senders):
             if rank == 0:
                 for name, tensor in merged:
-                    self._add(weights, name, tensor)
+                    self._add(weights, name, tensor, copy=copy)
                 continue
             for name, shape in entries:
                 tensor = torch.empty(shape, dtype=dtype or self._policy.bridge.dtype, device=self._device)
                 dist.recv(tensor, src=rank)
-                self._add(weights, name, tensor)
+                self._add(weights, name, tensor, copy=False)
         if self._policy.tied:
-            weights[LM_HEAD] = weights[EMBEDDING].clone()
+            weights[LM_HEAD] = weights[EMBEDDING].clone() if copy else weights[EMBEDDING]
         return weights
 
-    def _add(self, weights: Weights, name: str, tensor: torch.Tensor) -> None:
+    def _add(self, weights: Weights, name: str, tensor: torch.Tensor, *, copy: bool) -> None:
         for hf_name, value in zip(*self._policy.bridge._weight_to_hf_format(name, tensor), strict=True):  # noqa: SLF001
-            weights[hf_name] = value.detach().to("cpu", copy=True).contiguous()
+            weights[hf_name] = value.detach().to("cpu", copy=copy).contiguous()
 
     def _merged(self, dtype: torch.dtype | None) -> Iterator[tuple[str, torch.Tensor]]:
         """This stage's parameters, merged over its tensor-parallel ranks."""

@@ -18,7 +18,18 @@ from services.learner.groups.sequence import Sequence
 from services.learner.megatron.background import files_of
 from services.learner.megatron.stats import StepStats
 from services.learner.megatron.tensor_file import Weights
-from services.learner.ranks.commands import Command, Finish, Finite, Load, LoadWeights, Publish, Save, Saved, Train
+from services.learner.ranks.commands import (
+    Command,
+    Export,
+    Finish,
+    Finite,
+    Load,
+    LoadWeights,
+    Save,
+    Saved,
+    Train,
+    Write,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +59,12 @@ class Ranks:
 
     async def weights(self) -> Weights:
         """The weights under their Hugging Face names, gathered on rank 0."""
-        weights: Weights = await self._call(Publish())
+        weights: Weights = await self._call(Export())
         return weights
+
+    async def write_weights(self, path: Path, lineage: int, n: int) -> None:
+        """Rank 0 writes the weights as the safetensors file of a policy version. Raises WeightSyncError when there is no room."""
+        await self._call(Write(str(path), lineage, n))
 
     async def save(self, path: Path, *, export: bool) -> None:
         """Begins to write a checkpoint's files into the directory; returns when the state is copied."""

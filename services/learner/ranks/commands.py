@@ -34,8 +34,17 @@ class Finite:
 
 
 @dataclass(frozen=True, slots=True)
-class Publish:
+class Export:
     """Gather the weights on rank 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Gather the weights on rank 0, which writes them as a version's safetensors file."""
+
+    path: str
+    lineage: int
+    n: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +82,7 @@ class Finish:
     """Leave the loop."""
 
 
-Command = Idle | Train | Finite | Publish | Save | Saved | Load | LoadWeights | Finish
+Command = Idle | Train | Finite | Export | Write | Save | Saved | Load | LoadWeights | Finish
 
 
 def encode_command(command: Command) -> bytes:

@@ -1,6 +1,6 @@
-"""Heartbeat of the ranks: a thread of each writes a small file; the agent of its machine kills a rank that hangs.
+"""Heartbeat of the ranks and of the weights' process: a thread of each writes a small file; the agent of its machine kills what hangs.
 
-rank ── every BEAT_S ──► <folder>/<rank>: "<pid> <beats>" ──► agent ── no beat and no CPU time ──► SIGKILL ──► torchelastic restarts
+rank ── every BEAT_S ──► <folder>/<name>: "<pid> <beats>" ──► agent ── no beat and no CPU time ──► SIGKILL ──► torchelastic restarts
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ BEAT_S = 1.0
 CHECK_INTERVAL_S = 1.0
 
 
-def beat_forever(folder: Path, rank: int, pid: int) -> None:
-    """Writes the rank's heartbeat from a daemon thread, until the process ends."""
-    file = os.open(folder / str(rank), os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+def beat_forever(folder: Path, name: str, pid: int) -> None:
+    """Writes the heartbeat of a process, such as "rank 0", from a daemon thread, until the process ends."""
+    file = os.open(folder / name, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o600)
 
     def beat() -> None:
         for count in itertools.count():
@@ -43,7 +43,7 @@ def beat_forever(folder: Path, rank: int, pid: int) -> None:
 
 @dataclass(slots=True)
 class _Beat:
-    """The newest heartbeat of one rank, and the agent's time of its arrival: the ranks' clocks do not matter."""
+    """The newest heartbeat of one process, and the agent's time of its arrival: the processes' clocks do not matter."""
 
     pid: int
     text: str
@@ -52,7 +52,7 @@ class _Beat:
 
 
 class RanksWatchdog:
-    """Watchdog of this machine's ranks and of the process that starts them; call `check` every CHECK_INTERVAL_S."""
+    """Watchdog of this machine's ranks, their weights' process and the process that starts them; call `check` every CHECK_INTERVAL_S."""
 
     def __init__(self, folder: Path) -> None:
         """`folder`: empty, on a file system that never blocks."""
@@ -64,15 +64,15 @@ class RanksWatchdog:
     def check(self, launcher: int) -> list[str]:
         """Kills processes that hang and reports them. `launcher`: process id of torchelastic, with which its ranks end."""
         relatives = {process.pid: process for process in family(launcher)}
-        hung = [report for path in sorted(self._folder.iterdir()) if (report := self._check_rank(path, relatives))]
-        ranks = {beat.pid for beat in self._beats.values()}
-        self._others.sample(process for pid, process in relatives.items() if pid not in ranks)
+        hung = [report for path in sorted(self._folder.iterdir()) if (report := self._check_one(path, relatives))]
+        beating = {beat.pid for beat in self._beats.values()}
+        self._others.sample(process for pid, process in relatives.items() if pid not in beating)
         if not hung and self._others.stopped_too_long(CHECK_INTERVAL_S):
             hung.append(f"torchelastic hangs: {self._others.still()}")
             kill(relatives.values())
         return hung
 
-    def _check_rank(self, path: Path, relatives: dict[int, psutil.Process]) -> str | None:
+    def _check_one(self, path: Path, relatives: dict[int, psutil.Process]) -> str | None:
         try:
             text = path.read_text()
             pid = int(text.split()[0])
@@ -89,4 +89,4 @@ class RanksWatchdog:
         if hang is None:
             return None
         kill([relatives[pid]])
-        return f"rank {path.name} hangs: no heartbeat for {hang}"
+        return f"{path.name} hangs: no heartbeat for {hang}"

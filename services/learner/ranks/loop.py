@@ -1,4 +1,4 @@
-"""Trainer and loop of every rank:  command ─► train | publish | save | load ─► result."""
+"""Trainer and loop of every rank:  command ─► train | export | save | load ─► result."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from services.common.config.settings import Platform
 from services.common.spec.job import JobSpec
 from services.learner.algorithms.losses import make_loss
+from services.learner.megatron.tensor_file import write_version
 from services.learner.megatron.trainer import MegatronTrainer
 from services.learner.ranks import commands
 from services.learner.ranks.client import Ranks
@@ -52,8 +53,10 @@ def execute(trainer: MegatronTrainer, command: commands.Command) -> Any:  # noqa
             return trainer.train(sequences)
         case commands.Finite():
             return trainer.finite()
-        case commands.Publish():
+        case commands.Export():
             return trainer.export()
+        case commands.Write(path, lineage, n):
+            _write_weights(trainer, Path(path), lineage, n)
         case commands.Save(path, export):
             trainer.save(Path(path), export=export)
         case commands.Saved():
@@ -65,3 +68,9 @@ def execute(trainer: MegatronTrainer, command: commands.Command) -> Any:  # noqa
         case commands.Idle() | commands.Finish():
             pass
     return None
+
+
+def _write_weights(trainer: MegatronTrainer, path: Path, lineage: int, n: int) -> None:
+    weights = trainer.export(copy=False)
+    if weights is not None:
+        write_version(path, lineage, n, weights)

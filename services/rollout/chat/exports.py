@@ -26,15 +26,14 @@ from services.common.jobs import deaths
 from services.common.jobs.deaths import Death
 from services.common.jobs.record import JobRecord
 from services.common.models.directory import INDEX, resolve_model
-from services.common.models.weight_files import EMBEDDING, LM_HEAD
+from services.common.models.weight_files import EMBEDDING, LM_HEAD, weight_bytes
+from services.common.weight_sync.staging import Stage, StagedWeights, default_stage_directory
 from services.common.weights.dtypes import TORCH
 from services.common.weights.snapshot import PolicyVersion, TensorSpec, UInt8Array, digest_of
 from services.common.weights.tensor_file import map_tensors
 from services.rollout.engine.engine import Engine
-from services.rollout.engine.model_tensors import model_shapes, weight_bytes
-from services.rollout.engine.types import StagedWeights
+from services.rollout.engine.model_tensors import model_shapes
 from services.rollout.engine.update import EngineError
-from services.rollout.weights.staging import Stage, default_stage_directory
 
 log = logging.getLogger(__name__)
 

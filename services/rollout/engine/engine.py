@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,15 +25,25 @@ from services.common.sandbox.pool import Sandbox
 from services.common.service.process_tree import family, kill
 from services.common.spec.job import JobSpec
 from services.common.streams.types import Message
+from services.common.weight_sync.staging import StagedWeights
 from services.common.weights.snapshot import PolicyVersion
 from services.rollout import metrics
 from services.rollout.engine.health import StartMonitor
 from services.rollout.engine.model_tensors import model_shapes
 from services.rollout.engine.output import EngineOutput
-from services.rollout.engine.process import EngineKey, children, engine_key, in_daemon_thread, start_vllm, stop_vllm
+from services.rollout.engine.process import (
+    EngineKey,
+    children,
+    engine_key,
+    in_daemon_thread,
+    pieces_of_several_tokens,
+    start_vllm,
+    stop_vllm,
+)
 from services.rollout.engine.prompt_process import PromptProcess
 from services.rollout.engine.prompts import CHARACTERS_PER_TOKEN
-from services.rollout.engine.types import ChatPiece, ChatRefused, ChatSampling, Piece, SamplingError, StagedWeights
+from services.rollout.engine.stamps import Stamps, tokens_so_far
+from services.rollout.engine.types import ChatPiece, ChatRefused, ChatSampling, Piece, SamplingError
 from services.rollout.engine.update import Activation, EngineError, VersionLabel, WeightSwitch
 
 log = logging.getLogger(__name__)
@@ -69,6 +79,10 @@ class Engine:
         self._output = EngineOutput()
         self._chat_prompts: PromptProcess | None = None
         """Of the chats: rollouts never wait for their long texts."""
+        self._stamps: dict[str, Stamps] = {}
+        """Of the rollouts in flight, by the id of their request."""
+        self._in_pieces: dict[str, int] = {}
+        """Sampling parameters by which outputs come in pieces of several tokens, where this release of vLLM has them."""
         self.label = VersionLabel()
         self.max_model_len = 0
         self.requests = 0
@@ -127,13 +141,15 @@ class Engine:
         await self._prompts.open()
         shapes = await asyncio.to_thread(model_shapes, model_dir)
         self._llm = await self._start_vllm(model_dir, spec)
-        self._switch = WeightSwitch(self._llm, self.label, shapes)
+        self._switch = WeightSwitch(self._llm, self.label, shapes, self._note_change)
         self.max_model_len = int(self._llm.model_config.max_model_len)
 
     async def _warm_up(self) -> None:
         """Samples once at each count: what vLLM compiles at its first use would hold the first step, and a pause that waits for it."""
         for count in _WARM_UP_COUNTS:
-            stream = self._submit([0], n=count, temperature=1.0, max_tokens=1, logprobs=0, detokenize=False)
+            stream = self._submit(
+                [0], uuid.uuid4().hex, n=count, temperature=1.0, max_tokens=1, logprobs=0, detokenize=False
+            )
             async with aclosing(stream):
                 async for _ in stream:
                     pass
@@ -155,6 +171,7 @@ class Engine:
                 raise ModelError(f"{model_dir}: the engine {fault}")
         starting, self._starting = self._starting, None
         self._llm = starting.result()
+        self._in_pieces = pieces_of_several_tokens()
         async with asyncio.timeout(_START_LIMIT_S):
             await self._warm_up()
         return self._llm
@@ -261,11 +278,13 @@ class Engine:
         """
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
+        request_id, stamps = uuid.uuid4().hex, Stamps()
         # No seed: seeded requests break the CPU engine when their prompt is computed in two steps.
         stream = self._submit(
-            prompt_token_ids, n=count, temperature=temperature, top_p=1.0, top_k=0, max_tokens=max_tokens,
-            logprobs=0, detokenize=False,
+            prompt_token_ids, request_id, n=count, temperature=temperature, top_p=1.0, top_k=0, max_tokens=max_tokens,
+            logprobs=0, detokenize=False, flat_logprobs=True, **self._in_pieces,
         )  # fmt: skip
+        self._stamps[request_id] = stamps
         metrics.BUSY.note(self.requests)
         self.requests += count
         metrics.REQUESTS_IN_FLIGHT.inc(count)
@@ -274,7 +293,8 @@ class Engine:
                 version = self._require_version()
                 self.progress_at, self.sampled = time.monotonic(), True
                 for part in output.outputs:
-                    yield _piece(part, version.n)
+                    for piece in _pieces(part, stamps, version.n):
+                        yield piece
         except MillraceError:
             raise
         except EngineDeadError as error:
@@ -287,6 +307,7 @@ class Engine:
             metrics.BUSY.note(self.requests)
             self.requests -= count
             metrics.REQUESTS_IN_FLIGHT.dec(count)
+            del self._stamps[request_id]
             await stream.aclose()
 
     async def chat_prompt(self, prompt: str | Sequence[Message]) -> list[int]:
@@ -314,7 +335,7 @@ class Engine:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         stream = self._submit(
-            prompt_token_ids, _CHAT_PRIORITY, temperature=sampling.temperature, top_p=sampling.top_p,
+            prompt_token_ids, uuid.uuid4().hex, _CHAT_PRIORITY, temperature=sampling.temperature, top_p=sampling.top_p,
             max_tokens=sampling.max_tokens, stop=list(sampling.stop),
         )  # fmt: skip
         self.chats += 1
@@ -349,6 +370,15 @@ class Engine:
         finally:
             self.progress_at = time.monotonic()
 
+    def _note_change(self) -> None:
+        """Notes for every rollout in flight where the version in use ends; nothing is sampled now."""
+        version = self.label.version
+        if not self._in_pieces or version is None:
+            return
+        for request_id, counts in tokens_so_far(self._llm).items():
+            if request_id in self._stamps:
+                self._stamps[request_id].change(counts, version.n)
+
     def _require_version(self) -> PolicyVersion:
         if self.label.version is None:
             raise EngineError("the engine sampled without a policy version")
@@ -359,13 +389,18 @@ class Engine:
         """Longest prompt that is tokenized, characters."""
         return CHARACTERS_PER_TOKEN * self.max_model_len
 
-    def _submit(self, prompt_token_ids: list[int], priority: int = 0, **sampling: Any) -> AsyncGenerator[Any, None]:  # noqa: ANN401
+    def _submit(
+        self,
+        prompt_token_ids: list[int],
+        request_id: str,
+        priority: int = 0,
+        **sampling: Any,  # noqa: ANN401
+    ) -> AsyncGenerator[Any, None]:
         """Stream of vLLM's outputs for one request, whose prompt shares its cached keys and values with no other request."""
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
 
-        request_id = uuid.uuid4().hex
         parameters = SamplingParams(output_kind=RequestOutputKind.DELTA, **sampling)
         prompt = tokens_input(prompt_token_ids, cache_salt=request_id)
         llm = _started(self._llm)
@@ -382,11 +417,13 @@ def _started(part: T | None) -> T:
     return part
 
 
-def _piece(part: Any, policy_version: int) -> Piece:  # noqa: ANN401
-    token_ids = list(part.token_ids)
-    positions = part.logprobs or []
-    try:
-        logprobs = [position[token_id].logprob for token_id, position in zip(token_ids, positions, strict=True)]
-    except (KeyError, ValueError) as error:
-        raise SamplingError(f"{len(token_ids)} tokens came without a log-prob of each") from error
-    return Piece(part.index, token_ids, logprobs, policy_version, part.finish_reason)
+def _pieces(part: Any, stamps: Stamps, version: int) -> Iterator[Piece]:  # noqa: ANN401
+    """The tokens of one output of vLLM, as pieces of one version each; only the last piece can be the end."""
+    token_ids, flat = list(part.token_ids), part.logprobs
+    logprobs = list(flat.logprobs) if flat is not None else []
+    if len(logprobs) != len(token_ids) or (flat is not None and flat.token_ids != token_ids):
+        raise SamplingError(f"{len(token_ids)} tokens came without a log-prob of each")
+    parts = list(stamps.split(part.index, len(token_ids), version))
+    for n, (begin, end, of) in enumerate(parts, start=1):
+        reason = part.finish_reason if n == len(parts) else None
+        yield Piece(part.index, token_ids[begin:end], logprobs[begin:end], of, reason)

@@ -14,11 +14,6 @@ from services.common.models.weight_files import BUFFERS, EMBEDDING, LM_HEAD
 Shapes = dict[str, tuple[int, ...]]
 
 
-def weight_bytes(model_dir: Path) -> int:
-    """Size of a model's safetensors files."""
-    return sum(file.stat().st_size for file in model_dir.glob("*.safetensors"))
-
-
 def model_shapes(model_dir: Path) -> Shapes:
     """Names and shapes of the tensors in a model's safetensors files, and of the output head.
 

@@ -18,6 +18,10 @@ _NO_NZ = {"weight_nz_mode": 0, "rl_config": {"enabled": True}}
 Release 0.23.0 reads the first; later releases read the second, for reinforcement learning. Each ignores the one that it does not know.
 """
 
+_ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""Worker in the engine's own process. vLLM's default on CPUs is a process of its own; the two wait for each other by spinning, on the
+cores that sample and train. (Its short name, "uni", is refused on CPUs.)"""
+
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",  # models are directories; no download
     "TOKENIZERS_PARALLELISM": "false",
@@ -48,6 +52,8 @@ def plan_engine(platform: Platform, spec: JobSpec, environment: Mapping[str, str
     if platform is Platform.CPU:
         # VLLM_CPU_KVCACHE_SPACE, where the operator sets it, overrides this; it takes whole GiB only.
         arguments["kv_cache_memory_bytes"] = int(spec.rollout.kv_cache_gib * _GIB)
+        if spec.rollout.tensor_parallel_size == 1:
+            arguments["distributed_executor_backend"] = _ONE_PROCESS
     elif platform is Platform.NPU:
         arguments["additional_config"] = copy.deepcopy(_NO_NZ)
         variables["VLLM_ASCEND_ENABLE_NZ"] = "0"  # its worker reads this one too

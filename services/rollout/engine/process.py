@@ -12,6 +12,7 @@ import select
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +24,7 @@ from services.common.service.process_tree import family, is_running, kill
 from services.common.spec.job import JobSpec
 from services.common.spec.rollout import DType
 from services.rollout.engine.platform import plan_engine
+from services.rollout.engine.stamps import TOKENS_PER_PIECE
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +70,6 @@ def start_vllm(platform: Platform, model_dir: Path, spec: JobSpec) -> Any:  # no
         worker_extension_cls=_EXTENSION,
         logprobs_mode="processed_logprobs",  # after temperature: what the learner recomputes
         stream_interval=1,
-        disable_log_stats=True,
         trust_remote_code=False,
         load_format="safetensors",
         # Two servers, and one server before and after a restart, must not draw the same samples.
@@ -77,7 +78,26 @@ def start_vllm(platform: Platform, model_dir: Path, spec: JobSpec) -> Any:  # no
         **_arguments(spec),
         **plan.arguments,
     )
-    return AsyncLLM.from_engine_args(arguments)
+    config = arguments.create_engine_config()
+    with _worker_cores(platform, config):
+        return AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+
+
+def _worker_cores(platform: Platform, config: Any) -> AbstractContextManager[None]:  # noqa: ANN401
+    """The environment that keeps a CPU worker's threads on its cores. vLLM sets it for workers in processes of their own only."""
+    if platform is not Platform.CPU or config.parallel_config.world_size > 1:
+        return contextlib.nullcontext()
+    from vllm.utils.ompmultiprocessing import OMPProcessManager
+
+    cores: AbstractContextManager[None] = OMPProcessManager(config).configure_omp_envs(rank=0, local_rank=0)
+    return cores
+
+
+def pieces_of_several_tokens() -> dict[str, int]:
+    """Sampling parameters of a rollout, by which its outputs come in pieces of several tokens; empty where vLLM has none."""
+    from vllm import SamplingParams
+
+    return {"stream_interval": TOKENS_PER_PIECE} if "stream_interval" in SamplingParams.__struct_fields__ else {}
 
 
 def in_daemon_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:

@@ -1,10 +1,9 @@
-"""Types of the engine's input and output: staged weights, pieces of rollouts, chats and their refusal."""
+"""Types of the engine's input and output: pieces of rollouts, chats and their refusal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from services.common.config.inference import RefusalReason
 from services.common.errors import MillraceError
@@ -59,21 +58,3 @@ class Piece:
     policy_version: int
     finish_reason: str | None
     """Set on the last piece: "stop", "length", or "abort" when the engine aborted the request."""
-
-
-@dataclass(frozen=True, slots=True)
-class StagedWeights:
-    """A complete and verified policy version in a file that the engine can load."""
-
-    lineage: int
-    policy_version: int
-    path: Path
-    """A safetensors file such as `v1-4-0005.safetensors`; kept until two newer versions are staged."""
-    digests: dict[str, str]
-    """xxh3-128 of each tensor's plain bytes, in hex."""
-    total_bytes: int
-    """Plain bytes of all tensors."""
-    fetch_s: float
-    """Seconds from the request to the verified file."""
-    wire_bytes: int
-    """Payload bytes received: fewer than `total_bytes` when a delta was sent."""

@@ -15,15 +15,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from services.common.errors import MillraceError, WeightSyncError
+from services.common.weight_sync.staging import StagedWeights
 from services.common.weights.snapshot import PolicyVersion
 from services.rollout.engine.model_tensors import Shapes, shape_differences
-from services.rollout.engine.types import StagedWeights
 
 if TYPE_CHECKING:
     from services.rollout.engine.verify import Facts
@@ -82,9 +82,9 @@ class VersionLabel:
 class WeightSwitch:
     """Changes the weights of one engine, one version at a time."""
 
-    def __init__(self, llm: Any, label: VersionLabel, shapes: Shapes) -> None:  # noqa: ANN401  vLLM is untyped here
-        """`label`: `change` keeps it up to date; `shapes`: of every tensor that a version must bring."""
-        self._llm, self._label, self._shapes = llm, label, shapes
+    def __init__(self, llm: Any, label: VersionLabel, shapes: Shapes, on_pause: Callable[[], None]) -> None:  # noqa: ANN401  vLLM is untyped here
+        """`label`: `change` keeps it up to date; `shapes`: of every tensor that a version must bring; `on_pause`: called in each pause."""
+        self._llm, self._label, self._shapes, self._on_pause = llm, label, shapes, on_pause
         self._good: StagedWeights | None = None
         self._lock = asyncio.Lock()
 
@@ -120,6 +120,7 @@ class WeightSwitch:
         """Pauses, applies and resumes; returns the seconds of the load."""
         await self._pause()
         try:
+            self._on_pause()
             apply_s = await self._apply(staged, facts)
         except Exception as error:
             await self._restore(version, error)

@@ -20,11 +20,11 @@ import grpc
 from services.common.errors import WeightSyncError
 from services.common.pb import weight_sync_pb2 as pb
 from services.common.pb import weight_sync_pb2_grpc as pb_grpc
+from services.common.weight_sync.staging import Stage, StagedWeights
 from services.common.weights.channel import CLIENT_OPTIONS, Metadata, token_metadata
 from services.common.weights.snapshot import PolicyVersion
-from services.rollout.engine.types import StagedWeights
 from services.rollout.weights.fetch import Download, Held, Source
-from services.rollout.weights.staging import Stage
+from services.rollout.weights.relaying import Relaying
 from services.rollout.weights.transfer import PERMANENT_STATUSES, describe
 
 log = logging.getLogger(__name__)
@@ -38,13 +38,22 @@ _MAX_BACKOFF_S = 5.0
 class WeightReceiver:
     """One job's weights, from one learner, for one rollout server."""
 
-    def __init__(self, address: str, job_id: str, server: str, stage: Stage, token: str | None = None) -> None:
-        """Connects on first use; `server`: this rollout server's stable name."""
+    def __init__(
+        self,
+        address: str,
+        job_id: str,
+        server: str,
+        stage: Stage,
+        token: str | None = None,
+        relay: Relaying | None = None,
+    ) -> None:
+        """Connects on first use; `server`: this rollout server's stable name; `relay`: gives on what comes over the network."""
         self._address, self._stage = address, stage
         self._channel = grpc.insecure_channel(address, options=CLIENT_OPTIONS)
         stub = pb_grpc.WeightSyncStub(self._channel)  # type: ignore[no-untyped-call]  # generated code
-        self._source = Source(stub, job_id, server, token_metadata(token), threading.Event())
+        self._source = Source(stub, job_id, server, token_metadata(token), threading.Event(), threading.Event())
         self._fetching = threading.Lock()
+        self._relay = relay
         self._held: Held | None = None
         self._watches: list[Announcements] = []
 
@@ -80,6 +89,8 @@ class WeightReceiver:
                 self._held = None
             if self._held is None or self._held.version != version:
                 self._held = Download(self._source, version, self._held, self._stage, deadline).run()
+            if self._relay is not None and self._held.weights.wire_bytes:
+                self._relay.offer(self._held)
             return self._held.weights
         finally:
             self._fetching.release()
@@ -97,6 +108,7 @@ class WeightReceiver:
         request = pb.ReportRequest(
             job_id=source.job_id, server=source.server, version=version.message(), error=error,
             fetch_seconds=fetch_s, pause_seconds=pause_s, apply_seconds=apply_s, wire_bytes=wire_bytes,
+            relay=self._relay.address if self._relay is not None else "",
         )  # fmt: skip
         try:
             reply: pb.ReportReply = source.stub.Report(request, timeout=_REPORT_TIMEOUT_S, metadata=source.metadata)

@@ -1,4 +1,9 @@
-"""Fetch of one version, over as many calls as necessary: resumes broken streams, falls back from a delta to the full version."""
+"""Fetch of one version, over as many calls as necessary.
+
+the learner's file, where it is on this host ─┐ no
+another server, where the learner names one  ─┤ failed
+the learner's stream: a delta, or everything ─┘ resumed where it broke
+"""
 
 from __future__ import annotations
 
@@ -7,17 +12,19 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
 
 import grpc
 
 from services.common.errors import WeightSyncError
 from services.common.pb import weight_sync_pb2 as pb
 from services.common.pb import weight_sync_pb2_grpc as pb_grpc
-from services.common.weights.channel import Metadata
+from services.common.service.host import boot_id
+from services.common.weight_sync.staging import Stage, StagedWeights
+from services.common.weights.channel import CLIENT_OPTIONS, Metadata
 from services.common.weights.snapshot import PolicyVersion, TensorSpec
 from services.common.weights.tensor_file import map_tensors
-from services.rollout.engine.types import StagedWeights
-from services.rollout.weights.staging import Stage
 from services.rollout.weights.transfer import PERMANENT_STATUSES, BrokenStream, Plan, Transfer, describe, read_manifest
 
 log = logging.getLogger(__name__)
@@ -51,6 +58,22 @@ class Source:
     """This rollout server's name."""
     metadata: Metadata
     closed: threading.Event
+    apart: threading.Event
+    """Set when a file of the learner could not be taken: its files are elsewhere."""
+
+
+class Relay:
+    """Another rollout server, from which a version is fetched."""
+
+    def __init__(self, address: str) -> None:
+        """Connects on first use."""
+        self.address = address
+        self._channel = grpc.insecure_channel(address, options=CLIENT_OPTIONS)
+        self.stub = pb_grpc.WeightSyncStub(self._channel)  # type: ignore[no-untyped-call]  # generated code
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._channel.close()
 
 
 class Download:
@@ -65,6 +88,11 @@ class Download:
         self._held = held
         self._base = held.version if held is not None else None
         self._transfer: Transfer | None = None
+        self._fetched: Held | None = None
+        self._by_file, self._by_relay = not source.apart.is_set(), True
+        self._relay: Relay | None = None
+        self._digest: bytes | None = None
+        """Of the learner's manifest, which a relay's must have too."""
         self._wire_bytes = 0
         self._furthest = 0
         self._tries = 0
@@ -72,40 +100,50 @@ class Download:
     def run(self) -> Held:
         """Returns the staged version, or raises the errors of `WeightReceiver.fetch` with nothing in the stage."""
         try:
-            while True:
+            while self._fetched is None:
                 fault = self._attempt()
-                if fault is None and self._transfer is not None:
-                    seconds = time.monotonic() - self._started
-                    specs = self._transfer.plan.specs
-                    return Held(self._transfer.commit(fetch_s=seconds, wire_bytes=self._wire_bytes), specs)
-                self._pause(fault or "no manifest came")
+                if fault is not None:
+                    self._pause(fault)
+            return self._fetched
         finally:
             self._restart()
+            self._leave_relay()
 
     @property
     def _offset(self) -> int:
         return self._transfer.received if self._transfer is not None else 0
 
     def _attempt(self) -> str | None:
-        """Makes one Fetch call; returns the fault if another call can repair it."""
+        """Makes one Fetch call; returns the fault if another call, after a while, can repair it."""
         try:
             self._call()
-        except BrokenStream as error:
+        except (WeightSyncError, grpc.RpcError) as error:
+            if self._relay is None:
+                return self._fault(error)
+            fault = describe(error) if isinstance(error, grpc.RpcError) else str(error)
+            log.warning("version %s from %s: %s; asking the learner", self._version, self._relay.address, fault)
+            if not isinstance(error, (BrokenStream, grpc.RpcError)):  # what has come so far may be wrong, too
+                self._restart()
+            self._leave_relay()
+            self._by_relay = False
+        return None
+
+    def _fault(self, error: WeightSyncError | grpc.RpcError) -> str:
+        """The fault that the learner's own stream had; raises WeightSyncError when no other call can repair it."""
+        if isinstance(error, BrokenStream):
             return str(error)
-        except WeightSyncError as error:
-            if self._base is None:
-                raise WeightSyncError(f"version {self._version}: {error}") from error
-            log.warning("version %s by delta from %s: %s; fetching it whole", self._version, self._base, error)
-            self._base, self._furthest = None, 0
-            self._restart()
-            return str(error)
-        except grpc.RpcError as error:
+        if isinstance(error, grpc.RpcError):
             if error.code() in PERMANENT_STATUSES:
                 raise WeightSyncError(f"version {self._version}: {describe(error)}") from error
             if error.code() is grpc.StatusCode.OUT_OF_RANGE:  # the server uses another encoding now
                 self._restart()
             return describe(error)
-        return None
+        if self._base is None:
+            raise WeightSyncError(f"version {self._version}: {error}") from error
+        log.warning("version %s by delta from %s: %s; fetching it whole", self._version, self._base, error)
+        self._base, self._furthest = None, 0
+        self._restart()
+        return str(error)
 
     def _call(self) -> None:
         source = self._source
@@ -114,10 +152,13 @@ class Download:
         request = pb.FetchRequest(
             job_id=source.job_id, server=source.server, version=self._version.message(),
             base=self._base.message() if self._base else None, offset=self._offset,
+            boot_id=boot_id() if self._by_file and self._relay is None else "",
+            relays=self._by_relay and self._relay is None,
         )  # fmt: skip
+        stub = source.stub if self._relay is None else self._relay.stub
         timeout_s = max(0.001, min(_CALL_TIMEOUT_S, self._deadline - time.monotonic()))
         try:
-            call = source.stub.Fetch(request, timeout=timeout_s, metadata=source.metadata)
+            call = stub.Fetch(request, timeout=timeout_s, metadata=source.metadata)
         except ValueError as error:  # grpc's error for a channel that was closed meanwhile
             raise BrokenStream(f"the receiver is closed: {error}") from error
         try:
@@ -129,7 +170,20 @@ class Download:
         first = next(replies, None)
         if first is None or first.WhichOneof("part") != "manifest":
             raise BrokenStream("the stream did not begin with a manifest")
-        transfer = self._begin(read_manifest(first.manifest, self._version, self._base))
+        plan = read_manifest(first.manifest, self._version, self._base)
+        self._check_layout(plan)
+        second = next(replies, None)
+        match second.WhichOneof("part") if second is not None else None:
+            case "file" if second is not None and self._by_file:
+                self._link(plan, Path(second.file.path))
+            case "relay" if second is not None and self._by_relay and self._relay is None:
+                self._digest, self._relay = plan.digest, Relay(second.relay.address)
+            case _:
+                self._receive(plan, chain([] if second is None else [second], replies))
+
+    def _receive(self, plan: Plan, replies: Iterator[pb.FetchReply]) -> None:
+        """Takes the chunks, and commits."""
+        transfer = self._begin(plan)
         for reply in replies:
             if reply.WhichOneof("part") != "chunk":
                 raise BrokenStream(f"something other than a chunk came at offset {transfer.received}")
@@ -139,14 +193,34 @@ class Download:
             transfer.accept(chunk.offset, data, chunk.checksum)
         if not transfer.complete:
             raise BrokenStream(f"the stream ended at offset {transfer.received}, before the last tensor")
+        seconds = time.monotonic() - self._started
+        self._fetched = Held(transfer.commit(fetch_s=seconds, wire_bytes=self._wire_bytes), plan.specs)
+
+    def _link(self, plan: Plan, path: Path) -> None:
+        """Takes the learner's file; where that is not possible, the next call asks for the bytes."""
+        try:
+            self._fetched = Held(self._stage.link(self._version, path, plan.specs, self._started), plan.specs)
+        except OSError as error:
+            log.info("the learner's files cannot be taken here (%s): its versions come as bytes", error)
+            self._source.apart.set()
+            self._by_file = False
+        except WeightSyncError as error:
+            log.warning("version %s by its file: %s; fetching its bytes", self._version, error)
+            self._by_file = False
+
+    def _leave_relay(self) -> None:
+        if self._relay is not None:
+            self._relay.close()
+            self._relay = None
 
     def _begin(self, plan: Plan) -> Transfer:
         """The transfer to continue, or a new one."""
+        if self._relay is not None and plan.digest != self._digest:
+            raise WeightSyncError("the relay has other weights than the learner")
         if self._transfer is not None and self._transfer.plan != plan:
             self._restart()
             raise BrokenStream("the server encodes the version otherwise than before")
         if self._transfer is None:
-            self._check_layout(plan)
             base = map_tensors(self._held.weights.path) if plan.base is not None and self._held is not None else {}
             self._transfer = Transfer(plan, self._stage, base)
         return self._transfer

@@ -10,11 +10,12 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 
 from services.common.errors import WeightSyncError
+from services.common.weight_sync.staging import Stage
 from services.common.weights.snapshot import PolicyVersion
 from services.rollout import metrics
 from services.rollout.engine.engine import Engine
 from services.rollout.weights.client import WeightReceiver
-from services.rollout.weights.staging import Stage
+from services.rollout.weights.relaying import Relaying
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +28,18 @@ class WeightLoop:
     """One job's weights; `run` until cancelled."""
 
     def __init__(
-        self, engine: Engine, stage: Stage, address: str, *, job_id: str, server: str, token: str | None
+        self,
+        engine: Engine,
+        stage: Stage,
+        relay: Relaying,
+        address: str,
+        *,
+        job_id: str,
+        server: str,
+        token: str | None,
     ) -> None:
         """`address`: host:port of the learner's gRPC server; `move` changes it."""
-        self._engine, self._stage = engine, stage
+        self._engine, self._stage, self._relay = engine, stage, relay
         self._address, self._job_id, self._server, self._token = address, job_id, server, token
         self._moved = asyncio.Event()
         self.updating = False
@@ -52,7 +61,7 @@ class WeightLoop:
         """
         backoff = _BACKOFF_S
         while True:
-            receiver = WeightReceiver(self._address, self._job_id, self._server, self._stage, self._token)
+            receiver = WeightReceiver(self._address, self._job_id, self._server, self._stage, self._token, self._relay)
             self._moved.clear()
             try:
                 before = self._engine.version

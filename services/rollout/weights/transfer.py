@@ -14,10 +14,9 @@ import xxhash
 
 from services.common.errors import WeightSyncError
 from services.common.pb import weight_sync_pb2 as pb
+from services.common.weight_sync.staging import Stage, StagedWeights
 from services.common.weights import delta, snapshot
 from services.common.weights.snapshot import PolicyVersion, TensorSpec, UInt8Array
-from services.rollout.engine.types import StagedWeights
-from services.rollout.weights.staging import Stage
 
 
 class BrokenStream(WeightSyncError):  # noqa: N818  an event that a retry repairs

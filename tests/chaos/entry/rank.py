@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 from services.learner import rank
 from services.learner.megatron import platform
 from services.learner.storage import lock
-from tests.chaos import tamper as wire
+from services.learner.weights import publisher
 from tests.chaos.entry import tamper
 from tests.chaos.scripted import trainer
 from tests.chaos.stack import BLIND, GOOD, REAL
@@ -22,5 +21,5 @@ if __name__ == "__main__":
         vars(rank)["die_with_parent"] = lambda *_: None
         vars(lock)["_locked"] = lambda _handle: True  # as where the lock of a machine that was cut off has lapsed
     tamper("rank")
-    wire.install(Path(os.environ["MILLRACE_HOME"]) / "chaos")
+    publisher.PROCESS_MODULE = "tests.chaos.entry.weights"
     rank.main()

@@ -61,8 +61,9 @@ class MegatronTrainer:
         """Whether the weights are finite; the same on all ranks."""
         return self._finite
 
-    def export(self) -> dict[str, torch.Tensor] | None:
+    def export(self, *, copy: bool = True) -> dict[str, torch.Tensor] | None:
         """The weights, on rank 0."""
+        del copy
         if dist.get_rank() != 0:
             return None
         weights = script.weights(self._state)

@@ -24,6 +24,7 @@ from services.common.spec.job import JobSpec, dump_spec
 from services.learner.controller import Head
 from services.learner.groups.sequence import Sequence
 from services.learner.megatron.stats import StepStats
+from services.learner.megatron.tensor_file import write_version
 from services.learner.ranks.client import Ranks
 
 FILE = "rank-00000.bin"
@@ -75,6 +76,9 @@ class ScriptedRanks:
     async def weights(self) -> dict[str, torch.Tensor]:
         weights = torch.tensor(list(self.state), dtype=torch.float32)
         return {"w": weights} if self._finite else {"w": weights, "broken": torch.tensor([1.0, math.nan])}
+
+    async def write_weights(self, path: Path, lineage: int, n: int) -> None:
+        await asyncio.to_thread(write_version, path, lineage, n, await self.weights())
 
     async def save(self, path: Path, *, export: bool) -> None:
         assert not export

@@ -21,7 +21,7 @@ from services.common.spec.job import JobSpec
 from services.learner.controller import Head
 from services.learner.groups.sequence import Sequence
 from services.learner.megatron.stats import StepStats
-from services.learner.megatron.tensor_file import Weights
+from services.learner.megatron.tensor_file import Weights, write_version
 from services.learner.ranks.client import Ranks
 from tests.integration.learner.accounts import check_accounts
 from tests.integration.learner.peers import peers_of
@@ -51,6 +51,9 @@ class ScriptedRanks(Ranks):
 
     async def weights(self) -> Weights:
         return {"weight": torch.tensor([self.total])}
+
+    async def write_weights(self, path: Path, lineage: int, n: int) -> None:
+        write_version(path, lineage, n, await self.weights())
 
     async def save(self, path: Path, **_: bool) -> None:
         file = path / "weight.json"

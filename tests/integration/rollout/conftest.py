@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from services.common.spec.job import JobSpec
+from services.common.weight_sync.staging import Stage, StagedWeights
 from services.common.weights.snapshot import Snapshot
-from services.rollout.engine.types import StagedWeights
-from services.rollout.weights.staging import Stage
 
 UNKNOWN = "<unk>"
 SPECIAL = ["<pad>", "<eos>", UNKNOWN, "<user>", "<assistant>"]

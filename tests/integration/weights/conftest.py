@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from services.common.pb import weight_sync_pb2 as pb
+from services.common.weight_sync.server import WeightServer, WeightService, start_server
+from services.common.weight_sync.staging import Stage
+from services.common.weight_sync.store import WeightStore
 from services.common.weights.snapshot import Snapshot, UInt8Array
-from services.learner.weights.server import Publisher, WeightService, start_server
-from services.learner.weights.store import WeightStore
 from services.rollout.weights import fetch
 from services.rollout.weights.client import WeightReceiver
-from services.rollout.weights.staging import Stage
 
 Tamper = Callable[[pb.FetchRequest, Iterator[pb.FetchReply]], Iterator[pb.FetchReply]]
 Receive = Callable[..., WeightReceiver]
@@ -53,8 +53,14 @@ def make_snapshot_fixture() -> MakeSnapshot:
 
 
 @pytest.fixture
-def publisher() -> Iterator[Publisher]:
-    with Publisher("job-1", "127.0.0.1", 0, None) as serving:
+def reports() -> list[pb.ReportRequest]:
+    """What the servers have reported to `publisher`."""
+    return []
+
+
+@pytest.fixture
+def publisher(reports: list[pb.ReportRequest]) -> Iterator[WeightServer]:
+    with WeightServer("job-1", "127.0.0.1", 0, None, on_report=reports.append) as serving:
         yield serving
 
 

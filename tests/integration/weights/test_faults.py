@@ -14,11 +14,11 @@ import pytest
 from services.common.errors import WeightSyncError
 from services.common.pb import weight_sync_pb2 as pb
 from services.common.pb import weight_sync_pb2_grpc as pb_grpc
+from services.common.weight_sync import store as store_module
+from services.common.weight_sync.server import WeightServer
+from services.common.weight_sync.staging import StagedWeights
 from services.common.weights.snapshot import Snapshot, chunk_checksum
 from services.common.weights.tensor_file import map_tensors
-from services.learner.weights import store as store_module
-from services.learner.weights.server import Publisher
-from services.rollout.engine.types import StagedWeights
 from services.rollout.weights.client import WeightReceiver
 
 Receive = Callable[..., WeightReceiver]
@@ -279,7 +279,7 @@ def test_a_manifest_that_was_altered_anywhere_is_refused(
 
 
 def test_tensors_that_change_their_shape_within_a_job_are_refused(
-    publisher: Publisher, receive: Receive, make_snapshot: MakeSnapshot
+    publisher: WeightServer, receive: Receive, make_snapshot: MakeSnapshot
 ) -> None:
     receiver = receive(publisher.address)
     publisher.publish(make_snapshot(0))
@@ -317,7 +317,7 @@ def test_a_server_that_is_killed_and_comes_back_is_resumed(
     port = int(tampering.address.rpartition(":")[2])
     tampering.server.stop(0).wait(10)
     go_on.set()
-    with Publisher("job-1", "127.0.0.1", port, None) as again:
+    with WeightServer("job-1", "127.0.0.1", port, None) as again:
         again.publish(make_snapshot(0))
         fetching.join(30)
     assert_bit_equal(done[0], make_snapshot(0))
@@ -358,7 +358,7 @@ def test_a_server_that_says_nothing_cannot_hold_a_fetch(
     ],
 )
 def test_the_server_refuses_offsets_beyond_the_end_and_calls_without_a_deadline(
-    publisher: Publisher, make_snapshot: MakeSnapshot, offset: int, timeout_s: float | None, code: grpc.StatusCode
+    publisher: WeightServer, make_snapshot: MakeSnapshot, offset: int, timeout_s: float | None, code: grpc.StatusCode
 ) -> None:
     publisher.publish(make_snapshot(0))
     with grpc.insecure_channel(publisher.address) as channel:

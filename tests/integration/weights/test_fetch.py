@@ -13,11 +13,11 @@ import pytest
 from services.common.errors import WeightSyncError
 from services.common.pb import weight_sync_pb2 as pb
 from services.common.pb import weight_sync_pb2_grpc as pb_grpc
+from services.common.weight_sync.server import WeightServer
+from services.common.weight_sync.staging import StagedWeights
 from services.common.weights import delta
 from services.common.weights.snapshot import Snapshot, UInt8Array
 from services.common.weights.tensor_file import map_tensors
-from services.learner.weights.server import Publisher
-from services.rollout.engine.types import StagedWeights
 from services.rollout.weights.client import WeightReceiver
 
 Receive = Callable[..., WeightReceiver]
@@ -33,7 +33,7 @@ def assert_bit_equal(staged: StagedWeights, snapshot: Snapshot) -> None:
     assert staged.digests == {spec.name: spec.digest.hex() for spec in snapshot.tensors}
 
 
-def test_a_full_fetch_is_bit_equal(publisher: Publisher, receive: Receive, make_snapshot: MakeSnapshot) -> None:
+def test_a_full_fetch_is_bit_equal(publisher: WeightServer, receive: Receive, make_snapshot: MakeSnapshot) -> None:
     publisher.publish(make_snapshot(0))
     staged = receive(publisher.address).fetch(1, 0)
     assert_bit_equal(staged, make_snapshot(0))
@@ -42,7 +42,7 @@ def test_a_full_fetch_is_bit_equal(publisher: Publisher, receive: Receive, make_
 
 
 def test_a_delta_is_bit_equal_and_much_smaller(
-    publisher: Publisher, receive: Receive, make_snapshot: MakeSnapshot
+    publisher: WeightServer, receive: Receive, make_snapshot: MakeSnapshot
 ) -> None:
     receiver = receive(publisher.address)
     for n in range(3):
@@ -54,7 +54,7 @@ def test_a_delta_is_bit_equal_and_much_smaller(
 
 
 def test_a_version_that_changed_everywhere_comes_in_full(
-    publisher: Publisher, receive: Receive, make_snapshot: MakeSnapshot
+    publisher: WeightServer, receive: Receive, make_snapshot: MakeSnapshot
 ) -> None:
     receiver = receive(publisher.address)
     publisher.publish(make_snapshot(0))
@@ -71,7 +71,7 @@ def test_a_version_that_changed_everywhere_comes_in_full(
 
 
 def test_a_base_that_the_learner_no_longer_keeps_means_a_full_fetch(
-    publisher: Publisher, receive: Receive, make_snapshot: MakeSnapshot
+    publisher: WeightServer, receive: Receive, make_snapshot: MakeSnapshot
 ) -> None:
     receiver = receive(publisher.address)
     publisher.publish(make_snapshot(0))
@@ -84,7 +84,7 @@ def test_a_base_that_the_learner_no_longer_keeps_means_a_full_fetch(
 
 
 def test_a_rollback_of_the_learner_is_a_delta_within_the_new_lineage(
-    publisher: Publisher, receive: Receive, make_snapshot: MakeSnapshot
+    publisher: WeightServer, receive: Receive, make_snapshot: MakeSnapshot
 ) -> None:
     receiver = receive(publisher.address)
     publisher.publish(make_snapshot(5))
@@ -94,14 +94,14 @@ def test_a_rollback_of_the_learner_is_a_delta_within_the_new_lineage(
 
 
 def test_a_server_that_joins_late_gets_the_current_version_whole(
-    publisher: Publisher, receive: Receive, make_snapshot: MakeSnapshot
+    publisher: WeightServer, receive: Receive, make_snapshot: MakeSnapshot
 ) -> None:
     for n in range(3):
         publisher.publish(make_snapshot(n))
     assert_bit_equal(receive(publisher.address, "late").fetch(1, 2), make_snapshot(2))
 
 
-def test_a_snapshot_of_empty_tensors_travels_too(publisher: Publisher, receive: Receive) -> None:
+def test_a_snapshot_of_empty_tensors_travels_too(publisher: WeightServer, receive: Receive) -> None:
     receiver = receive(publisher.address)
     for n in range(2):
         publisher.publish(Snapshot.build(1, n, {name: ("float32", (0, 2), np.zeros(0, np.uint8)) for name in "ab"}))
@@ -109,7 +109,7 @@ def test_a_snapshot_of_empty_tensors_travels_too(publisher: Publisher, receive: 
 
 
 def test_fetching_what_is_held_sends_nothing_again(
-    publisher: Publisher, receive: Receive, make_snapshot: MakeSnapshot
+    publisher: WeightServer, receive: Receive, make_snapshot: MakeSnapshot
 ) -> None:
     publisher.publish(make_snapshot(0))
     receiver = receive(publisher.address)
@@ -120,7 +120,7 @@ def test_fetching_what_is_held_sends_nothing_again(
 
 
 def test_four_servers_at_once_share_one_encoded_delta(
-    publisher: Publisher, receive: Receive, make_snapshot: MakeSnapshot, monkeypatch: pytest.MonkeyPatch
+    publisher: WeightServer, receive: Receive, make_snapshot: MakeSnapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     receivers = [receive(publisher.address, f"r{i}") for i in range(4)]
     publisher.publish(make_snapshot(0))
@@ -143,7 +143,7 @@ def test_four_servers_at_once_share_one_encoded_delta(
 
 
 def test_publishing_waits_for_no_server_and_a_transfer_under_way_keeps_its_version(
-    publisher: Publisher, make_snapshot: MakeSnapshot
+    publisher: WeightServer, make_snapshot: MakeSnapshot
 ) -> None:
     snapshots = [make_snapshot(n) for n in range(5)]
     publisher.publish(snapshots[0])
@@ -159,7 +159,7 @@ def test_publishing_waits_for_no_server_and_a_transfer_under_way_keeps_its_versi
     assert payload == b"".join(bytes(data) for data in snapshots[0].data)
 
 
-def test_a_version_is_never_published_twice(publisher: Publisher, make_snapshot: MakeSnapshot) -> None:
+def test_a_version_is_never_published_twice(publisher: WeightServer, make_snapshot: MakeSnapshot) -> None:
     publisher.publish(make_snapshot(1))
     for older in (make_snapshot(1), make_snapshot(0)):
         with pytest.raises(WeightSyncError, match="is not newer than"):
@@ -172,7 +172,7 @@ def test_a_version_is_never_published_twice(publisher: Publisher, make_snapshot:
     [("job-1", 7, r"NOT_FOUND: version \(1, 7\)"), ("job-2", 0, "NOT_FOUND: job 'job-2' is not here")],
 )
 def test_an_unknown_version_or_job_is_refused_by_name(
-    publisher: Publisher, receive: Receive, make_snapshot: MakeSnapshot, job_id: str, version: int, message: str
+    publisher: WeightServer, receive: Receive, make_snapshot: MakeSnapshot, job_id: str, version: int, message: str
 ) -> None:
     publisher.publish(make_snapshot(0))
     with pytest.raises(WeightSyncError, match=message):

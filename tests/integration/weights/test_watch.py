@@ -20,9 +20,9 @@ import pytest
 from services.common.errors import ConfigError, WeightSyncError
 from services.common.pb import weight_sync_pb2 as pb
 from services.common.pb import weight_sync_pb2_grpc as pb_grpc
+from services.common.weight_sync import server
+from services.common.weight_sync.server import WeightServer
 from services.common.weights.snapshot import Snapshot
-from services.learner.weights import server as publisher_module
-from services.learner.weights.server import Publisher
 from services.rollout.weights.client import WeightReceiver
 
 Receive = Callable[..., WeightReceiver]
@@ -36,7 +36,7 @@ def tiny(n: int, lineage: int = 1) -> Snapshot:
 
 
 async def test_a_watcher_hears_the_current_version_at_once_and_then_newer_ones(
-    publisher: Publisher, receive: Receive
+    publisher: WeightServer, receive: Receive
 ) -> None:
     publisher.publish(tiny(3))
     heard = receive(publisher.address).watch()
@@ -49,7 +49,7 @@ async def test_a_watcher_hears_the_current_version_at_once_and_then_newer_ones(
 
 
 async def test_a_watcher_that_comes_before_the_first_version_waits_for_it(
-    publisher: Publisher, receive: Receive
+    publisher: WeightServer, receive: Receive
 ) -> None:
     heard = receive(publisher.address).watch()
     waiting = asyncio.ensure_future(anext(heard))
@@ -59,7 +59,9 @@ async def test_a_watcher_that_comes_before_the_first_version_waits_for_it(
     assert await asyncio.wait_for(waiting, 10) == (1, 0)
 
 
-async def test_a_slow_watcher_gets_the_newest_and_skips_what_it_missed(publisher: Publisher, receive: Receive) -> None:
+async def test_a_slow_watcher_gets_the_newest_and_skips_what_it_missed(
+    publisher: WeightServer, receive: Receive
+) -> None:
     publisher.publish(tiny(0))
     heard = receive(publisher.address).watch()
     async with asyncio.timeout(10):
@@ -71,13 +73,13 @@ async def test_a_slow_watcher_gets_the_newest_and_skips_what_it_missed(publisher
 
 
 async def test_a_watcher_finds_a_learner_that_came_back(receive: Receive) -> None:
-    first = Publisher("job-1", "127.0.0.1", 0, None)
+    first = WeightServer("job-1", "127.0.0.1", 0, None)
     first.publish(tiny(1))
     heard = receive(first.address).watch()
     async with asyncio.timeout(30):
         assert await anext(heard) == (1, 1)
         await asyncio.to_thread(first.stop)
-        second = Publisher("job-1", "127.0.0.1", first.port, None)
+        second = WeightServer("job-1", "127.0.0.1", first.port, None)
         try:
             second.publish(tiny(1, lineage=2))
             assert await anext(heard) == (2, 1)
@@ -86,7 +88,9 @@ async def test_a_watcher_finds_a_learner_that_came_back(receive: Receive) -> Non
             second.stop()
 
 
-async def test_a_learner_that_stays_away_ends_the_watch_with_its_name(publisher: Publisher, receive: Receive) -> None:
+async def test_a_learner_that_stays_away_ends_the_watch_with_its_name(
+    publisher: WeightServer, receive: Receive
+) -> None:
     publisher.publish(tiny(1))
     heard = receive(publisher.address).watch(unreachable_s=0.5)
     async with asyncio.timeout(20):
@@ -96,7 +100,7 @@ async def test_a_learner_that_stays_away_ends_the_watch_with_its_name(publisher:
             await anext(heard)
 
 
-async def test_closing_the_receiver_ends_its_watch(publisher: Publisher, receive: Receive) -> None:
+async def test_closing_the_receiver_ends_its_watch(publisher: WeightServer, receive: Receive) -> None:
     receiver = receive(publisher.address)
     waiting = asyncio.ensure_future(anext(receiver.watch(), "ended"))
     await asyncio.sleep(0.3)
@@ -105,7 +109,7 @@ async def test_closing_the_receiver_ends_its_watch(publisher: Publisher, receive
 
 
 def test_stopping_the_server_ends_every_watcher_and_frees_the_port() -> None:
-    publisher = Publisher("job-1", "127.0.0.1", 0, None)
+    publisher = WeightServer("job-1", "127.0.0.1", 0, None)
     ended = []
     with grpc.insecure_channel(publisher.address) as channel:
         stub = pb_grpc.WeightSyncStub(channel)  # type: ignore[no-untyped-call]
@@ -125,10 +129,10 @@ def test_stopping_the_server_ends_every_watcher_and_frees_the_port() -> None:
             watcher.join(10)
         assert time.monotonic() - started < 10
     assert sorted(ended) == list(range(8))
-    Publisher("job-1", "127.0.0.1", publisher.port, None).stop()
+    WeightServer("job-1", "127.0.0.1", publisher.port, None).stop()
 
 
-def test_watchers_that_went_away_do_not_use_up_the_server(publisher: Publisher, receive: Receive) -> None:
+def test_watchers_that_went_away_do_not_use_up_the_server(publisher: WeightServer, receive: Receive) -> None:
     publisher.publish(tiny(0))
     with grpc.insecure_channel(publisher.address) as channel:
         stub = pb_grpc.WeightSyncStub(channel)  # type: ignore[no-untyped-call]
@@ -143,8 +147,14 @@ def test_watchers_that_went_away_do_not_use_up_the_server(publisher: Publisher, 
 
 
 def test_more_watchers_than_there_is_room_for_are_refused_and_fetches_still_work(
-    publisher: Publisher, receive: Receive
+    receive: Receive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(server, "_MAX_WATCHERS", 128)
+    with WeightServer("job-1", "127.0.0.1", 0, None) as publisher:
+        watched_by_too_many(publisher, receive)
+
+
+def watched_by_too_many(publisher: WeightServer, receive: Receive) -> None:
     publisher.publish(tiny(0))
     codes = []
     with grpc.insecure_channel(publisher.address) as channel:
@@ -161,27 +171,23 @@ def test_more_watchers_than_there_is_room_for_are_refused_and_fetches_still_work
             call.cancel()
 
 
-def test_the_newest_report_of_each_server_is_kept(
-    publisher: Publisher, receive: Receive, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_report_is_passed_on(publisher: WeightServer, receive: Receive, reports: list[pb.ReportRequest]) -> None:
     publisher.publish(tiny(4))
     receiver = receive(publisher.address, "r0")
     assert receiver.report(1, 3, error="engine said no") == (1, 4)
-    assert publisher.reports["r0"].error == "engine said no"
     assert receiver.report(1, 4, fetch_s=1.5, pause_s=0.25, apply_s=0.125, wire_bytes=99) == (1, 4)
-    assert publisher.reports == {
-        "r0": pb.ReportRequest(
+    assert reports == [
+        pb.ReportRequest(
+            job_id="job-1", server="r0", version=pb.Version(lineage=1, n=3), error="engine said no"
+        ),
+        pb.ReportRequest(
             job_id="job-1", server="r0", version=pb.Version(lineage=1, n=4), fetch_seconds=1.5, pause_seconds=0.25,
             apply_seconds=0.125, wire_bytes=99,
-        )
-    }  # fmt: skip
-    monkeypatch.setattr(publisher_module, "_MAX_SERVERS", 2)
-    for name in ("r1", "r2"):
-        receive(publisher.address, name).report(1, 4)
-    assert list(publisher.reports) == ["r1", "r2"]
+        ),
+    ]  # fmt: skip
 
 
-def test_a_report_to_nobody_is_an_error_that_names_the_address(publisher: Publisher, receive: Receive) -> None:
+def test_a_report_to_nobody_is_an_error_that_names_the_address(publisher: WeightServer, receive: Receive) -> None:
     receiver = receive(publisher.address)
     assert receiver.report(1, 0) is None
     publisher.stop()
@@ -191,7 +197,8 @@ def test_a_report_to_nobody_is_an_error_that_names_the_address(publisher: Publis
 
 @pytest.mark.parametrize("token", [None, "", "wrong", "s3cre", "s3cret-and-more"])
 async def test_without_the_right_token_every_call_is_refused(receive: Receive, token: str | None) -> None:
-    with Publisher("job-1", "127.0.0.1", 0, SECRET) as publisher:
+    reports: list[pb.ReportRequest] = []
+    with WeightServer("job-1", "127.0.0.1", 0, SECRET, on_report=reports.append) as publisher:
         publisher.publish(tiny(0))
         receiver = receive(publisher.address, token=token)
         with pytest.raises(WeightSyncError, match="UNAUTHENTICATED: the token is missing or wrong"):
@@ -201,11 +208,11 @@ async def test_without_the_right_token_every_call_is_refused(receive: Receive, t
         async with asyncio.timeout(10):
             with pytest.raises(WeightSyncError, match="UNAUTHENTICATED"):
                 await anext(receiver.watch())
-        assert publisher.reports == {}
+        assert reports == []
 
 
 async def test_with_the_token_every_call_is_served(receive: Receive) -> None:
-    with Publisher("job-1", "127.0.0.1", 0, SECRET) as publisher:
+    with WeightServer("job-1", "127.0.0.1", 0, SECRET) as publisher:
         publisher.publish(tiny(0))
         receiver = receive(publisher.address, token=SECRET)
         async with asyncio.timeout(10):
@@ -214,16 +221,16 @@ async def test_with_the_token_every_call_is_served(receive: Receive) -> None:
         assert await asyncio.to_thread(receiver.report, 1, 0) == (1, 0)
 
 
-def test_a_server_beyond_loopback_needs_a_token_and_a_port_is_not_shared(publisher: Publisher) -> None:
+def test_a_server_beyond_loopback_needs_a_token_and_a_port_is_not_shared(publisher: WeightServer) -> None:
     with pytest.raises(ConfigError, match=r"host=0\.0\.0\.0 is not loopback"):
-        Publisher("job-1", "0.0.0.0", 0, None)  # noqa: S104
+        WeightServer("job-1", "0.0.0.0", 0, None)  # noqa: S104
     with pytest.raises(ConfigError, match=f"127.0.0.1:{publisher.port}: the address is taken"):
-        Publisher("job-1", "127.0.0.1", publisher.port, None)
-    with Publisher("job-1", "127.0.0.1", 0, None, advertise_host="learner-0") as named:
+        WeightServer("job-1", "127.0.0.1", publisher.port, None)
+    with WeightServer("job-1", "127.0.0.1", 0, None, advertise_host="learner-0") as named:
         assert named.address == f"learner-0:{named.port}"
 
 
-def test_versions_that_are_no_longer_kept_leave_the_memory(publisher: Publisher, receive: Receive) -> None:
+def test_versions_that_are_no_longer_kept_leave_the_memory(publisher: WeightServer, receive: Receive) -> None:
     receiver = receive(publisher.address)
     alive: list[weakref.ref[Any]] = []
     for n in range(10):
@@ -238,7 +245,7 @@ def test_versions_that_are_no_longer_kept_leave_the_memory(publisher: Publisher,
 
 @pytest.mark.parametrize("versions", [1, 3])
 def test_a_receiver_takes_a_few_chunks_and_one_tensor_of_memory_not_the_model(
-    publisher: Publisher, tmp_path: Path, versions: int
+    publisher: WeightServer, tmp_path: Path, versions: int
 ) -> None:
     """96 MiB in 24 tensors: fetched in full, then by deltas."""
     rng = np.random.default_rng(0)
@@ -249,7 +256,7 @@ def test_a_receiver_takes_a_few_chunks_and_one_tensor_of_memory_not_the_model(
         publisher.publish(Snapshot.build(1, n, tensors))
     code = (
         "import resource, sys; from pathlib import Path\n"
-        "from services.rollout.weights.client import WeightReceiver; from services.rollout.weights.staging import Stage\n"
+        "from services.rollout.weights.client import WeightReceiver; from services.common.weight_sync.staging import Stage\n"
         "receiver = WeightReceiver(sys.argv[1], 'job-1', 'r0', Stage(Path(sys.argv[2])))\n"
         "receiver.report(1, 0); before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "for n in range(int(sys.argv[3])): receiver.fetch(1, n)\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,6 +16,7 @@ from services.learner.groups.evaluation import EvalRound
 from services.learner.groups.ledger import Ledger
 from services.learner.loops import monitor
 from services.learner.loops.state import JobContext, Progress
+from services.learner.weights.publisher import Publisher
 from tests.unit.learner.scored_groups import LIMITS, job_spec
 
 TIMEOUT_S = 10.0
@@ -52,10 +54,10 @@ def job(clock: Clock) -> JobContext:
             "tasks",
             "journal",
             "checkpoints",
-            "publisher",
             "consumer",
         )
     )
+    parts["publisher"] = Mock(spec=Publisher)
     made = JobContext(
         job_id="job", spec=spec, progress=Progress(1), buffer=GroupBuffer(spec, LIMITS, Ledger(), clock), **parts
     )

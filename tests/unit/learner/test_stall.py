@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
+from services.common.errors import WeightSyncError
 from services.common.jobs.record import JobState
 from services.common.service import heartbeat as heartbeats
 from services.common.service.heartbeat import WorkerKind, WorkerStatus
@@ -15,6 +17,7 @@ from services.learner.groups.buffer import GroupBuffer
 from services.learner.groups.ledger import Ledger
 from services.learner.loops import monitor
 from services.learner.loops.state import JobContext, Progress
+from services.learner.weights.publisher import Publisher
 from tests.unit.learner.scored_groups import LIMITS, job_spec
 
 
@@ -59,10 +62,9 @@ class Watched:
             "tasks",
             "journal",
             "checkpoints",
-            "publisher",
             "consumer",
         )
-        parts: dict[str, Any] = dict.fromkeys(names)
+        parts: dict[str, Any] = dict.fromkeys(names) | {"publisher": Mock(spec=Publisher)}
         self.job = JobContext(
             job_id="job",
             spec=spec,
@@ -165,3 +167,9 @@ async def test_failures_while_no_step_is_left_to_do_say_nothing(watched: Watched
 
 async def test_a_short_wait_is_no_stall(watched: Watched) -> None:
     assert await watched.look(still_s=monitor.STALLED_AFTER_S - 1) == []
+
+
+async def test_the_end_of_the_weights_process_ends_the_monitor(watched: Watched) -> None:
+    cast("Mock", watched.job.publisher).check.side_effect = WeightSyncError("the weights' process ended")
+    with pytest.raises(WeightSyncError, match="the weights' process ended"):
+        await watched.look(still_s=0)

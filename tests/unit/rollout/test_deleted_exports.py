@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from services.common.errors import WeightSyncError
+from services.common.weight_sync.staging import Stage
 from services.common.weights.snapshot import PolicyVersion
 from services.rollout.chat.exports import stage_export
-from services.rollout.weights.staging import Stage
 
 
 @pytest.mark.parametrize("left", ["nothing", "an empty folder", "half a file"])

@@ -13,10 +13,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from services.common.errors import ConfigError, WeightSyncError
+from services.common.weight_sync.staging import Stage, StagedWeights, default_stage_directory
 from services.common.weights.snapshot import Snapshot, TensorSpec, UInt8Array
 from services.common.weights.tensor_file import layout, map_tensors
-from services.rollout.engine.types import StagedWeights
-from services.rollout.weights.staging import Stage, default_stage_directory
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -101,7 +100,7 @@ def test_the_newest_two_versions_stay(tmp_path: Path) -> None:
 def test_what_a_killed_predecessor_left_is_removed(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from services.common.weights.snapshot import TensorSpec; from services.rollout.weights.staging import Stage\n"
+        "from services.common.weights.snapshot import TensorSpec; from services.common.weight_sync.staging import Stage\n"
         "stage = Stage(Path(sys.argv[1])); specs = [TensorSpec('w', 'float32', (2,), 8, bytes(16))]\n"
         "stage.begin(1, 0, specs).commit(fetch_s=0.0, wire_bytes=0); stage.begin(1, 1, specs)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"

@@ -229,7 +229,7 @@ async def test_training_and_chats_are_counted_apart_and_sampled_together(
     await world.publish(stage_weights, weights)
     trained, chatted = counted(metrics.TOKENS), counted(metrics.CHAT_TOKENS)
     sampler = Sampler(world.engine, "r0")
-    groups = [asyncio.create_task(sampler.sample(a_task(group_id=i, max_tokens=100))) for i in range(8)]
+    groups = [asyncio.create_task(sampler.sample(a_task(group_id=i, max_tokens=200))) for i in range(8)]
     asking = asyncio.create_task(world.ask(max_tokens=50))
     await eventually(lambda: world.engine.chats == 1, "it is sampled")
     n = await world.publish(stage_weights, weights)
@@ -238,7 +238,7 @@ async def test_training_and_chats_are_counted_apart_and_sampled_together(
         assert group.failure is None
         assert group.max_policy_version == n
     assert replies[-1].finished.completion_tokens == 50
-    assert counted(metrics.TOKENS) - trained == 8 * 4 * 100
+    assert counted(metrics.TOKENS) - trained == 8 * 4 * 200
     assert counted(metrics.CHAT_TOKENS) - chatted == 50
     assert world.engine.requests == world.engine.chats == 0
 

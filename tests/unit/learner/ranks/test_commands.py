@@ -14,15 +14,16 @@ from hypothesis.extra import numpy as nps
 from services.learner.groups.sequence import Sequence
 from services.learner.ranks.commands import (
     Command,
+    Export,
     Finish,
     Finite,
     Idle,
     Load,
     LoadWeights,
-    Publish,
     Save,
     Saved,
     Train,
+    Write,
     decode_command,
     encode_command,
 )
@@ -46,7 +47,16 @@ def sequences(draw: st.DrawFn) -> Sequence:
 
 @pytest.mark.parametrize(
     "command",
-    [Idle(), Finite(), Publish(), Finish(), Save("/jobs/a b/ü", export=True), Save("", export=False), Load("x")],
+    [
+        Idle(),
+        Finite(),
+        Export(),
+        Write("shm/ü", 2, 2**40),
+        Finish(),
+        Save("/jobs/a b/ü", export=True),
+        Save("", export=False),
+        Load("x"),
+    ],
     ids=repr,
 )
 def test_a_command_survives_the_wire(command: Command) -> None:
@@ -69,7 +79,7 @@ def test_a_batch_survives_the_wire_bit_for_bit(step: int, batch: list[Sequence])
 
 
 COMMANDS = (
-    Idle(), Train(1, []), Finite(), Publish(), Save("a", export=True), Saved(), Load("a", optimizer=False, rng=True),
+    Idle(), Train(1, []), Finite(), Export(), Write("a", 1, 2), Save("a", export=True), Saved(), Load("a", optimizer=False, rng=True),
     LoadWeights("a", hugging_face=True), Finish(),
 )  # fmt: skip
 

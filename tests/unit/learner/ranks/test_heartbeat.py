@@ -24,9 +24,9 @@ from services.learner.ranks import heartbeat
 die_with_parent()
 heartbeat.BEAT_S = 0.1
 if sys.argv[3] == "good":
-    heartbeat.beat_forever(Path(sys.argv[1]), int(sys.argv[2]), os.getpid())
+    heartbeat.beat_forever(Path(sys.argv[1]), f"rank {sys.argv[2]}", os.getpid())
 elif sys.argv[3] == "mute":
-    (Path(sys.argv[1]) / sys.argv[2]).write_text(f"{os.getpid()} 0")
+    (Path(sys.argv[1]) / f"rank {sys.argv[2]}").write_text(f"{os.getpid()} 0")
 while True:
     time.sleep(0.01) if sys.argv[3] != "mute" else sum(range(10000))
 """
@@ -51,7 +51,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
         process = subprocess.Popen([sys.executable, "-c", LAUNCHER, RANK, str(tmp_path), *kinds])
         started.append(process)
         deadline = time.monotonic() + 30
-        while len(list(tmp_path.glob("[0-9]"))) < len(kinds) - kinds.count("late"):
+        while len(list(tmp_path.glob("rank *"))) < len(kinds) - kinds.count("late"):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         return watch, process.pid
@@ -82,7 +82,7 @@ def test_ranks_that_beat_are_left_alone(launch: Launch) -> None:
 def test_a_stopped_rank_is_killed_and_no_other(launch: Launch, tmp_path: Path) -> None:
     watch, launcher = launch("good", "good")
     looks(watch, launcher, 0.5)
-    pid = int((tmp_path / "1").read_text().split()[0])
+    pid = int((tmp_path / "rank 1").read_text().split()[0])
     os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
     (fault,) = looks(watch, launcher, 10.0)
@@ -122,7 +122,7 @@ def test_a_rank_that_is_stopped_before_its_first_beat_ends_the_launcher(launch: 
 def test_a_watchdog_that_was_held_up_itself_kills_nobody(launch: Launch, tmp_path: Path) -> None:
     watch, launcher = launch("good")
     looks(watch, launcher, 0.5)
-    pid = int((tmp_path / "0").read_text().split()[0])
+    pid = int((tmp_path / "rank 0").read_text().split()[0])
     os.kill(pid, signal.SIGSTOP)
     time.sleep(5.0)
     assert watch.check(launcher) == []

@@ -11,10 +11,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from services.common.errors import WeightSyncError
+from services.common.weight_sync.staging import StagedWeights
 from services.common.weights.snapshot import PolicyVersion, digest_of
 from services.rollout.engine import update
 from services.rollout.engine.model_tensors import Shapes
-from services.rollout.engine.types import StagedWeights
 from services.rollout.engine.update import EngineError, VersionLabel, WeightSwitch
 
 SHAPES: Shapes = {"w": (2, 3)}
@@ -49,7 +49,11 @@ class Scripted:
 class Bench:
     def __init__(self, folder: Path) -> None:
         self.llm, self.label, self._folder = Scripted(), VersionLabel(), folder
-        self.switch = WeightSwitch(self.llm, self.label, SHAPES)
+        self.switch = WeightSwitch(self.llm, self.label, SHAPES, self.note)
+        self.noted: list[tuple[list[str], PolicyVersion | None]] = []
+
+    def note(self) -> None:
+        self.noted.append((list(self.llm.calls), self.label.version))
 
     def staged(self, n: int) -> StagedWeights:
         path, values = self._folder / f"v1-{n}.safetensors", np.zeros((2, 3), np.float32)
@@ -66,6 +70,10 @@ async def test_the_label_comes_after_the_installed_weights_and_before_the_next_t
     done = await bench.switch.change(bench.staged(1))
     assert bench.llm.calls == ["pause", "apply", "resume"]
     assert bench.label.version == PolicyVersion(1, 1) == done.version
+    await bench.switch.change(bench.staged(2))
+    assert bench.noted[1] == (["pause", "apply", "resume", "pause"], PolicyVersion(1, 1)), (
+        "paused, of the version before"
+    )
 
 
 async def test_what_is_found_before_the_pause_pauses_nobody(bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""Store of the versions that the learner keeps for its rollout servers, and of the payloads that it sends.
+"""Store of the versions that a weight server keeps for rollout servers, and of the payloads that it sends.
 
 publish → WeightStore.put ── newest `keep` versions ──► WeightStore.payload(version, base) → Payload.replies
                     └─ wakes ──────────────────► WeightStore.newer_than(version)
@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from itertools import accumulate
+from typing import Self
 
 from services.common.errors import DeadlineExceeded, WeightSyncError
 from services.common.pb import weight_sync_pb2 as pb
@@ -25,6 +26,11 @@ _Key = tuple[PolicyVersion, PolicyVersion | None]
 
 class Payload:
     """Wire form of a snapshot: the manifest, and one piece of bytes per tensor."""
+
+    @classmethod
+    def full(cls, snapshot: Snapshot) -> Self:
+        """All bytes as they are."""
+        return cls(snapshot, None, [data.data for data in snapshot.data])
 
     def __init__(self, snapshot: Snapshot, base: PolicyVersion | None, pieces: Sequence[bytes | memoryview]) -> None:
         """The full snapshot without a base, otherwise the delta from it."""
@@ -102,6 +108,11 @@ class WeightStore:
         with self._changed:  # a Condition's own lock is reentrant
             return next(reversed(self._kept.values()), None)
 
+    def get(self, version: PolicyVersion) -> Snapshot | None:
+        """The version, if it is kept."""
+        with self._changed:
+            return self._kept.get(version)
+
     def newer_than(self, version: PolicyVersion | None, timeout_s: float) -> Snapshot | None:
         """Waits for a version newer than this one; None after the timeout, `wake` or `close`."""
         with self._changed:
@@ -173,15 +184,14 @@ def _same_layout(snapshot: Snapshot, basis: Snapshot) -> bool:
 
 def _encode(snapshot: Snapshot, basis: Snapshot | None) -> Payload:
     """The delta, or the full payload where the delta is not smaller."""
-    full = [data.data for data in snapshot.data]
     if basis is None:
-        return Payload(snapshot, None, full)
+        return Payload.full(snapshot)
     pieces: list[bytes | memoryview] = []
     size = 0
     for data, old in zip(snapshot.data, basis.data, strict=True):
         piece = delta.encode(data, old)
         size += len(piece)
         if size >= snapshot.total_bytes:
-            return Payload(snapshot, None, full)
+            return Payload.full(snapshot)
         pieces.append(piece)
     return Payload(snapshot, basis.version, pieces)

@@ -1,4 +1,7 @@
-"""Publisher of the learner's weights: a gRPC server announces versions to rollout servers, sends them, and receives their reports."""
+"""Server of one job's weights: announces versions to rollout servers, sends them or says where they are, and receives reports.
+
+The learner's runs in a process of its own; a rollout server's gives the versions on that it has fetched itself.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,17 @@ from services.common.errors import ConfigError, DeadlineExceeded
 from services.common.pb import weight_sync_pb2 as pb
 from services.common.pb import weight_sync_pb2_grpc as pb_grpc
 from services.common.service.grpc_server import REFUSED, bind, carries_token
+from services.common.service.host import boot_id
+from services.common.weight_sync.egress import Egress
+from services.common.weight_sync.store import Payload, WeightStore
 from services.common.weights.channel import FETCH_LIMIT_S, SERVER_OPTIONS, WATCH_LIMIT_S
 from services.common.weights.snapshot import PolicyVersion, Snapshot
-from services.learner.weights.store import Payload, WeightStore
 
-_MAX_CALLS = 256
-_MAX_WATCHERS = 128  # every Watch call holds a thread: half of them stay free for Fetch and Report
+_MAX_CALLS = 2048
+_MAX_WATCHERS = 1024  # every Watch call holds a thread: half of them stay free for Fetch and Report
 _POLL_INTERVAL_S = 1.0  # between a Watch call's checks that its client is still connected
-_MAX_SERVERS = 1024  # rollout servers whose reports are kept: their names come from outside
+KEEP = 3
+"""Versions that are kept: the current one, and possible bases of its deltas."""
 
 
 class WeightService(pb_grpc.WeightSyncServicer):
@@ -30,6 +36,8 @@ class WeightService(pb_grpc.WeightSyncServicer):
 
     def __init__(self, job_id: str, store: WeightStore, on_report: Callable[[pb.ReportRequest], None]) -> None:
         self._job_id, self._store, self._on_report = job_id, store, on_report
+        self.egress = Egress()
+        """Who fetches where."""
         self._watchers = threading.BoundedSemaphore(_MAX_WATCHERS)
 
     def Watch(self, request: pb.WatchRequest, context: grpc.ServicerContext) -> Iterator[pb.Announcement]:  # noqa: N802
@@ -44,11 +52,20 @@ class WeightService(pb_grpc.WeightSyncServicer):
             self._watchers.release()
 
     def Fetch(self, request: pb.FetchRequest, context: grpc.ServicerContext) -> Iterator[pb.FetchReply]:  # noqa: N802
-        """Sends the manifest, then the payload from the requested offset."""
+        """Sends the manifest, then the payload from the requested offset, or the path or the address where the version is."""
         self._check_job(request.job_id, context)
         if _remaining(context) > FETCH_LIMIT_S:
             message = f"Fetch needs a deadline of at most {FETCH_LIMIT_S:.0f} s"
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, message)
+        snapshot = self._snapshot(request, context)
+        if snapshot.path is not None and request.boot_id and request.boot_id == boot_id():
+            yield pb.FetchReply(manifest=Payload.full(snapshot).manifest)
+            yield pb.FetchReply(file=pb.LocalFile(path=str(snapshot.path)))
+            return
+        if relay := self._relay(request, context):
+            yield pb.FetchReply(manifest=Payload.full(snapshot).manifest)
+            yield pb.FetchReply(relay=pb.Relay(address=relay))
+            return
         payload = self._payload(request, context)
         if request.offset > payload.wire_bytes:
             message = f"offset {request.offset} lies beyond the {payload.wire_bytes} bytes of this encoding"
@@ -58,6 +75,8 @@ class WeightService(pb_grpc.WeightSyncServicer):
     def Report(self, request: pb.ReportRequest, context: grpc.ServicerContext) -> pb.ReportReply:  # noqa: N802
         """Takes a report, and replies with the newest version."""
         self._check_job(request.job_id, context)
+        version = PolicyVersion.of(request.version)
+        self.egress.reported(request.server, request.relay, version, failed=bool(request.error))
         self._on_report(request)
         current = self._store.current
         return pb.ReportReply(current=current.version.message() if current else None)
@@ -73,13 +92,27 @@ class WeightService(pb_grpc.WeightSyncServicer):
             version = snapshot.version.message()
             yield pb.Announcement(job_id=self._job_id, version=version, total_bytes=snapshot.total_bytes)
 
+    def _snapshot(self, request: pb.FetchRequest, context: grpc.ServicerContext) -> Snapshot:
+        version = PolicyVersion.of(request.version)
+        snapshot = self._store.get(version)
+        if snapshot is None:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"version {version} of job {self._job_id} is not kept")
+        return snapshot
+
+    def _relay(self, request: pb.FetchRequest, context: grpc.ServicerContext) -> str:
+        version, timeout_s = PolicyVersion.of(request.version), _remaining(context)
+        try:
+            return self.egress.place(request.server, version, relays=request.relays, timeout_s=timeout_s)
+        except TimeoutError as error:
+            context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
+
     def _payload(self, request: pb.FetchRequest, context: grpc.ServicerContext) -> Payload:
         base = PolicyVersion.of(request.base) if request.HasField("base") else None
         version = PolicyVersion.of(request.version)
         try:
             return self._store.payload(version, base, _remaining(context))
-        except KeyError:
-            context.abort(grpc.StatusCode.NOT_FOUND, f"version {version} of job {self._job_id} is not kept")
+        except KeyError:  # a newer version came while it waited for a place
+            context.abort(grpc.StatusCode.NOT_FOUND, f"version {version} of job {self._job_id} is not kept any more")
         except DeadlineExceeded as error:
             context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
 
@@ -129,13 +162,14 @@ def _refuse(_request: object, context: grpc.ServicerContext) -> NoReturn:
     context.abort(grpc.StatusCode.UNAUTHENTICATED, REFUSED)
 
 
-class Publisher:
+class WeightServer:
     """Serves one job's policy versions to any number of rollout servers, from construction to `stop`."""
 
     def __init__(
-        self, job_id: str, host: str, port: int, token: str | None, keep: int = 3, *, advertise_host: str | None = None
-    ) -> None:
-        """Starts serving on `host` (port 0 takes a free one).
+        self, job_id: str, host: str, port: int, token: str | None, keep: int = KEEP, *,
+        advertise_host: str | None = None, on_report: Callable[[pb.ReportRequest], None] | None = None,
+    ) -> None:  # fmt: skip
+        """Starts serving on `host` (port 0 takes a free one). `on_report` is called in the server's threads.
 
         Raises:
             ConfigError: the address cannot be served, or is not loopback and there is no token.
@@ -143,10 +177,9 @@ class Publisher:
         if token is None and not is_loopback(host):
             raise ConfigError(f"host={host} is not loopback: the weights' server needs a token")
         self._store = WeightStore(keep)
-        self._lock = threading.Lock()
-        self._reports: dict[str, pb.ReportRequest] = {}
-        service = WeightService(job_id, self._store, self._keep_report)
-        self._server, self.port = start_server(service, host, port, token)
+        self.service = WeightService(job_id, self._store, on_report or (lambda _report: None))
+        """The three calls."""
+        self._server, self.port = start_server(self.service, host, port, token)
         self.address = address(advertise_host or host, self.port)
 
     def publish(self, snapshot: Snapshot) -> None:
@@ -158,29 +191,10 @@ class Publisher:
         """The version published last."""
         return self._store.current
 
-    @property
-    def digest(self) -> str:
-        """Digest of the version published last (hex); empty before the first."""
-        current = self._store.current
-        return "" if current is None else current.digest.hex()
-
-    @property
-    def reports(self) -> dict[str, pb.ReportRequest]:
-        """The newest report of each rollout server, by its name."""
-        with self._lock:
-            return dict(self._reports)
-
     def stop(self, timeout_s: float = 5.0) -> None:
         """Ends `Watch` calls at once, and transfers after at most `timeout_s` seconds."""
         self._store.close()
         self._server.stop(timeout_s).wait(timeout_s + 1.0)
-
-    def _keep_report(self, report: pb.ReportRequest) -> None:
-        with self._lock:
-            self._reports.pop(report.server, None)
-            self._reports[report.server] = report
-            if len(self._reports) > _MAX_SERVERS:
-                del self._reports[next(iter(self._reports))]
 
     def __enter__(self) -> Self:
         return self
