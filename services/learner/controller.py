@@ -153,7 +153,7 @@ class Head:
         journal.on_append = FateLog(folder / FATES_FILE, journal.records).append
         journal.guard = store.require_newest
         consumer = Consumer(
-            redis, blocking, job_id, Stage.SCORED,
+            redis, blocking, job_id, keys.Stage.SCORED,
             group="learner", name="learner", limit_bytes=entry_limit(spec.rollout, spec.eval), fence=store.fence,
         )  # fmt: skip
         return JobContext(
