@@ -23,6 +23,7 @@ from services.common.config.settings import Settings
 from services.common.jobs.fates import FATES_FILE
 from services.common.models.directory import inspect_model
 from services.common.models.weight_files import version_bytes
+from services.common.redis import keys
 from services.common.redis.connection import BLOCK_S, connect
 from services.common.sandbox.pool import Sandbox
 from services.common.service.lifecycle import Drain, run_service
