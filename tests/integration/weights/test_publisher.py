@@ -54,6 +54,12 @@ def writing(snapshot: Snapshot) -> Callable[[Path], object]:
     return write
 
 
+def weights_process() -> psutil.Process:
+    """The publisher's process; others of this process's children are other tests'."""
+    (found,) = (child for child in psutil.Process().children() if module.PROCESS_MODULE in child.cmdline())
+    return found
+
+
 async def published(publisher: Publisher, snapshot: Snapshot) -> None:
     await publisher.publish(snapshot.version, writing(snapshot))  # type: ignore[arg-type]
 
@@ -108,7 +114,7 @@ async def test_a_version_that_is_not_newer_is_an_error_and_so_is_everything_afte
 
 
 async def test_a_process_that_is_killed_is_noticed_without_a_version(publisher: Publisher) -> None:
-    (child,) = psutil.Process().children()
+    child = weights_process()
     child.kill()
     async with asyncio.timeout(10):
         while publisher.fault is None:
@@ -122,7 +128,7 @@ async def test_a_process_that_stands_still_does_not_hold_a_step_for_ever(
 ) -> None:
     monkeypatch.setattr(module, "_PUBLISH_TIMEOUT_S", 0.2)
     monkeypatch.setattr(module, "_STOP_TIMEOUT_S", 0.2)
-    (child,) = psutil.Process().children()
+    child = weights_process()
     os.kill(child.pid, signal.SIGSTOP)
     with pytest.raises(WeightSyncError, match=r"did not publish version \(1, 0\) within"):
         await published(publisher, make_snapshot(0))
