@@ -16,6 +16,7 @@ from services.common.config.settings import Settings, load_settings
 from services.common.errors import Fenced
 from services.common.jobs.folder import SPEC_FILE
 from services.common.models.directory import resolve_model
+from services.common.service.lifecycle import freeze_heap
 from services.common.service.logs import configure_logging, log_context
 from services.common.service.process_tree import die_with_parent, end_process
 from services.common.spec.job import JobSpec, parse_recorded_spec
@@ -43,6 +44,7 @@ def run_rank(job_id: str, settings: Settings) -> None:
     from services.learner.ranks.loop import build_trainer, run_loop
 
     trainer = build_trainer(spec, model_dir, settings.platform)
+    freeze_heap()
     head = _start_head(job_id, spec, model_dir, settings) if dist.get_rank() == 0 else None
     run_loop(trainer, head.ranks if head else None)
     if head:

@@ -11,20 +11,23 @@ is full): a person has to act, and nothing is lost meanwhile. The log names the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from pydantic import SecretStr
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.commands.core import AsyncScript
 from redis.exceptions import AuthenticationError, AuthorizationError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from services.common.redis.batches import Arguments, ScriptBatches
 from services.common.redis.pool import WaitingPool
 
 log = logging.getLogger(__name__)
@@ -76,19 +79,52 @@ def _cancellations() -> int:
 
 
 class Client(Redis):
-    """redis-py's client, with commands that end when they are cancelled.
+    """redis-py's client, with commands that end when they are cancelled, and scripts that go in batches (`ScriptBatches`).
 
     While it connects, redis-py treats a cancellation as a broken connection, and connects again: the canceller would wait for ever.
     """
 
+    def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401  as redis-py has it
+        super().__init__(*args, **options)
+        self._batches = ScriptBatches(self._send_batch)
+        self._scripts: dict[str, AsyncScript] = {}
+
+    def register_script(self, script: Any) -> AsyncScript:  # type: ignore[override]  # noqa: ANN401  as redis-py has it
+        """The script's caller, made once: redis-py hashes a script each time."""
+        if script not in self._scripts:
+            self._scripts[script] = super().register_script(script)
+        return self._scripts[script]
+
     async def execute_command(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  as redis-py has it
         """Sends a command and waits for its reply."""
-        before = _cancellations()
-        try:
+        if args[0] == "EVALSHA":
+            reply = await self._batches.run(args)
+            if not isinstance(reply, ResponseError):
+                return reply
+            if refusal(reply) is None:
+                raise reply
+            # Redis refuses for now: from here on the command is repeated by itself, and holds up no other.
+        with _ending_when_cancelled():
             return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
-        finally:
-            if _cancellations() > before:
-                raise asyncio.CancelledError
+
+    async def _send_batch(self, commands: Sequence[Arguments]) -> list[Any]:
+        """One reply or error for each command, which may be repeated as any other."""
+        with _ending_when_cancelled():
+            async with self.pipeline(transaction=False) as pipeline:
+                for command in commands:
+                    pipeline.execute_command(*command)
+                replies: list[Any] = await pipeline.execute(raise_on_error=False)
+        return replies
+
+
+@contextlib.contextmanager
+def _ending_when_cancelled() -> Iterator[None]:
+    before = _cancellations()
+    try:
+        yield
+    finally:
+        if _cancellations() > before:
+            raise asyncio.CancelledError
 
 
 class RetryPolicy(Retry):

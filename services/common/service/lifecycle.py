@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -14,6 +15,16 @@ from services.common.service.watchdog import BLOCKED_S, LoopGuard
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+def freeze_heap() -> None:
+    """Takes what exists by now (modules, a model) out of garbage collection, which would walk it again and again; what is garbage goes.
+
+    A later call takes over what has been made since, and frees what has become garbage of what was there.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 class Drain:

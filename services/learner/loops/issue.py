@@ -20,6 +20,8 @@ from services.learner.groups.ledger import ActiveGroup
 from services.learner.loops.state import JobContext, wait_event
 
 POLL_INTERVAL_S = 1.0
+AT_ONCE = 64
+"""Most tasks that are sent together: one write to Redis for all."""
 
 
 async def issue_loop(job: JobContext, drain: Drain) -> None:
@@ -39,13 +41,18 @@ async def issue_loop(job: JobContext, drain: Drain) -> None:
             not (job.control.stopping or job.control.hopeless or job.control.paused)
             and job.buffer.budget(job.steps_left) > 0
         ):
-            group = job.buffer.ledger.issue(job.progress.step)
-            if await _send_training(job, group) is Sent.BEFORE:
-                # It was sent before a crash, perhaps at the version before the journal's last step.
-                group.issue_version = max(0, job.progress.recovered_step - 1)
+            count = 1 if job.buffer.failures.count else min(AT_ONCE, job.buffer.budget(job.steps_left))
+            groups = [job.buffer.ledger.issue(job.progress.step) for _ in range(count)]
+            await asyncio.gather(*(_issue(job, group) for group in groups))
             if job.buffer.failures.count and await drain.wait(job.buffer.failures.pause_s):
                 return
         await wait_event(job.activity.issue_now, POLL_INTERVAL_S)
+
+
+async def _issue(job: JobContext, group: ActiveGroup) -> None:
+    if await _send_training(job, group) is Sent.BEFORE:
+        # It was sent before a crash, perhaps at the version before the journal's last step.
+        group.issue_version = max(0, job.progress.recovered_step - 1)
 
 
 async def _resend(job: JobContext) -> None:
@@ -97,8 +104,9 @@ async def start_evaluation(job: JobContext) -> EvalRound:
     deadline = time.monotonic() + job.spec.eval.timeout_s
     evaluation = EvalRound(job.progress.step, first_id, tasks, job.spec.eval.samples, deadline)
     job.evals.rounds.append(evaluation)
-    for index in range(tasks):
-        await _send_held_out(job, evaluation, index)
+    for first in range(0, tasks, AT_ONCE):
+        indices = range(first, min(first + AT_ONCE, tasks))
+        await asyncio.gather(*(_send_held_out(job, evaluation, index) for index in indices))
     return evaluation
 
 

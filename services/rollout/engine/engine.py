@@ -22,6 +22,7 @@ from services.common.config.inference import RefusalReason
 from services.common.config.settings import Platform
 from services.common.errors import MillraceError, ModelError, PromptError
 from services.common.sandbox.pool import Sandbox
+from services.common.service.lifecycle import freeze_heap
 from services.common.service.process_tree import family, kill
 from services.common.spec.job import JobSpec
 from services.common.streams.types import Message
@@ -130,6 +131,7 @@ class Engine:
             await self.stop()
             raise ModelError(f"{model_dir}: the engine does not start: {cause}") from error
         self._key = key
+        freeze_heap()
         self.progress_at = time.monotonic()
         metrics.ENGINE_STARTS.inc()
         metrics.DEVICES.set(spec.rollout.tensor_parallel_size)

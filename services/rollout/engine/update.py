@@ -154,8 +154,9 @@ class WeightSwitch:
         vLLM confirms the pause after the outputs of the last step, on the same queue; a few rounds of the event loop then pass them
         to the readers of the streams, while the label is still the old version.
         """
+        # Not `pause_generation`, which sleeps for 20 ms after this call, for the sake of orders of events that are not ours.
         async with _limited(_PAUSE_TIMEOUT_S, "the engine did not pause"):
-            await self._llm.pause_generation(mode="keep", clear_cache=False)
+            await self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
         for _ in range(_SETTLE_ROUNDS):
             await asyncio.sleep(0)
 

@@ -82,6 +82,7 @@ class ScriptedVllm:
         """Runs, without weights."""
         self.model_config = SimpleNamespace(max_model_len=4096)
         self.errored = False
+        self.engine_core = self
         self.runner = ScriptedRunner()
         self._extension = WeightExtension()
         self._extension.model_runner = self.runner
@@ -89,7 +90,7 @@ class ScriptedVllm:
         self._running.set()
         self._token_s = float(os.environ.get(SECONDS, "0.005"))
 
-    async def pause_generation(self, *, mode: str, clear_cache: bool) -> None:
+    async def pause_scheduler_async(self, *, mode: str, clear_cache: bool) -> None:
         """No token comes until `resume_generation`."""
         del mode, clear_cache
         self._running.clear()

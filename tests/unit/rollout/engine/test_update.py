@@ -28,7 +28,11 @@ class Scripted:
         self.faults: list[Exception | None] = []
         self.slow_s = 0.0
 
-    async def pause_generation(self, *, mode: str, clear_cache: bool) -> None:
+    @property
+    def engine_core(self) -> Scripted:
+        return self
+
+    async def pause_scheduler_async(self, *, mode: str, clear_cache: bool) -> None:
         assert mode == "keep"
         assert not clear_cache
         self.calls.append("pause")

@@ -1,0 +1,158 @@
+"""Processor time of a group by process, while a real job runs: what is neither forward nor backward shows.
+
+    python benchmarks/group_cost.py [--model tiny] [--steps 60] [--set off_policy.max_off_policy_steps=0]
+
+Starts the stack as `millrace up` does, submits the demo's job without its evaluation, and reads the processor time of every thread
+between two steps. The model is made by `python -m examples.demo.models tiny --out .millrace/models/tiny`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import psutil
+
+from examples.demo.run import DEMOS, JOBS
+from services.cli.client import GatewayClient, find_token
+from services.cli.overrides import load_job
+from services.cli.up import detach, run_down
+from services.common.service.process_tree import family
+from services.common.spec.job import parse_spec
+
+ROOT = Path(__file__).resolve().parents[1]
+SKIPPED = 8
+"""Steps before the window: caches are cold, Adam's state is made."""
+POLL_INTERVAL_S = 0.2
+PARTS = (
+    # A word of the command line, of its own or of the parent, and the part that the process is.
+    ("EngineCore", "engine"),
+    ("services.learner.weights.process", "weights' process"),
+    ("services.learner.rank ", "rank"),
+    ("services.learner", "learner agent"),
+    ("services.rollout", "rollout service"),
+    ("services.reward", "reward service"),
+    ("services.gateway", "gateway"),
+    ("valkey", "redis"),
+    ("redis", "redis"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Processor time at one moment."""
+
+    at: float
+    seconds: dict[tuple[str, int], float]
+    """By part and thread id."""
+    groups: int
+    """Groups with a fate, of those that were judged."""
+    step: int
+
+
+def read(root: int, record: dict[str, Any]) -> Reading:
+    """Reads every thread of the stack."""
+    seconds: dict[tuple[str, int], float] = {}
+    for process in family(root):
+        try:
+            name = part_of(process, root)
+            for thread in process.threads():
+                part = f"{name}: {'main thread' if thread.id == process.pid else 'other threads'}"
+                split = part if name in {"engine", "rank"} else name
+                seconds[split, thread.id] = thread.user_time + thread.system_time
+        except psutil.Error:
+            continue
+    fates = record["groups"]
+    judged = fates["trained"] + fates["degenerate"] + fates["stale"]
+    return Reading(time.monotonic(), seconds, judged, record["step"])
+
+
+def part_of(process: psutil.Process, root: int) -> str:
+    """Which part of the stack a process is."""
+    if process.pid == root:
+        return "up"
+    name = f"{process.name()} {' '.join(process.cmdline())} "
+    if "sandbox.forkserver" in name:
+        return f"{part_of(process.parents()[0], root)}: sandbox"
+    if any(": sandbox" in part_of(parent, root) for parent in process.parents()[:1] if parent.pid != os.getpid()):
+        return part_of(process.parents()[0], root)
+    return next((part for word, part in PARTS if word in name), "others")
+
+
+def run(model: str, steps: int, overrides: list[str], home: Path) -> tuple[Reading, Reading, list[dict[str, Any]]]:
+    """Runs the job; the readings at the ends of the window, and its steps' records."""
+    settings = [f"learner.steps={steps}", "eval.enabled=false", f"checkpoint.interval_steps={steps}"]
+    spec = load_job(JOBS / DEMOS[model].spec, [*settings, *overrides])
+    state = detach(home, ["--port", "0"], print)
+    try:
+        with GatewayClient(state.url, find_token(state.token_file)) as client:
+            job = client.submit(spec)["id"]
+            readings = list(window(client, job, state.pid, steps))
+            return readings[0], readings[-1], client.history(job)["steps"]
+    finally:
+        run_down(home, print)
+
+
+def window(client: GatewayClient, job: str, root: int, steps: int) -> Iterator[Reading]:
+    """Readings from after the first steps to before the last."""
+    while True:
+        record = client.job(job)
+        if record["step"] >= SKIPPED:
+            yield read(root, record)
+        if record["state"] in {"failed", "cancelled", "succeeded"} or record["step"] >= steps - 2:
+            break
+        time.sleep(POLL_INTERVAL_S if record["step"] < SKIPPED or record["step"] > steps - 6 else 2.0)
+    if record["state"] in {"failed", "cancelled"}:
+        raise SystemExit(f"the job {record['state']}: {record['cause']}")
+
+
+def report(first: Reading, last: Reading, records: list[dict[str, Any]], group_size: int) -> None:
+    """Prints the table."""
+    groups, wall = last.groups - first.groups, last.at - first.at
+    spent: dict[str, float] = defaultdict(float)
+    for (part, thread), seconds in last.seconds.items():
+        spent[part] += seconds - first.seconds.get((part, thread), 0.0)
+    inside = [record for record in records if first.step < record["step"] <= last.step]
+    trained = sum(record["groups_trained"] for record in inside)
+    print(f"{wall:.1f} s, steps {first.step} to {last.step}, {groups} groups judged, {trained} trained")
+    print(f"{trained * group_size / wall:8.1f} trained samples/s   {groups * group_size / wall:8.1f} judged samples/s")
+    for name in ("step_s", "train_s", "wait_s", "sync_s", "pause_s", "generated_tokens_per_s", "policy_age_mean"):
+        values = [record[name] for record in inside if record[name] is not None]
+        print(f"{name:24} median {median(values):9.3f}   mean {fmean(values):9.3f}")
+    print("part                            ms a group   of one core")
+    for part, seconds in sorted(spent.items(), key=lambda item: -item[1]):
+        print(f"{part:32} {1000 * seconds / groups:8.2f}   {100 * seconds / wall:8.1f} %")
+    total = sum(spent.values())
+    print(f"{'in all':32} {1000 * total / groups:8.2f}   {100 * total / wall:8.1f} %")
+
+
+def main() -> None:
+    """Measures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=sorted(DEMOS), default="tiny")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--set", action="append", default=[], help="a change of the job's spec: section.key=value")
+    parser.add_argument("--models", type=Path, default=ROOT / ".millrace" / "models")
+    arguments = parser.parse_args()
+    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
+    spec = parse_spec((JOBS / DEMOS[arguments.model].spec).read_text())
+    with tempfile.TemporaryDirectory(prefix="millrace-cost-") as folder:
+        home = Path(folder)
+        model = DEMOS[arguments.model].model
+        shutil.copytree(arguments.models / model, home / "models" / model)
+        first, last, records = run(arguments.model, arguments.steps, arguments.set, home)
+    report(first, last, records, spec.rollout.group_size)
+
+
+if __name__ == "__main__":
+    main()
