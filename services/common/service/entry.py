@@ -10,6 +10,7 @@ from typing import Any
 
 from services.common.config.settings import Settings, load_settings
 from services.common.errors import ConfigError
+from services.common.service.lifecycle import freeze_heap
 from services.common.service.logs import configure_logging
 
 
@@ -19,6 +20,7 @@ def serve(service: str, run: Callable[[Settings], Coroutine[Any, Any, None]]) ->
     try:
         settings = load_settings()
         configure_logging(service, settings.log_level)
+        freeze_heap()
         asyncio.run(run(settings))
     except ConfigError as error:
         sys.stderr.write(f"{service}: {error}\n")

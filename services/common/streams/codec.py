@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import fields
 from functools import cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgpack
 from pydantic import TypeAdapter, ValidationError
@@ -17,10 +17,36 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound="DataclassInstance")
 
+MAX_LEVELS = 500
+"""Levels of nesting within `extra_info`."""
+
 
 @cache
 def _adapter(kind: type[T]) -> TypeAdapter[T]:
     return TypeAdapter(kind)
+
+
+@cache
+def _names(kind: type[DataclassInstance]) -> tuple[str, ...]:
+    return tuple(each.name for each in fields(kind))
+
+
+def _values(value: DataclassInstance) -> dict[str, Any]:
+    """The fields of one dataclass, for MessagePack, which calls this again for those within: `asdict` copies every value besides."""
+    values = {name: getattr(value, name) for name in _names(type(value))}
+    if "extra_info" in values:
+        _require_levels(values["extra_info"], MAX_LEVELS)
+    return values
+
+
+def _require_levels(value: Any, left: int) -> None:  # noqa: ANN401  JSON values
+    """Raises ValueError when dictionaries and lists are nested deeper than so many levels."""
+    if not isinstance(value, dict | list | tuple):
+        return
+    if not left:
+        raise ValueError(f"nested deeper than {MAX_LEVELS} levels")
+    for each in value.values() if isinstance(value, dict) else value:
+        _require_levels(each, left - 1)
 
 
 def encode(value: DataclassInstance, limit_bytes: int) -> bytes:
@@ -28,10 +54,10 @@ def encode(value: DataclassInstance, limit_bytes: int) -> bytes:
 
     Raises:
         EntryError: the payload would exceed the limit, or MessagePack has no form for a value in `extra_info` (one nested
-            deeper than 500 levels, say, which could be decoded).
+            deeper than MAX_LEVELS: a task could be read with more, but not within its group).
     """
     try:
-        payload: bytes = msgpack.packb(asdict(value))
+        payload: bytes = msgpack.packb(value, default=_values)
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise EntryError(f"{type(value).__name__} cannot be encoded: {type(error).__name__}: {error}") from error
     if len(payload) > limit_bytes:

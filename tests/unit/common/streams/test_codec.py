@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from services.common.errors import EntryError
-from services.common.streams.codec import decode, encode
+from services.common.streams.codec import MAX_LEVELS, decode, encode
 from services.common.streams.limits import MIN_ENTRY_BYTES
 from services.common.streams.types import (
     FinishReason,
@@ -141,12 +141,21 @@ def test_what_messagepack_cannot_carry_is_an_entry_error(value: object) -> None:
         encode(task(extra_info={"value": value}), MIN_ENTRY_BYTES)
 
 
-def test_nesting_that_can_be_read_but_not_written_is_an_entry_error() -> None:
+def nested(levels: int) -> bytes:
+    """A task whose extra_info is nested so many levels deep."""
     empty = msgpack.packb("extra_info") + msgpack.packb({})
-    deep = msgpack.packb("extra_info") + b"\x81\xa1a" * 900 + b"\x80"
-    payload = encode(task(extra_info={}), MIN_ENTRY_BYTES).replace(empty, deep)
-    read = decode(Task, payload, MIN_ENTRY_BYTES)
-    with pytest.raises(EntryError, match="cannot be encoded"):
+    deep = msgpack.packb("extra_info") + b"\x81\xa1a" * levels + b"\x80"
+    return encode(task(extra_info={}), MIN_ENTRY_BYTES).replace(empty, deep)
+
+
+def test_nesting_within_the_limit_can_be_read_and_written_within_a_group() -> None:
+    deep = replace(group(), task=decode(Task, nested(MAX_LEVELS - 1), MIN_ENTRY_BYTES))
+    assert decode(RolloutGroup, encode(deep, MIN_ENTRY_BYTES), MIN_ENTRY_BYTES) == deep
+
+
+def test_nesting_that_can_be_read_but_not_written_is_an_entry_error() -> None:
+    read = decode(Task, nested(MAX_LEVELS), MIN_ENTRY_BYTES)
+    with pytest.raises(EntryError, match="cannot be encoded: ValueError: nested deeper than 500 levels"):
         encode(read, MIN_ENTRY_BYTES)
 
 
