@@ -31,8 +31,6 @@ from services.common.service.process_tree import family
 from services.common.spec.job import parse_spec
 
 ROOT = Path(__file__).resolve().parents[1]
-SKIPPED = 8
-"""Steps before the window: caches are cold, Adam's state is made."""
 POLL_INTERVAL_S = 0.2
 PARTS = (
     # A word of the command line, of its own or of the parent, and the part that the process is.
@@ -104,14 +102,15 @@ def run(model: str, steps: int, overrides: list[str], home: Path) -> tuple[Readi
 
 
 def window(client: GatewayClient, job: str, root: int, steps: int) -> Iterator[Reading]:
-    """Readings from after the first steps to before the last."""
+    """Readings from after the first steps, whose caches are cold, to before the last."""
+    skipped = min(8, steps // 4)
     while True:
         record = client.job(job)
-        if record["step"] >= SKIPPED:
+        if record["step"] >= skipped:
             yield read(root, record)
         if record["state"] in {"failed", "cancelled", "succeeded"} or record["step"] >= steps - 2:
             break
-        time.sleep(POLL_INTERVAL_S if record["step"] < SKIPPED or record["step"] > steps - 6 else 2.0)
+        time.sleep(POLL_INTERVAL_S if record["step"] < skipped or record["step"] > steps - 6 else 2.0)
     if record["state"] in {"failed", "cancelled"}:
         raise SystemExit(f"the job {record['state']}: {record['cause']}")
 
