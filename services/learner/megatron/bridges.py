@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from transformers import AutoConfig
 
 from services.common.errors import ModelError
@@ -14,6 +15,7 @@ from services.common.models.config import check_trainable, rope_parameters
 from services.common.models.weight_files import EMBEDDING
 from services.learner.megatron.attention import PackedCoreAttention
 from services.learner.megatron.mbridge_models import LLaMABridge, Qwen2Bridge, Qwen3Bridge
+from services.learner.megatron.norm import SequenceParallelNorm
 from services.learner.megatron.parallel import Layout
 
 _LAYER = "model.layers.{layer_number}"
@@ -41,8 +43,15 @@ class _LocalSpec:
 
     def _get_transformer_layer_spec(self, vp_stage: int | None = None) -> Any:  # noqa: ANN401, ARG002
         spec = get_gpt_layer_local_spec(qk_layernorm=self.config.qk_layernorm, normalization="RMSNorm")
-        spec.submodules.self_attention.submodules.core_attention = PackedCoreAttention
-        return spec
+        layer, attention = spec.submodules, spec.submodules.self_attention.submodules
+        attention.core_attention = PackedCoreAttention
+        if not self.config.sequence_parallel:
+            return spec
+        layer.input_layernorm = layer.pre_mlp_layernorm = SequenceParallelNorm
+        if self.config.qk_layernorm:
+            attention.q_layernorm = attention.k_layernorm = SequenceParallelNorm
+        layers = [spec] * get_num_layers_to_build(self.config)
+        return TransformerBlockSubmodules(layer_specs=layers, layer_norm=SequenceParallelNorm)
 
     def _get_gptmodel_args(self) -> dict[str, Any]:
         return {

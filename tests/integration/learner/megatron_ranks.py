@@ -69,6 +69,11 @@ LAYOUTS = {
         "pp": variant(BASE, pipeline_parallel_size=2),
         "dp": BASE,
         "dist": variant(BASE, use_distributed_optimizer=True),
+        "sp": variant(BASE, tensor_parallel_size=2, sequence_parallel=True),
+    },
+    4: {
+        "sp_pp": variant(BASE, tensor_parallel_size=2, pipeline_parallel_size=2, sequence_parallel=True),
+        "sp_dist": variant(BASE, tensor_parallel_size=2, use_distributed_optimizer=True, sequence_parallel=True),
     },
 }
 
