@@ -77,7 +77,9 @@ class LearnerSpec(Section):
     @model_validator(mode="after")
     def _positions_are_split_over_ranks(self) -> Self:
         if self.sequence_parallel and self.tensor_parallel_size == 1:
-            raise ValueError("sequence_parallel splits rows over tensor-parallel ranks: tensor_parallel_size must be above 1")
+            raise ValueError(
+                "sequence_parallel splits rows over tensor-parallel ranks: tensor_parallel_size must be above 1"
+            )
         return self
 
     @property

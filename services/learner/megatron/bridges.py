@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_config import TransformerConfig
 from transformers import AutoConfig
 
 from services.common.errors import ModelError
@@ -15,10 +16,21 @@ from services.common.models.config import check_trainable, rope_parameters
 from services.common.models.weight_files import EMBEDDING
 from services.learner.megatron.attention import PackedCoreAttention
 from services.learner.megatron.mbridge_models import LLaMABridge, Qwen2Bridge, Qwen3Bridge
-from services.learner.megatron.norm import SequenceParallelNorm
 from services.learner.megatron.parallel import Layout
 
 _LAYER = "model.layers.{layer_number}"
+
+
+class SequenceParallelNorm(torch.nn.RMSNorm):
+    """RMSNorm of rows whose positions are split over the tensor-parallel ranks, which Megatron's own without Transformer Engine refuses.
+
+    Every rank holds the whole weight and has the gradient of its own positions: `finalize_model_grads` sums those of marked parameters.
+    """
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: object) -> None:
+        """The norm over `hidden_size`; Megatron's other arguments repeat its config."""
+        super().__init__(hidden_size, eps=eps)
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
 
 class _LocalSpec:

@@ -8,6 +8,10 @@ import numpy as np
 
 VOCABULARY = 128
 MODELS = ("llama", "qwen2", "qwen3")
+MEASURED = {"one": ("rows", "shared"), "tp": ("shared",), "sp": ("shared",)}
+"""Layouts whose memory is measured, and with which rows."""
+ROW_TOKENS = (2048, 8192)
+"""Tokens of these rows."""
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28
 TEMPERATURE = 0.8
 
@@ -23,7 +27,6 @@ ADAM: dict[str, Any] = {
 WARMUP_STEPS = 2
 _FIRST_OF_GROUP, _ONE_TOKEN = (0, 4, 5, 8, 10), (2, 4)
 STEPS = 2
-_FIRST_OF_GROUP, _ONE_TOKEN = (0, 4, 5, 8, 10), (2, 4)
 
 
 def arrays(count: int = 11, *, seed: int = 5) -> list[dict[str, Any]]:

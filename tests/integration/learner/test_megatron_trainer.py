@@ -15,7 +15,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.integration.learner.megatron_cases import MODELS, STEPS, TEMPERATURE, WARMUP_STEPS, arrays
+from tests.integration.learner.megatron_cases import (
+    MEASURED,
+    MODELS,
+    ROW_TOKENS,
+    STEPS,
+    TEMPERATURE,
+    WARMUP_STEPS,
+    arrays,
+)
 
 HERE = Path(__file__).parent
 RANKS = {"one": 1, "tp": 2, "pp": 2, "dp": 2, "dist": 2, "sp": 2, "sp_pp": 4, "sp_dist": 4}
@@ -178,6 +186,21 @@ class TestSplitting:
             rows = torch.log_softmax(logits[str(i)].double()[prompt - 1 :] / TEMPERATURE, -1)
             expected = rows.gather(-1, tokens[prompt:, None])[:, 0]
             assert found == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+class TestMemory:
+    @pytest.mark.parametrize(("layout", "way"), [(name, way) for name, ways in MEASURED.items() for way in ways])
+    def test_it_grows_with_a_rows_length_and_not_with_its_square(self, outcome: Outcome, layout: str, way: str) -> None:
+        short, long = outcome.layouts[layout]["memory"][way]
+        factor = ROW_TOKENS[1] / ROW_TOKENS[0]
+        # a mask of one byte a pair of positions would make it 5
+        assert long["peak"] < 1.1 * factor * short["peak"]
+        assert long["largest"] < 1.1 * factor * short["largest"]
+        assert long["largest"] < ROW_TOKENS[1] ** 2 / 4
+
+    def test_it_is_less_where_positions_are_split_over_ranks(self, outcome: Outcome) -> None:
+        whole, split = (outcome.layouts[layout]["memory"]["shared"][1]["peak"] for layout in ("tp", "sp"))
+        assert split < 0.85 * whole
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
