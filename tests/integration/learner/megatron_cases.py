@@ -8,10 +8,13 @@ import numpy as np
 
 VOCABULARY = 128
 MODELS = ("llama", "qwen2", "qwen3")
-MEASURED = {"one": ("rows", "shared"), "tp": ("shared",), "sp": ("shared",)}
-"""Layouts whose memory is measured, and with which rows."""
-ROW_TOKENS = (2048, 8192)
-"""Tokens of these rows."""
+SHORT, LONG = 2048, 8192
+MEASURED: dict[str, dict[str, tuple[int, ...]]] = {
+    "one": {"rows": (SHORT, LONG), "shared": (SHORT, LONG)},
+    "tp": {"shared": (SHORT,)},
+    "sp": {"shared": (SHORT,)},
+}
+"""Layouts whose memory is measured, with which rows, and their tokens."""
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28
 TEMPERATURE = 0.8
 

@@ -29,7 +29,6 @@ from tests.integration.learner.megatron_cases import (
     CLIP_LOW,
     MEASURED,
     MODELS,
-    ROW_TOKENS,
     STEPS,
     TEMPERATURE,
     WARMUP_STEPS,
@@ -196,8 +195,8 @@ def scenario(name: str, spec: JobSpec, root: Path, out: Path) -> dict[str, Any]:
     said["lonely"] = MegatronTrainer(llama, spec, Platform.CPU, dapo).train(sequences(1)).as_record()
     said["refused"] = refusal(root / "qwen3", spec, out / f"{name}.float32" / "saved")
     said["memory"] = {
-        way: [memory(llama, variant(spec, shared_prompts=way == "shared"), tokens) for tokens in ROW_TOKENS]
-        for way in MEASURED.get(name, ())
+        way: [memory(llama, variant(spec, shared_prompts=way == "shared"), tokens) for tokens in lengths]
+        for way, lengths in MEASURED.get(name, {}).items()
     }
     return said
 
