@@ -45,6 +45,11 @@ class LearnerSpec(Section):
         description="Activations that the backward pass computes again instead of keeping: none; selective, those of the MLPs; full, all "
         "but each layer's input.",
     )
+    sequence_parallel: bool = Field(
+        default=False,
+        description="Megatron's sequence parallelism: between attention and MLP each tensor-parallel rank keeps its part of a row's "
+        "positions; rows are padded to a multiple of tensor_parallel_size, which must be above 1.",
+    )
     lr: float = Field(default=1e-6, gt=0.0, le=1.0, description="AdamW's learning rate after warm-up.")
     lr_warmup_steps: int = Field(default=10, ge=0, description="Steps over which the rate rises linearly.")
     adam_beta1: float = Field(default=0.9, ge=0.0, lt=1.0, description="AdamW β₁.")
@@ -68,6 +73,19 @@ class LearnerSpec(Section):
         if self.packing and info.context is not RECORDED:
             raise ValueError("packing is replaced by shared_prompts, which computes less: leave it out")
         return self
+
+    @model_validator(mode="after")
+    def _positions_are_split_over_ranks(self) -> Self:
+        if self.sequence_parallel and self.tensor_parallel_size == 1:
+            raise ValueError(
+                "sequence_parallel splits rows over tensor-parallel ranks: tensor_parallel_size must be above 1"
+            )
+        return self
+
+    @property
+    def row_multiple(self) -> int:
+        """Number that divides the length of every computed row."""
+        return self.tensor_parallel_size if self.sequence_parallel else 1
 
     @property
     def world_size(self) -> int:

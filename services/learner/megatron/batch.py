@@ -22,8 +22,8 @@ Row = tuple[int, ...]
 class MicroBatch:
     """Rows padded on the right to one length, and their response tokens, concatenated: R over all rows.
 
-    Where prompts are shared all rows are one, without padding. A micro-batch without sequences still runs, since pipeline and data
-    parallelism need equal counts: one token, whose mask is False.
+    Where prompts are shared all rows are one. With sequence parallelism the length is a multiple of TP, and padding fills the rest. A
+    micro-batch without sequences still runs, since pipeline and data parallelism need equal counts: one token, whose mask is False.
     """
 
     tokens: torch.Tensor
@@ -49,15 +49,21 @@ class MicroBatch:
 
 
 def collate(
-    sequences: list[Sequence], rows: list[Row], offsets: list[int], device: torch.device, *, shared: bool = False
+    sequences: list[Sequence],
+    rows: list[Row],
+    offsets: list[int],
+    device: torch.device,
+    *,
+    shared: bool = False,
+    multiple: int = 1,
 ) -> MicroBatch:
     """The micro-batch of these rows of the global batch `sequences`, whose `response_offsets` are `offsets`.
 
-    With `shared` the sequences of a row have one prompt, which is computed once.
+    With `shared` the sequences of a row have one prompt, which is computed once. `multiple` divides the length.
     """
     if not rows:
-        return _empty(device)
-    layout = _lay_out_shared(sequences, rows) if shared else _lay_out(sequences, rows)
+        return _empty(device, multiple)
+    layout = _lay_out_shared(sequences, rows, multiple) if shared else _lay_out(sequences, rows, multiple)
     order = [i for row in rows for i in row]
     responses = [sequences[i] for i in order]
     counts = [s.response_len for s in responses]
@@ -85,6 +91,11 @@ def shared_tokens(sequences: list[Sequence], row: Row) -> int:
     return sequences[row[0]].prompt_len + sum(sequences[i].response_len - 1 for i in row)
 
 
+def padded_length(length: int, multiple: int) -> int:
+    """The next multiple that is not below the length."""
+    return -(-length // multiple) * multiple
+
+
 @dataclass(frozen=True, slots=True)
 class _Layout:
     """Where everything lies in the rows; the fields are those of MicroBatch."""
@@ -95,8 +106,8 @@ class _Layout:
     positions: list[npt.NDArray[np.int64]]
 
 
-def _lay_out(sequences: list[Sequence], rows: list[Row]) -> _Layout:
-    length = max(sum(sequences[i].row_len for i in row) for row in rows)
+def _lay_out(sequences: list[Sequence], rows: list[Row], multiple: int) -> _Layout:
+    length = padded_length(max(sum(sequences[i].row_len for i in row) for row in rows), multiple)
     tokens = np.zeros((len(rows), length), np.int64)
     segments = np.full((len(rows), length), -1, np.int64)
     positions = []
@@ -112,7 +123,7 @@ def _lay_out(sequences: list[Sequence], rows: list[Row]) -> _Layout:
     return _Layout(tokens, block_diagonal_mask(torch.from_numpy(segments)) if packed else None, [], positions)
 
 
-def _lay_out_shared(sequences: list[Sequence], rows: list[Row]) -> _Layout:
+def _lay_out_shared(sequences: list[Sequence], rows: list[Row], multiple: int) -> _Layout:
     tokens, segments, rotary_positions, positions = [], [], [], []
     start = 0
     for row in rows:
@@ -130,14 +141,21 @@ def _lay_out_shared(sequences: list[Sequence], rows: list[Row]) -> _Layout:
                 segments.append(Segment(own, is_prompt=False))
                 rotary_positions.append(prompt_len + np.arange(own))
             start += own
+    if padding := padded_length(start, multiple) - start:
+        # Part of the last segment: no position before it attends to it, and no segment after it.
+        length, is_prompt = segments[-1]
+        segments[-1] = Segment(length + padding, is_prompt)
+        tokens.append(np.zeros(padding, np.int32))
+        rotary_positions.append(rotary_positions[-1][-1] + 1 + np.arange(padding))
     row_of_all = np.concatenate(tokens).astype(np.int64)[None]
     return _Layout(row_of_all, encode_segments(segments), rotary_positions, positions)
 
 
-def _empty(device: torch.device) -> MicroBatch:
-    zero = torch.zeros(1, dtype=torch.int64, device=device)
+def _empty(device: torch.device, multiple: int) -> MicroBatch:
+    tokens = torch.zeros(1, multiple, dtype=torch.int64, device=device)
+    zero = tokens[0, :1]
     none = torch.zeros(1, dtype=torch.float32, device=device)
-    return MicroBatch(zero[None], None, None, zero, zero, none, none, zero.bool(), zero, zero - 1)
+    return MicroBatch(tokens, None, None, zero, zero, none, none, zero.bool(), zero, zero - 1)
 
 
 def _joined(parts: Iterable[npt.NDArray[Any]], dtype: npt.DTypeLike, device: torch.device) -> torch.Tensor:

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_config import TransformerConfig
 from transformers import AutoConfig
 
 from services.common.errors import ModelError
@@ -17,6 +19,18 @@ from services.learner.megatron.mbridge_models import LLaMABridge, Qwen2Bridge, Q
 from services.learner.megatron.parallel import Layout
 
 _LAYER = "model.layers.{layer_number}"
+
+
+class SequenceParallelNorm(torch.nn.RMSNorm):
+    """RMSNorm of rows whose positions are split over the tensor-parallel ranks, which Megatron's own without Transformer Engine refuses.
+
+    Every rank holds the whole weight and has the gradient of its own positions: `finalize_model_grads` sums those of marked parameters.
+    """
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: object) -> None:
+        """The norm over `hidden_size`; Megatron's other arguments repeat its config."""
+        super().__init__(hidden_size, eps=eps)
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
 
 class _LocalSpec:
@@ -41,8 +55,15 @@ class _LocalSpec:
 
     def _get_transformer_layer_spec(self, vp_stage: int | None = None) -> Any:  # noqa: ANN401, ARG002
         spec = get_gpt_layer_local_spec(qk_layernorm=self.config.qk_layernorm, normalization="RMSNorm")
-        spec.submodules.self_attention.submodules.core_attention = PackedCoreAttention
-        return spec
+        layer, attention = spec.submodules, spec.submodules.self_attention.submodules
+        attention.core_attention = PackedCoreAttention
+        if not self.config.sequence_parallel:
+            return spec
+        layer.input_layernorm = layer.pre_mlp_layernorm = SequenceParallelNorm
+        if self.config.qk_layernorm:
+            attention.q_layernorm = attention.k_layernorm = SequenceParallelNorm
+        layers = [spec] * get_num_layers_to_build(self.config)
+        return TransformerBlockSubmodules(layer_specs=layers, layer_norm=SequenceParallelNorm)
 
     def _get_gptmodel_args(self) -> dict[str, Any]:
         return {

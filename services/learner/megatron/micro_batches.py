@@ -8,34 +8,35 @@ from __future__ import annotations
 from collections import defaultdict
 
 from services.learner.groups.sequence import Sequence
-from services.learner.megatron.batch import Row, shared_tokens
+from services.learner.megatron.batch import Row, padded_length, shared_tokens
 
 MicroBatchPlan = list[Row]
 """The rows of one micro-batch; an empty micro-batch has none."""
 
 
 def plan_micro_batches(
-    sequences: list[Sequence], data_parallel_size: int, *, max_tokens: int, packing: bool
+    sequences: list[Sequence], data_parallel_size: int, *, max_tokens: int, packing: bool, multiple: int = 1
 ) -> list[list[MicroBatchPlan]]:
     """For each data-parallel rank its micro-batches: equally many on every rank, at least one, each of at most `max_tokens` padded tokens.
 
-    A sequence that is longer runs alone: a large micro-batch is better than a failed job.
+    A sequence that is longer runs alone: a large micro-batch is better than a failed job. `multiple` divides the length of a row.
     """
     lengths = [s.row_len for s in sequences]
     plans = []
     for mine in split_over_ranks(lengths, data_parallel_size):
         rows: list[Row] = pack_rows(lengths, mine) if packing else [(i,) for i in mine]
-        plans.append(fill_micro_batches(lengths, rows, max_tokens))
+        plans.append(fill_micro_batches(lengths, rows, max_tokens, multiple))
     return _equally_many(plans)
 
 
 def plan_shared_prompts(
-    sequences: list[Sequence], data_parallel_size: int, *, max_tokens: int
+    sequences: list[Sequence], data_parallel_size: int, *, max_tokens: int, multiple: int = 1
 ) -> list[list[MicroBatchPlan]]:
-    """The same for rows of sequences that share a prompt, of at most `max_tokens` computed tokens; there is no padding.
+    """The same for rows of sequences that share a prompt, of at most `max_tokens` computed tokens, the padding to `multiple` included.
 
     A group is divided, and its prompt computed once more, where it exceeds the bound or one rank's share of the batch.
     """
+    max_tokens -= max_tokens % multiple
     prompts: dict[tuple[int, bytes], list[int]] = defaultdict(list)
     for i, s in enumerate(sequences):
         prompts[s.group_id, s.tokens[: s.prompt_len].tobytes()].append(i)
@@ -116,9 +117,9 @@ def pack_rows(lengths: list[int], indices: list[int]) -> list[Row]:
     return [tuple(row) for row in rows]
 
 
-def fill_micro_batches(lengths: list[int], rows: list[Row], max_tokens: int) -> list[MicroBatchPlan]:
+def fill_micro_batches(lengths: list[int], rows: list[Row], max_tokens: int, multiple: int) -> list[MicroBatchPlan]:
     """Groups rows of similar length, longest first, up to `max_tokens` padded tokens."""
-    row_lengths = [sum(lengths[i] for i in row) for row in rows]
+    row_lengths = [padded_length(sum(lengths[i] for i in row), multiple) for row in rows]
     plan: list[MicroBatchPlan] = []
     width = 0
     for r in longest_first(row_lengths):

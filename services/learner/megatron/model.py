@@ -8,12 +8,15 @@ from typing import Any
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
-from megatron.core.tensor_parallel import set_defaults_if_not_set_tensor_model_parallel_attributes
+from megatron.core.tensor_parallel import (
+    gather_from_sequence_parallel_region,
+    set_defaults_if_not_set_tensor_model_parallel_attributes,
+)
 from megatron.core.transformer.module import Float16Module
 
 from services.common.errors import ModelError
 from services.common.spec.job import JobSpec
-from services.common.spec.learner import Recompute
+from services.common.spec.learner import LearnerSpec, Recompute
 from services.common.spec.rollout import DType
 from services.learner.megatron.batch import MicroBatch
 from services.learner.megatron.bridges import open_bridge
@@ -45,7 +48,7 @@ class Policy:
     rotary: RotarySelection
 
     def forward(self, batch: MicroBatch) -> torch.Tensor:
-        """Runs this stage: hidden states [s, b, h], or on the last stage logits [R, V / TP]."""
+        """Runs this stage: hidden states [s, b, h], with sequence parallelism [s / TP, b, h], or on the last stage logits [R, V / TP]."""
         self.selection.positions = batch.positions
         self.rotary.positions = batch.rotary_positions
         output: torch.Tensor = self.model(batch.tokens, None, batch.attention)
@@ -63,14 +66,19 @@ class ResponseSelection:
 
     in_float32: bool = False
     """Whether the layer computes in float32, from its rounded input and weight."""
+    is_split: bool = False
+    """Whether the positions are split over the tensor-parallel ranks."""
     positions: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     """int64 [R], into the flattened [s · b]."""
 
     def __call__(
         self, layer: torch.nn.Module, args: tuple[torch.Tensor, ...], named: dict[str, Any]
     ) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
-        """[s, b, h] → [R, 1, h]."""
+        """[s, b, h], or split [s / TP, b, h] → [R, 1, h]."""
         hidden, *rest = args
+        if self.is_split:
+            # The layer sums its input's gradient over the ranks: each takes the part of its positions.
+            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
         chosen = hidden.flatten(0, 1).index_select(0, self.positions)[:, None]
         if not self.in_float32:
             return (chosen, *rest), named
@@ -94,15 +102,18 @@ class RotarySelection:
 def build_policy(model_dir: Path, spec: JobSpec, layout: Layout) -> Policy:
     """Builds this rank's part and loads its weights; ModelError if this layout cannot train it, or tensors are missing."""
     dtype = torch_dtype(spec.model.dtype)
-    bridge = open_bridge(model_dir, layout, dtype, _overrides() | _RECOMPUTE[spec.learner.recompute])
+    bridge = open_bridge(model_dir, layout, dtype, _overrides(spec.learner))
     provider = bridge._model_provider([])  # noqa: SLF001  its public get_model prints, and wraps in its own way
     chunk = provider(pre_process=layout.is_first_stage, post_process=layout.is_last_stage)
     for parameter in chunk.parameters():
         set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
     chunk.cuda(torch.cuda.current_device())
-    selection = ResponseSelection(in_float32=spec.model.fp32_output_layer)
+    selection = ResponseSelection(in_float32=spec.model.fp32_output_layer, is_split=spec.learner.sequence_parallel)
     if layout.is_last_stage:
         chunk.output_layer.register_forward_pre_hook(selection, with_kwargs=True)
+    if layout.is_last_stage and selection.is_split:
+        # It receives the chosen positions of all ranks.
+        chunk.output_layer.sequence_parallel, chunk.output_layer.allreduce_dgrad = False, True
     rotary = RotarySelection()
     chunk.rotary_pos_emb.register_forward_hook(rotary)
     wrapped = Float16Module(bridge.config, chunk) if dtype is torch.bfloat16 else chunk
@@ -127,13 +138,13 @@ def load_weights(policy: Policy, model_dir: Path) -> None:
         raise ModelError(f"{model_dir}: its weights do not fit its config.json: {error}") from error
 
 
-def _overrides() -> dict[str, Any]:
+def _overrides(spec: LearnerSpec) -> dict[str, Any]:
     """Settings that differ from mbridge's, the same on every platform."""
     return {
         "use_cpu_initialization": True,
         "init_method": _unchanged,  # every weight is loaded: random initialisation would only take time
         "output_layer_init_method": _unchanged,
-        "sequence_parallel": False,  # it needs row lengths divisible by TP
+        "sequence_parallel": spec.sequence_parallel,
         "masked_softmax_fusion": False,
         "bias_activation_fusion": False,
         "gradient_accumulation_fusion": False,
@@ -141,6 +152,7 @@ def _overrides() -> dict[str, Any]:
         "calculate_per_token_loss": True,  # micro-batches return sums; Megatron divides by the tokens of the global batch
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
+        **_RECOMPUTE[spec.recompute],
     }
 
 

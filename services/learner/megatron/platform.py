@@ -57,6 +57,12 @@ def seed_all(seed: int) -> None:
     np.random.seed(seed)
 
 
+def seed_tensor_parallel(seed: int) -> None:
+    """Seeds the states of Megatron's tracker, from which it draws where positions are split over ranks; its groups must exist."""
+    random_module: Any = importlib.import_module("megatron.core.tensor_parallel.random")
+    random_module.model_parallel_cuda_manual_seed(seed)
+
+
 def rng_states(platform: Platform) -> dict[str, torch.Tensor]:
     """This rank's random number states by name: torch's, Python's, NumPy's, and Megatron's tracker's on a device."""
     version, key, gauss = random.getstate()

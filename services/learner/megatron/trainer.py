@@ -23,18 +23,19 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from services.common.checkpoints.manifest import EXPORT, WrittenFile
 from services.common.config.settings import Platform
 from services.common.spec.job import JobSpec
+from services.common.spec.learner import LearnerSpec
 from services.common.streams.types import Float32Array
 from services.learner.algorithms.losses import LossFunction, LossInputs, mismatch_metrics
 from services.learner.groups.sequence import Sequence
 from services.learner.megatron.background import BackgroundWriter
-from services.learner.megatron.batch import MicroBatch, collate, response_offsets
+from services.learner.megatron.batch import MicroBatch, collate, padded_length, response_offsets, shared_tokens
 from services.learner.megatron.collectives import any_rank, gather_json
 from services.learner.megatron.logprobs import token_logprobs
 from services.learner.megatron.micro_batches import MicroBatchPlan, plan_micro_batches, plan_shared_prompts
 from services.learner.megatron.model import build_policy, load_weights, torch_dtype
 from services.learner.megatron.optimizer import Optimizer, learning_rate
 from services.learner.megatron.parallel import join
-from services.learner.megatron.platform import device_of, seed_all
+from services.learner.megatron.platform import device_of, seed_all, seed_tensor_parallel
 from services.learner.megatron.state import RankState
 from services.learner.megatron.stats import StepStats
 from services.learner.megatron.tally import Tally
@@ -57,6 +58,8 @@ class MegatronTrainer:
         self.layout = join(spec.learner, platform)
         self.device = device_of(platform)
         seed_all(spec.learner.seed + self.layout.rank)
+        if spec.learner.sequence_parallel:
+            seed_tensor_parallel(spec.learner.seed)
         self._policy = build_policy(self._model_dir, spec, self.layout)
         self._optimizer = Optimizer(spec.learner, torch_dtype(spec.model.dtype), self._policy.model)
         self._exporter = Exporter(self._policy, self.layout, self.device)
@@ -83,7 +86,7 @@ class MegatronTrainer:
             tokens=global_tokens,
             sequences=len(sequences),
             micro_batches=len(micro_batches),
-            padding=0.0 if self._spec.learner.shared_prompts else _padding(sequences, plan),
+            padding=_padding(sequences, plan, self._spec.learner),
         )
         if global_tokens == 0:
             return replace(blank, skipped="no token to train on")
@@ -171,13 +174,17 @@ class MegatronTrainer:
         """The plan for all data-parallel ranks, and this one's micro-batches."""
         learner, ranks = self._spec.learner, self.layout.dp_size
         shared, max_tokens = learner.shared_prompts, learner.max_tokens_per_micro_batch
+        multiple = learner.row_multiple
         if shared:
-            plan = plan_shared_prompts(sequences, ranks, max_tokens=max_tokens)
+            plan = plan_shared_prompts(sequences, ranks, max_tokens=max_tokens, multiple=multiple)
         else:
-            plan = plan_micro_batches(sequences, ranks, max_tokens=max_tokens, packing=learner.packing)
+            plan = plan_micro_batches(
+                sequences, ranks, max_tokens=max_tokens, packing=learner.packing, multiple=multiple
+            )
         offsets = response_offsets(sequences)
         return plan, [
-            collate(sequences, rows, offsets, self.device, shared=shared) for rows in plan[self.layout.dp_rank]
+            collate(sequences, rows, offsets, self.device, shared=shared, multiple=multiple)
+            for rows in plan[self.layout.dp_rank]
         ]
 
     def _run(self, micro_batches: list[MicroBatch], on_logits: OnLogits, *, forward_only: bool) -> None:
@@ -239,10 +246,16 @@ class MegatronTrainer:
         return logprobs.new_zeros(()), batch.loss_mask.sum().int()
 
 
-def _padding(sequences: list[Sequence], plan: list[list[MicroBatchPlan]]) -> float:
+def _padding(sequences: list[Sequence], plan: list[list[MicroBatchPlan]], learner: LearnerSpec) -> float:
     """Share of the computed positions that hold no token."""
-    computed = 0
+    real = computed = 0
     for rows in (rows for rank in plan for rows in rank):
-        longest = max((sum(sequences[i].row_len for i in row) for row in rows), default=0)
-        computed += len(rows) * longest or 1
-    return 1.0 - sum(s.row_len for s in sequences) / computed
+        lengths = [
+            shared_tokens(sequences, row) if learner.shared_prompts else sum(sequences[i].row_len for i in row)
+            for row in rows
+        ]
+        if learner.shared_prompts:
+            lengths = [sum(lengths)]
+        real += sum(lengths)
+        computed += (len(lengths) or 1) * padded_length(max([1, *lengths]), learner.row_multiple)
+    return 1.0 - real / computed

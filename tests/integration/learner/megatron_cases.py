@@ -8,6 +8,13 @@ import numpy as np
 
 VOCABULARY = 128
 MODELS = ("llama", "qwen2", "qwen3")
+SHORT, LONG = 2048, 8192
+MEASURED: dict[str, dict[str, tuple[int, ...]]] = {
+    "one": {"rows": (SHORT, LONG), "shared": (SHORT, LONG)},
+    "tp": {"shared": (SHORT,)},
+    "sp": {"shared": (SHORT,)},
+}
+"""Layouts whose memory is measured, with which rows, and their tokens."""
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28
 TEMPERATURE = 0.8
 
@@ -23,7 +30,6 @@ ADAM: dict[str, Any] = {
 WARMUP_STEPS = 2
 _FIRST_OF_GROUP, _ONE_TOKEN = (0, 4, 5, 8, 10), (2, 4)
 STEPS = 2
-_FIRST_OF_GROUP, _ONE_TOKEN = (0, 4, 5, 8, 10), (2, 4)
 
 
 def arrays(count: int = 11, *, seed: int = 5) -> list[dict[str, Any]]:

@@ -27,6 +27,7 @@ from tests.integration.learner.megatron_cases import (
     ADAM,
     CLIP_HIGH,
     CLIP_LOW,
+    MEASURED,
     MODELS,
     STEPS,
     TEMPERATURE,
@@ -69,6 +70,11 @@ LAYOUTS = {
         "pp": variant(BASE, pipeline_parallel_size=2),
         "dp": BASE,
         "dist": variant(BASE, use_distributed_optimizer=True),
+        "sp": variant(BASE, tensor_parallel_size=2, sequence_parallel=True),
+    },
+    4: {
+        "sp_pp": variant(BASE, tensor_parallel_size=2, pipeline_parallel_size=2, sequence_parallel=True),
+        "sp_dist": variant(BASE, tensor_parallel_size=2, use_distributed_optimizer=True, sequence_parallel=True),
     },
 }
 
@@ -188,7 +194,35 @@ def scenario(name: str, spec: JobSpec, root: Path, out: Path) -> dict[str, Any]:
     }
     said["lonely"] = MegatronTrainer(llama, spec, Platform.CPU, dapo).train(sequences(1)).as_record()
     said["refused"] = refusal(root / "qwen3", spec, out / f"{name}.float32" / "saved")
+    said["memory"] = {
+        way: [memory(llama, variant(spec, shared_prompts=way == "shared"), tokens) for tokens in lengths]
+        for way, lengths in MEASURED.get(name, {}).items()
+    }
     return said
+
+
+def memory(model: Path, spec: JobSpec, tokens: int) -> dict[str, int]:
+    """Bytes that torch's allocator gives out within a step on one row: at most at once, and for one tensor or buffer of a kernel."""
+    trainer = MegatronTrainer(model, variant(spec, max_tokens_per_micro_batch=tokens), Platform.CPU, dapo)
+    batch = long_group(tokens, 3 if spec.learner.shared_prompts else 1)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        stats = trainer.train(batch)
+    assert (stats.skipped, stats.micro_batches) == ("", 1)
+    events: Any = profile.profiler.kineto_results.events()
+    sizes = [event.nbytes() for event in sorted(events, key=lambda e: e.start_ns()) if event.name() == "[memory]"]
+    return {"peak": int(np.cumsum(sizes).max()), "largest": max(sizes)}
+
+
+def long_group(tokens: int, responses: int) -> list[Sequence]:
+    """A prompt of a quarter of the computed tokens, and responses with the rest."""
+    rng = np.random.default_rng(7)
+    prompt, each = tokens // 4, tokens * 3 // 4 // responses
+    numbers = rng.integers(0, 128, (responses, each)).astype(np.int32)
+    logprobs, advantage = np.full(each, -4.9, np.float32), np.ones(each, np.float32)
+    first = rng.integers(0, 128, prompt).astype(np.int32)
+    return [
+        Sequence(np.concatenate([first, own]), prompt, logprobs, advantage, np.ones(each, bool), 0) for own in numbers
+    ]
 
 
 def output_layer(model: Path, spec: JobSpec) -> dict[str, float]:

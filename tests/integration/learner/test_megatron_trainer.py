@@ -15,10 +15,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.integration.learner.megatron_cases import MODELS, STEPS, TEMPERATURE, WARMUP_STEPS, arrays
+from tests.integration.learner.megatron_cases import (
+    LONG,
+    MODELS,
+    SHORT,
+    STEPS,
+    TEMPERATURE,
+    WARMUP_STEPS,
+    arrays,
+)
 
 HERE = Path(__file__).parent
-LAYOUTS = ("one", "tp", "pp", "dp", "dist")
+RANKS = {"one": 1, "tp": 2, "pp": 2, "dp": 2, "dist": 2, "sp": 2, "sp_pp": 4, "sp_dist": 4}
+"""Ranks of each layout; sp is tp with sequence parallelism."""
+SUMS_OVER_TP = ("tp", "sp", "sp_pp", "sp_dist")
+LAYOUTS = [pytest.param(name, marks=[pytest.mark.slow] * (ranks > 2)) for name, ranks in RANKS.items()]
 TIMEOUT_S = 280.0
 pytestmark = pytest.mark.timeout(3 * TIMEOUT_S)  # the first test waits for the ranks
 
@@ -38,15 +49,17 @@ class Outcome:
 
 
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """A clean process makes models and references; then one rank and two ranks run every check of theirs in one start."""
+def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """A clean process makes models and references; then one, two and, for slow tests, four ranks run all their checks in one start."""
     root = tmp_path_factory.mktemp("megatron")
     run([str(HERE / "megatron_reference.py"), str(root)])
-    for ranks in (1, 2):
+    slow = any(item.get_closest_marker("slow") for item in request.session.items if item.path == request.path)
+    layouts: dict[str, dict[str, Any]] = {}
+    for ranks in (1, 2, 4) if slow else (1, 2):
         launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         run([*launch, str(HERE / "megatron_ranks.py"), str(root)])
-    said = [json.loads((root / "out" / f"ranks{ranks}.json").read_text()) for ranks in (1, 2)]
-    return Outcome(root, json.loads((root / "reference.json").read_text()), said[0] | said[1])
+        layouts |= json.loads((root / "out" / f"ranks{ranks}.json").read_text())
+    return Outcome(root, json.loads((root / "reference.json").read_text()), layouts)
 
 
 def run(arguments: list[str]) -> None:
@@ -73,7 +86,7 @@ class TestAgainstPlainTorch:
         assert logits.keys() == expected.keys()
         largest = max(float((logits[k] - expected[k]).abs().max()) for k in expected)
         # split over TP the sums of two halves round differently; everything else computes the very same thing
-        assert largest <= (1e-5 if layout == "tp" else 0.0)
+        assert largest <= (1e-5 if layout in SUMS_OVER_TP else 0.0)
 
     def test_exported_weights_are_those_loaded_and_name_the_output_layer(
         self, outcome: Outcome, layout: str, model: str
@@ -173,6 +186,21 @@ class TestSplitting:
             rows = torch.log_softmax(logits[str(i)].double()[prompt - 1 :] / TEMPERATURE, -1)
             expected = rows.gather(-1, tokens[prompt:, None])[:, 0]
             assert found == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+class TestMemory:
+    @pytest.mark.parametrize("way", ["rows", "shared"])
+    def test_it_grows_with_a_rows_length_and_not_with_its_square(self, outcome: Outcome, way: str) -> None:
+        short, long = outcome.layouts["one"]["memory"][way]
+        factor = LONG / SHORT
+        # a mask of one byte a pair of positions would make it 5
+        assert long["peak"] < 1.1 * factor * short["peak"]
+        assert long["largest"] < 1.1 * factor * short["largest"]
+        assert long["largest"] < LONG**2 / 4
+
+    def test_it_is_less_where_positions_are_split_over_ranks(self, outcome: Outcome) -> None:
+        whole, split = (outcome.layouts[layout]["memory"]["shared"][0]["peak"] for layout in ("tp", "sp"))
+        assert split < 0.85 * whole
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -51,6 +51,32 @@ def test_every_response_token_is_predicted_from_the_token_before_it(rows: list[R
     assert r == len(batch.targets)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("rows", [[(2,), (0,)], [(0, 3), (2,)], [(3,)], []])
+def test_padding_to_a_multiple_comes_after_every_token_of_a_row(rows: list[Row], shared: bool) -> None:
+    all_sequences = sequences()
+    offsets = response_offsets(all_sequences)
+    if shared:  # each of these has a prompt of its own
+        rows = [(i,) for row in rows for i in row]
+    plain = collate(all_sequences, rows, offsets, CPU, shared=shared)
+    padded = collate(all_sequences, rows, offsets, CPU, shared=shared, multiple=16)
+    length = plain.tokens.shape[1]
+    assert padded.tokens.shape == (plain.tokens.shape[0], -(-length // 16) * 16)
+    assert torch.equal(padded.tokens[:, :length], plain.tokens)
+    assert not padded.tokens[:, length:].any()
+    for name in ("positions", "targets", "inference_logprobs", "advantages", "loss_mask", "sequence_ids", "offsets"):
+        assert torch.equal(getattr(padded, name), getattr(plain, name)), name
+    if padded.rotary_positions is not None and plain.rotary_positions is not None:
+        assert torch.equal(padded.rotary_positions[:length], plain.rotary_positions)
+        assert bool((padded.rotary_positions[length - 1 :].diff() == 1).all())
+    if shared and padded.attention is not None and plain.attention is not None:
+        change = padded.attention - plain.attention
+        assert (int(change[-1, 0]), int(change.sum())) == (16 - length % 16, 16 - length % 16)
+    elif padded.attention is not None and plain.attention is not None:
+        assert torch.equal(padded.attention[..., :length, :length], plain.attention)
+        assert not padded.attention[..., :length, length:].any()
+
+
 def test_there_is_a_mask_only_where_rows_are_packed() -> None:
     all_sequences = sequences()
     offsets = response_offsets(all_sequences)

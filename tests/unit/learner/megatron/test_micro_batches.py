@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.learner.groups.sequence import Sequence
-from services.learner.megatron.batch import shared_tokens
+from services.learner.megatron.batch import padded_length, shared_tokens
 from services.learner.megatron.micro_batches import plan_micro_batches, plan_shared_prompts, split_over_ranks
 
 
@@ -27,12 +27,12 @@ def sequence(prompt: int, response: int, group_id: int = 0) -> Sequence:
 SHAPES = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 40)), max_size=40)
 
 
-@given(SHAPES, st.integers(1, 5), st.integers(60, 400), st.booleans())
+@given(SHAPES, st.integers(1, 5), st.integers(64, 400), st.booleans(), st.sampled_from([1, 2, 8]))
 def test_every_sequence_is_planned_once_within_the_bound(
-    shapes: list[tuple[int, int]], ranks: int, max_tokens: int, packing: bool
+    shapes: list[tuple[int, int]], ranks: int, max_tokens: int, packing: bool, multiple: int
 ) -> None:
     sequences = [sequence(*shape) for shape in shapes]
-    plans = plan_micro_batches(sequences, ranks, max_tokens=max_tokens, packing=packing)
+    plans = plan_micro_batches(sequences, ranks, max_tokens=max_tokens, packing=packing, multiple=multiple)
     assert len(plans) == ranks
     assert len({len(plan) for plan in plans}) == 1
     assert len(plans[0]) >= 1
@@ -40,7 +40,7 @@ def test_every_sequence_is_planned_once_within_the_bound(
     assert sorted(i for rows in micro_batches for row in rows for i in row) == list(range(len(sequences)))
     for rows in micro_batches:
         width = max((sum(sequences[i].row_len for i in row) for row in rows), default=0)
-        assert width * len(rows) <= max_tokens
+        assert padded_length(width, multiple) * len(rows) <= max_tokens
         assert packing or all(len(row) == 1 for row in rows)
 
 
@@ -53,12 +53,12 @@ def test_no_rank_gets_more_than_one_longest_sequence_above_another(lengths: list
 GROUPS = st.lists(st.tuples(st.integers(1, 20), st.lists(st.integers(1, 40), min_size=1, max_size=6)), max_size=12)
 
 
-@given(GROUPS, st.integers(1, 5), st.integers(60, 400))
+@given(GROUPS, st.integers(1, 5), st.integers(66, 400), st.sampled_from([1, 2, 8]))
 def test_shared_prompts_are_planned_once_within_the_bound_and_evenly(
-    groups: list[tuple[int, list[int]]], ranks: int, max_tokens: int
+    groups: list[tuple[int, list[int]]], ranks: int, max_tokens: int, multiple: int
 ) -> None:
     sequences = [sequence(prompt, n, i) for i, (prompt, responses) in enumerate(groups) for n in responses]
-    plans = plan_shared_prompts(sequences, ranks, max_tokens=max_tokens)
+    plans = plan_shared_prompts(sequences, ranks, max_tokens=max_tokens, multiple=multiple)
     assert len(plans) == ranks
     assert len({len(plan) for plan in plans}) == 1
     micro_batches = list(chain.from_iterable(plans))
@@ -67,7 +67,7 @@ def test_shared_prompts_are_planned_once_within_the_bound_and_evenly(
     assert sorted(i for row in rows for i in row) == list(range(len(sequences)))
     assert all(len({sequences[i].group_id for i in row}) == 1 for row in rows)
     costs = [[shared_tokens(sequences, row) for row in rows] for rows in micro_batches]
-    assert all(sum(cost) <= max_tokens for cost in costs)
+    assert all(padded_length(sum(cost), multiple) <= max_tokens for cost in costs)
     loads = [sum(shared_tokens(sequences, row) for rows in plan for row in rows) for plan in plans]
     assert max(loads) - min(loads) <= max((cost for rows in costs for cost in rows), default=0)
 
