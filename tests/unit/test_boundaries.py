@@ -18,7 +18,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
     "cli": ("main", "commands", "connect", "up", "doctor", "checks", "stack", "overrides", "views", "client", "logs"),
     "common": (
         "checkpoints", "data", "sandbox", "models", "streams", "jobs", "weight_sync", "service", "config", "redis", "spec", "weights",
-        "durable", "differences", "errors", "pb",
+        "batches", "durable", "differences", "errors", "pb",
     ),
     "gateway": (
         "__main__", "app", "header_deadline", "routes", "dependencies", "admission", "events", "openai", "metrics",

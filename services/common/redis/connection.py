@@ -27,7 +27,7 @@ from redis.exceptions import AuthenticationError, AuthorizationError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from services.common.redis.batches import Arguments, ScriptBatches
+from services.common.batches import Batches
 from services.common.redis.pool import WaitingPool
 
 log = logging.getLogger(__name__)
@@ -44,6 +44,8 @@ REFUSAL_S = 24 * 3600.0
 """Time for which a service waits for a Redis that answers and refuses: its disk or memory is full, or it loads."""
 MAX_PAUSE_S = 2.0
 LOG_INTERVAL_S = 30.0
+BATCH_BYTES = 4 * 1024**2
+"""Most bytes of the arguments of scripts that go together: their replies come when all of it has been sent."""
 
 _REFUSALS = ("MISCONF", "OOM", "READONLY", "LOADING", "MASTERDOWN", "TRYAGAIN", "NOREPLICAS")
 """Error replies of a Redis that cannot execute commands for now; nothing was changed."""
@@ -79,14 +81,14 @@ def _cancellations() -> int:
 
 
 class Client(Redis):
-    """redis-py's client, with commands that end when they are cancelled, and scripts that go in batches (`ScriptBatches`).
+    """redis-py's client, with commands that end when they are cancelled, and scripts that go in batches.
 
     While it connects, redis-py treats a cancellation as a broken connection, and connects again: the canceller would wait for ever.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401  as redis-py has it
         super().__init__(*args, **options)
-        self._batches = ScriptBatches(self._send_batch)
+        self._batches = Batches(self._send_batch, size_of=_bytes_of, most=BATCH_BYTES)
         self._scripts: dict[str, AsyncScript] = {}
 
     def register_script(self, script: Any) -> AsyncScript:  # type: ignore[override]  # noqa: ANN401  as redis-py has it
@@ -107,7 +109,7 @@ class Client(Redis):
         with _ending_when_cancelled():
             return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
 
-    async def _send_batch(self, commands: Sequence[Arguments]) -> list[Any]:
+    async def _send_batch(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """One reply or error for each command, which may be repeated as any other."""
         with _ending_when_cancelled():
             async with self.pipeline(transaction=False) as pipeline:
@@ -115,6 +117,10 @@ class Client(Redis):
                     pipeline.execute_command(*command)
                 replies: list[Any] = await pipeline.execute(raise_on_error=False)
         return replies
+
+
+def _bytes_of(command: tuple[Any, ...]) -> int:
+    return sum(len(argument) for argument in command if isinstance(argument, bytes | str))
 
 
 @contextlib.contextmanager

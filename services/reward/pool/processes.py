@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgpack
 
@@ -83,6 +83,9 @@ class Worker:
         return self._lowest[verifier]
 
     async def _reply_to(self, check: Check) -> Outcome | Loaded:
+        with self._broken_messages():
+            for message in self._incoming:  # of a batch, most replies come together
+                return read_reply(message)
         slow_s = min(SLOW_CHECK_S, check.timeout_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(slow_s):
@@ -102,8 +105,14 @@ class Worker:
                 return await self._next()
 
     async def _next(self) -> Outcome | Loaded:
-        try:
+        with self._broken_messages():
             return read_reply(await self.forked.receive(self._incoming))
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _broken_messages() -> Iterator[None]:
+        try:
+            yield
         except EOFError:
             raise WorkerDiedError("its process died") from None
         except (OSError, ValueError, msgpack.exceptions.UnpackException, VerifierError) as error:

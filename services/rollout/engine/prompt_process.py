@@ -1,16 +1,19 @@
 """Prompt process: a model's tokenizer in a child process, which is killed and replaced when it exceeds its time or memory.
 
-encode, decode ──► one request at a time, each with a deadline ──► child: tokenizer and chat template (`services.rollout.engine.prompts`)
-                            └── exceeded ──► the child is killed, the prompt has failed, and the next request gets a new child
+encode, decode ──► batches ──► one request at a time, each with a deadline ──► child: tokenizer and chat template (`prompts`)
+                                         ├── exceeded by several prompts ──► each alone
+                                         └── exceeded by one ──► the child is killed, the prompt has failed, the next one gets a new child
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
+from services.common.batches import Batches
 from services.common.errors import ChildDied, ChildLost, ChildTimeout, ModelError, PromptError, SandboxError
 from services.common.sandbox.limits import Limits
 from services.common.sandbox.pool import Child, Sandbox
@@ -23,9 +26,19 @@ DECODE_TOKEN_S = 1e-5
 """In addition for each token of the answers: usual are 0.3 µs, which are seconds for a group of long ones on a busy machine."""
 LIMITS = Limits(wall_s=120.0, memory_mib=2048)
 """Of a child; the time is that of the tokenizer's load, on a busy machine."""
+_BATCH_CHARS = 1 << 18
+"""Most characters of the prompts of one request."""
+_BATCH_TOKENS = 1 << 16
+"""Most tokens of the answers of one request."""
 _TRIES = 3
 """A request fails when so many children in a row were ended from outside."""
 _OPEN = "services.rollout.engine.prompts:PromptEncoder"
+
+_Prompt = tuple[Sequence[tuple[str, str]], int]
+"""Role and content of each message, and the longest text that the template may produce."""
+_Answers = Sequence[Sequence[int]]
+_Call = TypeVar("_Call")
+_Value = TypeVar("_Value")
 
 
 class PromptProcess:
@@ -39,6 +52,8 @@ class PromptProcess:
         self._sandbox, self._model_dir = sandbox, model_dir
         self._turn = asyncio.Lock()
         self._child: Child | None = None
+        self._encoding = Batches(self._encode_all, size_of=_chars_of, most=_BATCH_CHARS)
+        self._decoding = Batches(self._decode_all, size_of=_tokens_of, most=_BATCH_TOKENS)
 
     async def open(self) -> None:
         """Loads the tokenizer. Raises ModelError when it cannot be loaded, for whatever reason."""
@@ -47,8 +62,8 @@ class PromptProcess:
 
     async def encode(self, messages: Iterable[Message], *, most_chars: int) -> list[int]:
         """Token ids of the prompt, generation prompt included; `most_chars`: longest text that the template may produce."""
-        values = [[message.role, message.content] for message in messages]
-        return await self._request("the model's chat template, or its tokenizer,", "encode", values, most_chars)
+        values = [(message.role, message.content) for message in messages]
+        return _result(await self._encoding.run((values, most_chars)))
 
     async def encode_text(self, text: str) -> list[int]:
         """Token ids of a plain text, without the chat template, special tokens added as the model's texts have them."""
@@ -56,14 +71,31 @@ class PromptProcess:
 
     async def decode(self, rollouts: Sequence[Sequence[int]]) -> list[str]:
         """Texts of the rollouts, without special tokens."""
-        wall_s = REQUEST_S + DECODE_TOKEN_S * sum(map(len, rollouts))
-        return await self._request("the model's tokenizer, decoding,", "decode", rollouts, wall_s=wall_s)
+        return _result(await self._decoding.run(rollouts))
 
     async def close(self) -> None:
         """Ends the child."""
+        await self._encoding.close()
+        await self._decoding.close()
         child, self._child = self._child, None
         if child is not None:
             await child.close()
+
+    async def _encode_all(self, prompts: Sequence[_Prompt]) -> list[list[int] | PromptError]:
+        try:
+            found = await self._request("the model's chat template, or its tokenizer,", "encode_all", prompts)
+        except PromptError as error:
+            return await _each_alone(self._encode_all, prompts, error)
+        return [PromptError(reason) if token_ids is None else token_ids for token_ids, reason in found]
+
+    async def _decode_all(self, groups: Sequence[_Answers]) -> list[list[str] | PromptError]:
+        wall_s = REQUEST_S + DECODE_TOKEN_S * sum(map(_tokens_of, groups))
+        rollouts = [rollout for group in groups for rollout in group]
+        try:
+            texts = iter(await self._request("the model's tokenizer, decoding,", "decode", rollouts, wall_s=wall_s))
+        except PromptError as error:
+            return await _each_alone(self._decode_all, groups, error)
+        return [list(islice(texts, len(group))) for group in groups]
 
     async def _request(self, subject: str, method: str, *arguments: object, wall_s: float | None = None) -> list[Any]:
         """Calls the child's method; `subject`: of the error message; `wall_s`: longest work (default: REQUEST_S)."""
@@ -88,3 +120,26 @@ class PromptProcess:
             except SandboxError as error:
                 raise ModelError(f"{self._model_dir}: the tokenizer cannot be loaded: {error}") from error
         return self._child
+
+
+async def _each_alone(
+    send: Callable[[Sequence[_Call]], Awaitable[list[_Value | PromptError]]], calls: Sequence[_Call], error: PromptError
+) -> list[_Value | PromptError]:
+    """Finds out which of the calls caused the error: only that one has it."""
+    if len(calls) == 1:
+        return [error]
+    return [(await send([call]))[0] for call in calls]
+
+
+def _result(value: _Value | PromptError) -> _Value:
+    if isinstance(value, PromptError):
+        raise value
+    return value
+
+
+def _chars_of(prompt: _Prompt) -> int:
+    return sum(len(content) for _, content in prompt[0])
+
+
+def _tokens_of(answers: _Answers) -> int:
+    return sum(map(len, answers))

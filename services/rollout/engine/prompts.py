@@ -57,6 +57,18 @@ class PromptEncoder:
             raise PromptError(f"the model's chat template makes {made}")
         return self._token_ids(text, special=False)
 
+    def encode_all(
+        self, prompts: Sequence[tuple[Sequence[tuple[str, str]], int]]
+    ) -> list[tuple[list[int] | None, str]]:
+        """`encode` of each prompt: its token ids, or None and the reason of its PromptError."""
+        results: list[tuple[list[int] | None, str]] = []
+        for messages, most_chars in prompts:
+            try:
+                results.append((self.encode(messages, most_chars), ""))
+            except PromptError as error:
+                results.append((None, str(error)))
+        return results
+
     def encode_text(self, text: str) -> list[int]:
         """Token ids of a plain text, special tokens as in the model's texts. Raises PromptError when there are none."""
         return self._token_ids(text, special=True)
