@@ -1,0 +1,99 @@
+"""Figures of a run: steps with their ends, and what follows from them. Pure functions."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One optimizer step. Example: Step(at=1763800000.5, samples=512, informative=408, reward=0.41, train_s=0.2)"""
+
+    at: float
+    """Unix seconds of its end."""
+    samples: int
+    """Samples of its batch."""
+    informative: int
+    """Those of groups whose accuracies differ: the others have no advantage."""
+    reward: float
+    """Mean over all samples judged for it, filtered ones included."""
+    tokens: int = 0
+    """Response tokens of its batch."""
+    train_s: float = 0.0
+    """Seconds of forward, backward and optimizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The steps of one way in one round, in order."""
+
+    steps: tuple[Step, ...]
+    peak_bytes: int
+    """Largest sum of the resident memory of its processes."""
+    started: float
+    """Unix seconds at which its process, or its job, was started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Median over the rounds, with the smallest and the largest value."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Spread of at least one value."""
+        return cls(statistics.median(values), min(values), max(values))
+
+
+def measured_s(run: Run, warm_up: int) -> float:
+    """Seconds from the end of the last warm-up step to the end of the last step.
+
+    Raises:
+        ValueError: no step follows the warm-up, or no time passed.
+    """
+    if warm_up < 1 or len(run.steps) <= warm_up:
+        raise ValueError(f"{len(run.steps)} steps, of which the first {warm_up} are warm-up: nothing was measured")
+    seconds = run.steps[-1].at - run.steps[warm_up - 1].at
+    if seconds <= 0.0:
+        raise ValueError("the steps' times do not rise")
+    return seconds
+
+
+def samples_per_s(run: Run, warm_up: int) -> float:
+    """Trained samples of the steps after the warm-up, divided by their time."""
+    return sum(step.samples for step in run.steps[warm_up:]) / measured_s(run, warm_up)
+
+
+def informative_per_s(run: Run, warm_up: int) -> float:
+    """The same of informative samples."""
+    return sum(step.informative for step in run.steps[warm_up:]) / measured_s(run, warm_up)
+
+
+def step_s(run: Run, warm_up: int) -> float:
+    """Mean seconds of a step after the warm-up."""
+    return measured_s(run, warm_up) / (len(run.steps) - warm_up)
+
+
+def smooth(rewards: Sequence[float], window: int) -> list[float]:
+    """Mean of each `window` consecutive rewards; one value per step from the `window`-th on."""
+    sums = [0.0, *accumulate(rewards)]
+    return [(sums[end] - sums[end - window]) / window for end in range(window, len(sums))]
+
+
+def time_to(run: Run, threshold: float, window: int) -> float | None:
+    """Seconds from the end of the first step until the smoothed reward is at the threshold; None if it never is."""
+    curve = smooth([step.reward for step in run.steps], window)
+    ends = [step.at for step in run.steps[window - 1 :]]
+    return next((at - run.steps[0].at for at, reward in zip(ends, curve, strict=True) if reward >= threshold), None)
+
+
+def informative_samples(accuracies: Sequence[float], group_size: int) -> int:
+    """Samples of groups, `group_size` consecutive ones each, whose accuracies are not all equal."""
+    groups = [accuracies[start : start + group_size] for start in range(0, len(accuracies), group_size)]
+    return sum(len(group) for group in groups if len(set(group)) > 1)

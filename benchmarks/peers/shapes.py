@@ -1,0 +1,97 @@
+"""Shapes of the comparison: the jobs, the ways to run them, and how long each is measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.cli.overrides import apply_change, load_job
+from services.common.spec.job import parse_spec
+
+JOBS = Path(__file__).parents[2] / "deploy" / "config" / "jobs"
+
+WAYS: Mapping[str, tuple[str, ...]] = {
+    "async": (),
+    "sync": ("off_policy.max_off_policy_steps=0",),
+    "async unfiltered": ("algorithm.filter_groups_enable=false",),
+    "sync unfiltered": ("algorithm.filter_groups_enable=false", "off_policy.max_off_policy_steps=0"),
+}
+"""Way → changes of the job. Unfiltered, equal samples are trained as by the plain loop, which does not filter."""
+
+SHORT = (
+    "name=peers",
+    "learner.steps=10000",
+    "checkpoint.interval_steps=10000",
+    "checkpoint.export=false",
+    "eval.enabled=false",
+)
+"""Changes for measuring: no evaluation, and no end; a run is ended when its time is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One job and its measurement."""
+
+    spec: str
+    """File in deploy/config/jobs."""
+    model: str
+    """Name for `examples.demo.models`."""
+    folder: str
+    """The model's directory below <home>/models."""
+    ways: tuple[str, ...]
+    seconds: float
+    """Measured time of each way in each round."""
+    warm_up: int
+    """Steps of ours before those that are measured: filling the pipeline, and the first requests, are slow."""
+    least: int
+    """Fewest measured steps of ours."""
+    peer_warm_up: int
+    peer_least: int
+    micro_batch: int
+    """Samples of TRL's forward and backward pass."""
+    bf16: bool
+    """TRL's matrix multiplications in bfloat16."""
+    threshold: float | None
+    """Reward whose time is compared; None where nothing is learned in so few steps."""
+    window: int
+    """Steps over which the reward is averaged for that."""
+    limits: str
+    """Shape of benchmarks/learner.py with the same sizes."""
+    needs_data: bool = False
+    """Whether its file must be given."""
+
+
+SHAPES = {
+    "demo": Shape(
+        "demo.yaml", "tiny", "tiny", ("async", "sync", "async unfiltered"), seconds=40.0, warm_up=8, least=8,
+        peer_warm_up=4, peer_least=8, micro_batch=512, bf16=False, threshold=0.5, window=5, limits="demo",
+    ),
+    "demo-smollm2": Shape(
+        "demo-smollm2.yaml", "smollm2", "smollm2-135m-instruct", ("async", "sync", "async unfiltered"), seconds=60.0,
+        warm_up=3, least=3, peer_warm_up=1, peer_least=2, micro_batch=48, bf16=False, threshold=0.35, window=3, limits="smollm2",
+    ),
+    "gsm8k": Shape(
+        "gsm8k-smollm2.yaml", "smollm2", "smollm2-135m-instruct", ("async unfiltered",), seconds=60.0,
+        warm_up=3, least=3, peer_warm_up=1, peer_least=2, micro_batch=16, bf16=False, threshold=None, window=3, limits="gsm8k",
+        needs_data=True,
+    ),
+}  # fmt: skip
+
+
+def job_of(shape: Shape, model: Path, data: Path | None, changes: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The job's document for measuring. Model and data are named by absolute paths; `changes` are applied last.
+
+    Raises:
+        ConfigError: a change does not apply, or the spec is not valid.
+    """
+    document = load_job(JOBS / shape.spec, SHORT)
+    document["model"]["path"] = str(model)
+    if data is not None:
+        document["data"]["train"]["source"] = str(data)
+    for change in changes:
+        apply_change(document, change)
+    parse_spec(json.dumps(document))
+    return document
