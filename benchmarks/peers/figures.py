@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+STEP_LIMIT_S = 180.0
+"""Longest time of a step: several times that of the slowest one that is known."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One optimizer step. Example: Step(at=1763800000.5, samples=512, informative=408, reward=0.41, train_s=0.2)"""
+    """One optimizer step. Example: Step(at=1763800000.5, samples=512, informative=408, reward=0.41, train_s=0.2)."""
 
     at: float
     """Unix seconds of its end."""
@@ -51,6 +54,45 @@ class Spread:
         return cls(statistics.median(values), min(values), max(values))
 
 
+@dataclass(frozen=True, slots=True)
+class Learning:
+    """A reward whose time is compared."""
+
+    threshold: float
+    window: int
+    """Steps over which the reward is averaged."""
+    limit_s: float
+    """A run that has not reached it by then ends all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long a run is measured."""
+
+    warm_up: int
+    """Steps before those that are measured: the first ones are slow, and fill the pipeline."""
+    least: int
+    """Fewest measured steps."""
+    seconds: float
+    """Least time of the measured steps."""
+    learning: Learning | None = None
+    """If given, the run goes on until this reward is reached."""
+
+
+def is_measured(steps: Sequence[Step], plan: Plan) -> bool:
+    """Whether the run may end."""
+    if len(steps) < plan.warm_up + plan.least or steps[-1].at - steps[plan.warm_up - 1].at < plan.seconds:
+        return False
+    learning = plan.learning
+    return learning is None or time_to(steps, learning) is not None or steps[-1].at - steps[0].at >= learning.limit_s
+
+
+def longest_s(plan: Plan) -> float:
+    """Seconds after which a run that has begun counts as hanging."""
+    learning = 0.0 if plan.learning is None else plan.learning.limit_s
+    return plan.seconds + learning + (plan.warm_up + plan.least) * STEP_LIMIT_S
+
+
 def measured_s(run: Run, warm_up: int) -> float:
     """Seconds from the end of the last warm-up step to the end of the last step.
 
@@ -86,11 +128,12 @@ def smooth(rewards: Sequence[float], window: int) -> list[float]:
     return [(sums[end] - sums[end - window]) / window for end in range(window, len(sums))]
 
 
-def time_to(run: Run, threshold: float, window: int) -> float | None:
+def time_to(steps: Sequence[Step], learning: Learning) -> float | None:
     """Seconds from the end of the first step until the smoothed reward is at the threshold; None if it never is."""
-    curve = smooth([step.reward for step in run.steps], window)
-    ends = [step.at for step in run.steps[window - 1 :]]
-    return next((at - run.steps[0].at for at, reward in zip(ends, curve, strict=True) if reward >= threshold), None)
+    curve = smooth([step.reward for step in steps], learning.window)
+    ends = [step.at for step in steps[learning.window - 1 :]]
+    reached = (at for at, reward in zip(ends, curve, strict=True) if reward >= learning.threshold)
+    return next((at - steps[0].at for at in reached), None)
 
 
 def informative_samples(accuracies: Sequence[float], group_size: int) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.figures import Learning, Plan
 from services.cli.overrides import apply_change, load_job
 from services.common.spec.job import parse_spec
 
@@ -42,41 +43,34 @@ class Shape:
     folder: str
     """The model's directory below <home>/models."""
     ways: tuple[str, ...]
-    seconds: float
-    """Measured time of each way in each round."""
-    warm_up: int
-    """Steps of ours before those that are measured: filling the pipeline, and the first requests, are slow."""
-    least: int
-    """Fewest measured steps of ours."""
-    peer_warm_up: int
-    peer_least: int
+    ours: Plan
+    peer: Plan
     micro_batch: int
     """Samples of TRL's forward and backward pass."""
     bf16: bool
     """TRL's matrix multiplications in bfloat16."""
-    threshold: float | None
-    """Reward whose time is compared; None where nothing is learned in so few steps."""
-    window: int
-    """Steps over which the reward is averaged for that."""
     limits: str
     """Shape of benchmarks/learner.py with the same sizes."""
+    learning: Learning | None = None
+    """Reward whose time is compared; None where so few steps teach nothing."""
+    learning_rounds: int = 0
+    """First rounds in which TRL and the first way go on until it is reached."""
     needs_data: bool = False
     """Whether its file must be given."""
 
 
 SHAPES = {
     "demo": Shape(
-        "demo.yaml", "tiny", "tiny", ("async", "sync", "async unfiltered"), seconds=40.0, warm_up=8, least=8,
-        peer_warm_up=4, peer_least=8, micro_batch=512, bf16=False, threshold=0.5, window=5, limits="demo",
+        "demo.yaml", "tiny", "tiny", ("async", "sync", "async unfiltered"), ours=Plan(8, 8, 30.0), peer=Plan(4, 8, 30.0),
+        micro_batch=512, bf16=False, limits="demo", learning=Learning(0.55, 5, 90.0), learning_rounds=99,
     ),
     "demo-smollm2": Shape(
-        "demo-smollm2.yaml", "smollm2", "smollm2-135m-instruct", ("async", "sync", "async unfiltered"), seconds=60.0,
-        warm_up=3, least=3, peer_warm_up=1, peer_least=2, micro_batch=48, bf16=False, threshold=0.35, window=3, limits="smollm2",
+        "demo-smollm2.yaml", "smollm2", "smollm2-135m-instruct", ("async", "sync", "async unfiltered"), ours=Plan(3, 3, 45.0),
+        peer=Plan(1, 2, 0.0), micro_batch=48, bf16=False, limits="smollm2", learning=Learning(0.4, 3, 300.0), learning_rounds=1,
     ),
     "gsm8k": Shape(
-        "gsm8k-smollm2.yaml", "smollm2", "smollm2-135m-instruct", ("async unfiltered",), seconds=60.0,
-        warm_up=3, least=3, peer_warm_up=1, peer_least=2, micro_batch=16, bf16=False, threshold=None, window=3, limits="gsm8k",
-        needs_data=True,
+        "gsm8k-smollm2.yaml", "smollm2", "smollm2-135m-instruct", ("async unfiltered",), ours=Plan(3, 3, 45.0),
+        peer=Plan(1, 2, 0.0), micro_batch=16, bf16=False, limits="gsm8k", needs_data=True,
     ),
 }  # fmt: skip
 

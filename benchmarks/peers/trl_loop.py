@@ -14,21 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
+from pydantic import TypeAdapter
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from benchmarks.peers.figures import Step, informative_samples
-from services.common.config.settings import Settings
+from benchmarks.peers.figures import Plan, Step, informative_samples, is_measured
+from benchmarks.peers.tasks import chat_of, tasks_of
 from services.common.config.verifiers import choose_verifier
-from services.common.data.bounds import DataBounds
-from services.common.data.order import task_index
 from services.common.data.record import TaskRecord
-from services.common.data.source import open_within
 from services.common.spec.job import JobSpec
 from services.reward.verifiers.base import Score, load
-
-MOST_TASKS = 10_000
-"""Training begins again with the first one after so many."""
 
 
 class Judge:
@@ -61,10 +56,9 @@ class Judge:
 class Reporter(TrainerCallback):  # type: ignore[misc]
     """Prints the steps, and ends training when its time is over."""
 
-    def __init__(self, judge: Judge, group_size: int, warm_up: int, least: int, seconds: float) -> None:
-        self._judge, self._group_size = judge, group_size
-        self._warm_up, self._least, self._seconds = warm_up, least, seconds
-        self._step, self._measured_from = 0, 0.0
+    def __init__(self, judge: Judge, group_size: int, plan: Plan) -> None:
+        self._judge, self._group_size, self._plan = judge, group_size, plan
+        self._steps: list[Step] = []
 
     def on_train_begin(self, *_: object, **__: object) -> None:
         """Prints when training begins."""
@@ -72,25 +66,12 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, _arguments: object, _state: object, control: Any, **_: object) -> None:  # noqa: ANN401
         """Prints the step."""
-        now, scores = time.time(), self._judge.scores
+        scores = self._judge.scores
         informative = informative_samples([score.accuracy for score in scores], self._group_size)
         reward = sum(score.reward for score in scores) / len(scores)
-        print(json.dumps(asdict(Step(now, len(scores), informative, reward, self._judge.tokens))), flush=True)
-        self._step += 1
-        if self._step == self._warm_up:
-            self._measured_from = now
-        if self._step >= self._warm_up + self._least and now - self._measured_from >= self._seconds:
-            control.should_training_stop = True
-
-
-def tasks_of(spec: JobSpec) -> list[TaskRecord]:
-    """The job's training tasks, in the order in which the learner issues them."""
-    train = spec.data.train
-    bounds = DataBounds.of(Settings())
-    source = open_within(train, [Path(train.source).parent], bounds, field="data.train")
-    size = len(source)
-    places = (task_index(spec.data.seed, n, size, spec.data.shuffle) for n in range(min(size, MOST_TASKS)))
-    return [source[place] for place in places]
+        self._steps.append(Step(time.time(), len(scores), informative, reward, self._judge.tokens))
+        print(json.dumps(asdict(self._steps[-1])), flush=True)
+        control.should_training_stop = is_measured(self._steps, self._plan)
 
 
 def settings_of(spec: JobSpec, out: Path, micro_batch: int, *, bf16: bool) -> Any:  # noqa: ANN401
@@ -115,20 +96,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--job", type=Path, required=True, help="the job's spec as JSON, with absolute paths")
     parser.add_argument("--out", type=Path, required=True, help="an empty directory")
-    parser.add_argument("--warm-up", type=int, required=True, help="steps before those that are measured")
-    parser.add_argument("--least", type=int, required=True, help="fewest measured steps")
-    parser.add_argument("--seconds", type=float, required=True, help="of the measured steps")
+    parser.add_argument("--plan", type=TypeAdapter(Plan).validate_json, required=True, help="how long, as JSON")
     parser.add_argument("--micro-batch", type=int, required=True, help="samples per forward and backward pass")
     parser.add_argument("--bf16", action="store_true", help="matrix multiplications in bfloat16")
     options = parser.parse_args()
     spec = JobSpec.model_validate_json(options.job.read_bytes())
     tasks = tasks_of(spec)
     judge = Judge(tasks, spec)
-    rows = [
-        {"prompt": [{"role": message.role, "content": message.content} for message in task.prompt], "task": place}
-        for place, task in enumerate(tasks)
-    ]
-    reporter = Reporter(judge, spec.rollout.group_size, options.warm_up, options.least, options.seconds)
+    rows = [{"prompt": chat_of(task), "task": place} for place, task in enumerate(tasks)]
+    reporter = Reporter(judge, spec.rollout.group_size, options.plan)
     GRPOTrainer(
         model=spec.model.path, reward_funcs=judge, train_dataset=Dataset.from_list(rows), callbacks=[reporter],
         args=settings_of(spec, options.out, options.micro_batch, bf16=options.bf16),
