@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 STEP_LIMIT_S = 180.0
 """Longest time of a step: several times that of the slowest one that is known."""
@@ -124,8 +123,7 @@ def step_s(run: Run, warm_up: int) -> float:
 
 def smooth(rewards: Sequence[float], window: int) -> list[float]:
     """Mean of each `window` consecutive rewards; one value per step from the `window`-th on."""
-    sums = [0.0, *accumulate(rewards)]
-    return [(sums[end] - sums[end - window]) / window for end in range(window, len(sums))]
+    return [statistics.fmean(rewards[end - window : end]) for end in range(window, len(rewards) + 1)]
 
 
 def time_to(steps: Sequence[Step], learning: Learning) -> float | None:

@@ -20,6 +20,8 @@ from benchmarks.peers.limits import MachineLimits, ShapeLimits
 
 BEGIN, END = "<!-- peers -->", "<!-- /peers -->"
 GIB = 1 << 30
+UNKNOWN = "–"
+"""For a threshold that was not reached, and a ratio to nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ def shape_section(
             _range(result.spread(step_s), 2),
         ]  # fmt: skip
         if learning is not None:
-            cells.append(_range(result.learning_s(learning), 0) if result.learned else "")
+            cells.append(_range(result.learning_s(learning), 1) if result.learned else "")
         cells.append(f"{max(run.peak_bytes for run in result.runs) / GIB:.1f}")
         lines.append(f"| {way} | {' | '.join(cells)} |")
     if {"async", "sync"} <= results.keys():
@@ -125,14 +127,14 @@ def _cores(count: int) -> str:
 def _range(spread: Spread, digits: int) -> str:
     """Median, and where there are several values the lowest and the highest."""
     if math.isinf(spread.median):
-        return "not reached"
+        return UNKNOWN
     if spread.low == spread.high:
         return _number(spread.median, digits)
     return f"{_number(spread.median, digits)} ({_number(spread.low, digits)} to {_number(spread.high, digits)})"
 
 
 def _number(value: float, digits: int) -> str:
-    """Large values without decimals, infinity as the sign."""
+    """Large values without decimals."""
     if math.isinf(value):
-        return "∞"
+        return UNKNOWN
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.{digits}f}"
