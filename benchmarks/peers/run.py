@@ -61,41 +61,27 @@ class Bench:
                 taken[way].append(run)
         learned = min(shape.learning_rounds, self.rounds)
         results = {
-            way: Result(
-                shape.peer if way == peer.NAME else shape.ours, tuple(runs), learned if way in _learners(shape) else 0
-            )
+            way: Result(shape.peer if way == peer.NAME else shape.ours, tuple(runs), learned)
             for way, runs in taken.items()
         }
-        return shape_section(
-            name, _about(JobSpec.model_validate(job), shape), results, peer.NAME, shape.learning, limits
-        ), limits
+        about = _about(JobSpec.model_validate(job), shape)
+        return shape_section(name, about, results, peer.NAME, shape.learning, limits), limits
 
     def _round(self, name: str, shape: Shape, model: Path, number: int) -> dict[str, Run]:
         data = self.data(shape)
         folder = self.folder / f"{name}-{number}"
         folder.mkdir()
-        job, plan = job_of(shape, model, data, self.changes), _plan(shape.peer, shape, peer.NAME, number)
+        learning = shape.learning if number < shape.learning_rounds else None
+        job, plan = job_of(shape, model, data, self.changes), replace(shape.peer, learning=learning)
         runs = {peer.NAME: peer.run_peer(self.python, job, shape, plan, folder / "trl")}
         _say(name, number, peer.NAME, runs[peer.NAME], plan)
         with ours.stack(folder / "home", self.models, data) as state:
             for way in shape.ways:
-                job, plan = (
-                    job_of(shape, model, data, (*self.changes, *WAYS[way])),
-                    _plan(shape.ours, shape, way, number),
-                )
+                job = job_of(shape, model, data, (*self.changes, *WAYS[way]))
+                plan = replace(shape.ours, learning=learning)
                 runs[way] = ours.run_job(state, folder / "home", job, plan)
                 _say(name, number, way, runs[way], plan)
         return runs
-
-
-def _learners(shape: Shape) -> tuple[str, ...]:
-    """Ways that go on until the threshold is reached."""
-    return (peer.NAME, shape.ways[0])
-
-
-def _plan(plan: Plan, shape: Shape, way: str, number: int) -> Plan:
-    learns = way in _learners(shape) and number < shape.learning_rounds
-    return replace(plan, learning=shape.learning if learns else None)
 
 
 def _say(name: str, number: int, way: str, run: Run, plan: Plan) -> None:
@@ -161,6 +147,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     data = options.gsm8k.resolve() if options.gsm8k else None
     try:
+        if options.write:  # that the document has its markers is better known now than at the end
+            put_between(DOCUMENT.read_text(), [])
         with tempfile.TemporaryDirectory(prefix="peers-") as folder:
             models = options.home.resolve() / "models"
             bench = Bench(
@@ -175,6 +163,8 @@ def main() -> None:
             lines = compare(bench, options.shape or list(SHAPES))
     except (MillraceError, ValueError) as error:
         sys.exit(f"peers: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
     print("\n".join(lines))
     if options.write:
         DOCUMENT.write_text(put_between(DOCUMENT.read_text(), lines))

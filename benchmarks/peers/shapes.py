@@ -54,7 +54,7 @@ class Shape:
     learning: Learning | None = None
     """Reward whose time is compared; None where so few steps teach nothing."""
     learning_rounds: int = 0
-    """First rounds in which TRL and the first way go on until it is reached."""
+    """First rounds in which each way goes on until it is reached."""
     needs_data: bool = False
     """Whether its file must be given."""
 
@@ -65,11 +65,11 @@ SHAPES = {
         micro_batch=512, bf16=False, limits="demo", learning=Learning(0.55, 5, 90.0), learning_rounds=99,
     ),
     "demo-smollm2": Shape(
-        "demo-smollm2.yaml", "smollm2", "smollm2-135m-instruct", ("async", "sync", "async unfiltered"), ours=Plan(3, 3, 45.0),
+        "demo-smollm2.yaml", "smollm2", "smollm2-135m-instruct", ("async", "sync", "async unfiltered"), ours=Plan(3, 3, 30.0),
         peer=Plan(1, 2, 0.0), micro_batch=48, bf16=False, limits="smollm2", learning=Learning(0.4, 3, 300.0), learning_rounds=1,
     ),
     "gsm8k": Shape(
-        "gsm8k-smollm2.yaml", "smollm2", "smollm2-135m-instruct", ("async unfiltered",), ours=Plan(3, 3, 45.0),
+        "gsm8k-smollm2.yaml", "smollm2", "smollm2-135m-instruct", ("async unfiltered",), ours=Plan(3, 3, 30.0),
         peer=Plan(1, 2, 0.0), micro_batch=16, bf16=False, limits="gsm8k", needs_data=True,
     ),
 }  # fmt: skip

@@ -73,7 +73,7 @@ def shape_section(
             _range(result.spread(step_s), 2),
         ]  # fmt: skip
         if learning is not None:
-            cells.append(_range(result.learning_s(learning), 1) if result.learned else "")
+            cells.append(_range(result.learning_s(learning), 1))
         cells.append(f"{max(run.peak_bytes for run in result.runs) / GIB:.1f}")
         lines.append(f"| {way} | {' | '.join(cells)} |")
     if {"async", "sync"} <= results.keys():

@@ -13,7 +13,7 @@ GIB = 1 << 30
 PLAN = Plan(warm_up=1, least=2, seconds=0.0)
 
 
-def result(*step_seconds: float, informative: int = 10, learned: int = 0) -> Result:
+def result(*step_seconds: float, informative: int = 10, learned: int = 1) -> Result:
     """A result of one run for each given duration of its steps."""
     runs = [
         Run(tuple(Step(n * seconds, 10, informative, reward=n / 10) for n in range(4)), 2 * GIB, 0.0)
@@ -47,10 +47,10 @@ def test_without_an_informative_sample_of_the_peer_the_ratio_is_infinite() -> No
 
 
 def test_a_threshold_that_was_not_reached_is_said() -> None:
-    results = {"TRL": result(1.0, learned=1), "async": result(0.5, learned=1), "sync": result(1.0)}
+    results = {"TRL": result(1.0, learned=1), "async": result(0.5, learned=1), "sync": result(3.0, learned=1)}
     easy = shape_section("demo", "about", results, "TRL", Learning(0.2, 1, 9.0), None)
     hard = shape_section("demo", "about", results, "TRL", Learning(0.9, 1, 9.0), None)
-    assert [row(easy, way)[5] for way in results] == ["2.0", "1.0", ""]
+    assert [row(easy, way)[5] for way in results] == ["2.0", "1.0", "6.0"]
     assert row(hard, "TRL")[5] == UNKNOWN
 
 
