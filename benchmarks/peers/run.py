@@ -42,6 +42,8 @@ class Bench:
     rounds: int
     changes: tuple[str, ...]
     limits: bool
+    peer_dtype: str | None
+    """Of TRL's products; None: the shape's."""
     folder: Path
     """For files that are not kept."""
 
@@ -51,6 +53,8 @@ class Bench:
 
     def run(self, name: str, shape: Shape) -> tuple[list[str], ShapeLimits | None]:
         """The shape's lines, and its limits."""
+        if self.peer_dtype is not None:
+            shape = replace(shape, bf16=self.peer_dtype == "bfloat16")
         make_model(shape, self.models)
         model, data = self.models / shape.folder, self.data(shape)
         job = job_of(shape, model, data, self.changes)
@@ -141,6 +145,9 @@ def main() -> None:
         "--home", type=Path, default=Path(os.environ.get("MILLRACE_HOME", ".millrace")), help="models lie below it"
     )
     parser.add_argument("--peer-python", type=Path, default=ROOT / ".venv-peers" / "bin" / "python")
+    parser.add_argument(
+        "--peer-dtype", choices=["float32", "bfloat16"], help="of TRL's products, where not the fastest is wanted"
+    )
     parser.add_argument("--no-limits", dest="limits", action="store_false", help="leave the parts alone out")
     parser.add_argument("--write", action="store_true", help=f"put the result into {DOCUMENT.relative_to(ROOT)}")
     options = parser.parse_args()
@@ -158,6 +165,7 @@ def main() -> None:
                 options.rounds,
                 tuple(options.changes),
                 options.limits,
+                options.peer_dtype,
                 Path(folder),
             )
             lines = compare(bench, options.shape or list(SHAPES))
