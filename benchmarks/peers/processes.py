@@ -92,6 +92,8 @@ class Child:
 
 def last_line(log: Path) -> str:
     """The last line of a log that is not empty."""
+    if not log.exists():
+        return f"there is no {log.name}"
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return lines[-1].strip() if lines else f"{log} is empty"
 
