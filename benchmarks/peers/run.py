@@ -128,7 +128,8 @@ def compare(bench: Bench, names: Sequence[str]) -> list[str]:
         print("\n".join(section), flush=True)
     if machine is not None:
         lines += machine_section(machine, limits)
-    head = f"{day}, {describe_machine()} {bench.rounds} rounds, {(time.time() - began) / 60:.0f} minutes."
+    rounds = "1 round" if bench.rounds == 1 else f"{bench.rounds} rounds"
+    head = f"{day}, {describe_machine()} {rounds}, {(time.time() - began) / 60:.0f} minutes."
     return ["", head, "", *lines]
 
 
