@@ -66,11 +66,11 @@ SHAPES = {
     ),
     "demo-smollm2": Shape(
         "demo-smollm2.yaml", "smollm2", "smollm2-135m-instruct", ("async", "sync", "async unfiltered"), ours=Plan(3, 3, 30.0),
-        peer=Plan(1, 2, 0.0), micro_batch=48, bf16=True, limits="smollm2", learning=Learning(0.4, 3, 300.0), learning_rounds=1,
+        peer=Plan(1, 4, 0.0), micro_batch=48, bf16=True, limits="smollm2", learning=Learning(0.4, 3, 300.0), learning_rounds=1,
     ),
     "gsm8k": Shape(
         "gsm8k-smollm2.yaml", "smollm2", "smollm2-135m-instruct", ("async unfiltered",), ours=Plan(3, 3, 30.0),
-        peer=Plan(1, 2, 0.0), micro_batch=16, bf16=True, limits="gsm8k", needs_data=True,
+        peer=Plan(1, 4, 0.0), micro_batch=16, bf16=True, limits="gsm8k", needs_data=True,
     ),
 }  # fmt: skip
 
