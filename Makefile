@@ -11,7 +11,7 @@ MODEL ?= tiny
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down serve test-unit test test-all coverage chaos test-compose test-ascend-versions lint format proto dashboards bench lock lock-ascend audit clean
+.PHONY: help setup demo up down serve test-unit test test-all coverage chaos test-compose test-ascend-versions lint format proto dashboards bench bench-peers lock lock-peers lock-ascend audit clean
 
 help: ## Shows the verbs
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-20s %s\n", $$1, $$2}'
@@ -78,6 +78,10 @@ dashboards: setup ## Writes the dashboards' JSON, then trains a job under a real
 bench: setup ## Prints the figures of benchmarks/
 	@for bench in benchmarks/*.py; do $(BIN)/python $$bench || exit 1; done
 
+bench-peers: setup ## TRL's plain loop against ours on the same jobs; writes docs/performance.md (GSM8K=FILE: its train.jsonl, for the third job)
+	@PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" deploy/install.sh .venv-peers deploy/lock/peers.txt
+	@$(BIN)/python -m benchmarks.peers.run --write $(if $(GSM8K),--gsm8k "$(GSM8K)")
+
 lock: setup ## Resolves deploy/lock/requirements.in anew
 	@$(BIN)/python -m pip install --quiet uv
 	@UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/uv pip compile --python-version 3.11 --override deploy/lock/overrides.txt deploy/lock/requirements.in \
@@ -88,6 +92,11 @@ lock: setup ## Resolves deploy/lock/requirements.in anew
 	@UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/uv pip compile --quiet --python-version 3.11 --override deploy/lock/overrides.txt --constraint $(LOCK) \
 		--extra test pyproject.toml --no-annotate --no-header \
 		--output-file deploy/lock/unit.txt >/dev/null
+
+lock-peers: setup ## Resolves deploy/lock/peers.in anew, with the versions of the whole lock
+	@$(BIN)/python -m pip install --quiet uv
+	@UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/uv pip compile --quiet --python-version 3.11 --override deploy/lock/overrides.txt --constraint $(LOCK) \
+		deploy/lock/peers.in --no-annotate --no-header --output-file deploy/lock/peers.txt >/dev/null
 
 lock-ascend: setup ## Resolves deploy/lock/ascend-*.in anew
 	@$(BIN)/python -m pip install --quiet uv

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -165,9 +165,8 @@ def serve(way: str, folder: Path, shape: Shape) -> None:
         print(json.dumps(time.perf_counter() - started), flush=True)
 
 
-def measure(name: str, threads: int, rounds: int) -> None:
-    """Prints the figures of one shape: medians over the rounds."""
-    shape = SHAPES[name]
+def timings(name: str, threads: int, rounds: int, ways: Sequence[str] = WAYS) -> dict[str, list[float]]:
+    """Seconds of each step of each way. Raises SystemExit when a measured process has died."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore"}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--shape", name, "--folder", folder]
@@ -176,9 +175,9 @@ def measure(name: str, threads: int, rounds: int) -> None:
             way: subprocess.Popen(
                 [*command, "--way", way], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
-            for way in WAYS
+            for way in ways
         }
-        took: dict[str, list[float]] = {way: [] for way in WAYS}
+        took: dict[str, list[float]] = {way: [] for way in ways}
         try:
             for process in running.values():
                 while (line := _answer(process)) != "ready":
@@ -190,6 +189,12 @@ def measure(name: str, threads: int, rounds: int) -> None:
             for process in running.values():
                 process.kill()
                 process.wait()
+    return took
+
+
+def measure(name: str, threads: int, rounds: int) -> None:
+    """Prints the figures of one shape: medians over the rounds."""
+    shape, took = SHAPES[name], timings(name, threads, rounds)
     samples = shape.groups * shape.group_size
     plain = statistics.median(took[PLAIN])
     print(f"{name}: {shape.groups} groups of {shape.group_size}, {threads} threads, {rounds} rounds")

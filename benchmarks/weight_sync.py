@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import grpc
@@ -120,6 +121,24 @@ def bare_stream(address: str) -> None:
             pass
 
 
+def bare_rate(repeats: int) -> float:
+    """Bytes/s of the bare stream, from a server in a process of its own."""
+    with learner_side() as addresses:
+        size = sum(np.prod(shape) * 2 for shape in shapes().values())
+        return float(size) / timed(repeats, lambda: bare_stream(addresses[1]))
+
+
+@contextmanager
+def learner_side() -> Iterator[list[str]]:
+    """Addresses of the weights' server and of the bare one, in a process of their own."""
+    command = [sys.executable, __file__, "--serve"]
+    learner = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield learner.stdout.readline().split() if learner.stdout else []
+    finally:
+        learner.communicate()
+
+
 def report_full(addresses: list[str], stage: Stage, plain: UInt8Array, repeats: int) -> None:
     """Prints MiB/s of memcpy, bare gRPC and the full fetch."""
     target = np.empty_like(plain)
@@ -175,13 +194,10 @@ def main() -> None:
         return
     machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
     print(f"{machine}, Python {platform.python_version()}, grpcio {grpc.__version__}")
-    command = [sys.executable, __file__, "--serve"]
     with tempfile.TemporaryDirectory() as home:
         shared_memory = Settings().shared_memory
         stage = Stage(default_stage_directory(f"benchmark-{os.getpid()}", Path(home), 1 << 30, shared_memory))
-        learner = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        try:
-            addresses = learner.stdout.readline().split() if learner.stdout else []
+        with closing(stage), learner_side() as addresses:
             first = next(snapshots())
             plain = np.concatenate(first.data)
             print(
@@ -194,9 +210,6 @@ def main() -> None:
             print(f"snapshot for publishing (copy + hash)  {build * 1000:.0f} ms")
             report_full(addresses, stage, plain, arguments.repeats)
             report_deltas(addresses[0], stage, arguments.repeats)
-        finally:
-            learner.communicate()
-            stage.close()
 
 
 if __name__ == "__main__":
