@@ -80,6 +80,8 @@ def plan_stack(
     if runtime.shared is not None:
         environment["MILLRACE_SHARED_MEMORY"] = str(runtime.shared)
     plan = plan_cores(available_cores() if settings.platform is Platform.CPU else [], servers)
+    if plan.learner:
+        environment.setdefault("MILLRACE_LEARNER_CORES", str(len(plan.learner)))
     cores = {"learner-0": plan.learner, **{f"rollout-{i}": share for i, share in enumerate(plan.rollout)}}
     for name, port in zip(names, ports, strict=True):
         folder, own_cores = runtime.temporary_of(name), cores.get(name, frozenset())

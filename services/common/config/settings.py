@@ -121,6 +121,11 @@ class Settings(BaseSettings):
         default=256 * 1024, ge=1, description="Longest prompt and longest ground truth of a task, characters."
     )
     max_ranks: int | None = Field(default=None, ge=1, description="Ranks of one job (default: by this machine).")
+    learner_cores: int | None = Field(
+        default=None,
+        ge=1,
+        description="CPU platform: the learner's cores, for threads_per_rank: 0 (default: half of the machine's).",
+    )
     max_threads: int | None = Field(default=None, ge=1, description="CPU platform: threads of a job's ranks together.")
     max_engine_devices: int | None = Field(default=None, ge=1, description="Processes, or devices, of one engine.")
     max_kv_cache_gib: float | None = Field(default=None, gt=0, description="CPU platform: KV cache of one engine, GiB.")

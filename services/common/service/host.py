@@ -1,4 +1,4 @@
-"""Host of a process: its boot, the memory limit of its container, and the packages that are installed."""
+"""Host of a process: its boot, its processors, the memory limit of its container, and the packages that are installed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 CGROUP = Path("/sys/fs/cgroup")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+CPU_INFO = Path("/proc/cpuinfo")
+BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+"""The last one is Arm's."""
 MEMORY_FILES = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
 """Limit and usage in a control group, of version 2 and of version 1."""
 
@@ -34,6 +37,15 @@ def container_memory(cgroup: Path = CGROUP) -> ContainerMemory | None:
         if limit is not None:
             return ContainerMemory(limit, max(0, limit - (_bytes(cgroup / usage_file) or 0)))
     return None
+
+
+def multiplies_bfloat16(cpuinfo: Path = CPU_INFO) -> bool:
+    """Whether this machine's processors have instructions that multiply bfloat16."""
+    try:
+        words = set(cpuinfo.read_text().split())
+    except OSError:
+        return False
+    return not words.isdisjoint(BFLOAT16_FLAGS)
 
 
 def installed_version(package: str) -> str | None:

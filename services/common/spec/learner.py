@@ -58,7 +58,12 @@ class LearnerSpec(Section):
     weight_decay: float = Field(default=0.0, ge=0.0, le=1.0, description="AdamW's decoupled weight decay.")
     clip_grad: float = Field(default=1.0, ge=0.0, le=1e6, description="Largest gradient norm; 0 turns clipping off.")
     seed: int = Field(default=1234, ge=0, lt=2**31, description="Seed of the ranks' random numbers.")
-    threads_per_rank: int = Field(default=1, ge=1, le=1024, description="CPU platform: computing threads of one rank.")
+    threads_per_rank: int = Field(
+        default=1,
+        ge=0,
+        le=1024,
+        description="CPU platform: computing threads of one rank; 0: the learner's cores / ranks.",
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -15,6 +15,8 @@ class DType(StrEnum):
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
+    AUTO = "auto"
+    """Of a spec that is submitted; an accepted job has one of the others."""
 
 
 class ModelSpec(Section):
@@ -27,7 +29,8 @@ class ModelSpec(Section):
     dtype: DType = Field(
         default=DType.BFLOAT16,
         strict=False,
-        description="Weights' type in learner and engine; bfloat16 keeps float32 masters.",
+        description="Weights' type in learner and engine; bfloat16 keeps float32 masters; auto: bfloat16, but float32 on CPUs that do not "
+        "multiply bfloat16.",
     )
     fp32_output_layer: bool = Field(
         default=False,

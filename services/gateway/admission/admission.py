@@ -28,6 +28,7 @@ from services.common.sandbox.limits import MIB, Limits
 from services.common.sandbox.pool import Child, Sandbox
 from services.common.spec.data import DataSourceSpec
 from services.common.spec.job import JobSpec
+from services.gateway.admission.automatic import settle
 from services.gateway.admission.limits import Machine, over_limits
 from services.gateway.errors import AdmissionBusy, SpecRefused
 
@@ -59,7 +60,7 @@ class Admission:
         self._reading, self._checking = (asyncio.Semaphore(MAX_CONCURRENT_CHECKS) for _ in range(2))
 
     async def read(self, body: bytes, media_type: str) -> JobSpec:
-        """The spec in a request's body. Raises SpecRefused for wrong fields, AdmissionBusy at the limit."""
+        """The spec in a body, its automatic values settled. Raises SpecRefused for wrong fields, AdmissionBusy at the limit."""
         async with _acquired(self._reading):
             try:
                 spec = await self._sandbox.call(READ, body, media_type, limits=READ_LIMITS)
@@ -67,7 +68,7 @@ class Admission:
                 raise SpecRefused(f"the body cannot be read: it {error}", field="spec") from error
             except ConfigError as error:
                 raise SpecRefused(*error.problems) from error
-        return JobSpec.model_validate_json(spec)
+        return settle(JobSpec.model_validate_json(spec), self._settings, Machine.here())
 
     async def admit(self, spec: JobSpec) -> tuple[str, ...]:
         """Fields that could not be checked in time. Raises SpecRefused for wrong ones; AdmissionBusy at the limit."""
