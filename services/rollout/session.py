@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,8 @@ from services.rollout.weights.relaying import Relaying
 log = logging.getLogger(__name__)
 
 _STAGED_VERSIONS = 3  # two are kept while one arrives
+_PREPARED = 0.25
+"""Groups that are encoded, decoded and sent beside those that the engine samples, as a share of these: the engine waits for none of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +118,10 @@ class JobSession:
             wiring.commands, wiring.blocking, job.job_id, keys.Stage.TASKS,
             group=CONSUMER_GROUP, name=wiring.name, limit_bytes=entry_limit(spec.rollout, spec.eval), fence=wiring.fence,
         )  # fmt: skip
-        limits = WorkerLimits(entries=spec.rollout.max_concurrent_groups, read_count=READ_COUNT)
-        self._tasks = TaskLoop(consumer, Sampler(wiring.engine, wiring.name), wiring.engine.label, limits, wiring.drain)
+        groups = spec.rollout.max_concurrent_groups
+        limits = WorkerLimits(entries=groups + math.ceil(groups * _PREPARED), read_count=READ_COUNT)
+        sampler = Sampler(wiring.engine, wiring.name, groups)
+        self._tasks = TaskLoop(consumer, sampler, wiring.engine.label, limits, wiring.drain)
         weights = asyncio.create_task(self._weights.run(), name="weights")
         tasks = asyncio.create_task(self._tasks.run(), name="tasks")
         try:

@@ -63,7 +63,7 @@ class RolloutSpec(Section):
     )
     max_attempts: int = Field(default=3, ge=1, le=20, description="Times a group is issued before it fails.")
     max_concurrent_groups: int = Field(
-        default=32, ge=1, le=4096, description="Groups one rollout server works on at once."
+        default=32, ge=1, le=4096, description="Groups one rollout server samples at once."
     )
     enforce_eager: bool = Field(default=True, description="vLLM: no graph capture or compilation (quicker start).")
     tensor_parallel_size: int = Field(

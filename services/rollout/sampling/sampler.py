@@ -27,13 +27,15 @@ from services.rollout import metrics
 from services.rollout.engine.engine import Engine
 from services.rollout.engine.types import Piece, SamplingError
 
+_MANY = 1 << 30
+
 
 class Sampler:
-    """Samples groups, any number at once."""
+    """Samples groups, any number at once, of which the engine has at most `places`; the others are encoded, or decoded, meanwhile."""
 
-    def __init__(self, engine: Engine, server: str) -> None:
+    def __init__(self, engine: Engine, server: str, places: int = _MANY) -> None:
         """`server`: this rollout server's name, for the groups."""
-        self._engine, self._server = engine, server
+        self._engine, self._server, self._places = engine, server, asyncio.Semaphore(places)
 
     async def sample(self, task: Task) -> RolloutGroup:
         """The task's group; with `failure` and no rollouts when it could not be sampled in time, or at all."""
@@ -41,11 +43,14 @@ class Sampler:
         prompt: list[int] = []
         try:
             prompt = await self._encode(task)
-            rollouts = await self._rollouts(task, prompt)
+            async with self._places:
+                started = time.monotonic()
+                builders = await self._generate(task, prompt)
+                seconds = time.monotonic() - started
+            rollouts = await self._decode(builders)
         except (PromptError, SamplingError) as error:
             seconds, permanent = time.monotonic() - started, isinstance(error, PromptError)
             return self.failed(task, str(error), seconds, prompt, permanent=permanent)
-        seconds = time.monotonic() - started
         metrics.GENERATE_SECONDS.observe(seconds)
         return RolloutGroup(task, self._server, _bytes_of(prompt), tuple(rollouts), seconds)
 
@@ -66,7 +71,7 @@ class Sampler:
             )
         return prompt
 
-    async def _rollouts(self, task: Task, prompt: list[int]) -> list[Rollout]:
+    async def _generate(self, task: Task, prompt: list[int]) -> list[RolloutBuilder]:
         builders = [RolloutBuilder() for _ in range(task.group_size)]
         stream = self._engine.generate(
             prompt, count=task.group_size, temperature=task.temperature, max_tokens=task.max_tokens
@@ -79,6 +84,9 @@ class Sampler:
                     metrics.TOKENS.inc(len(piece.token_ids))
         except TimeoutError:
             builders = _finished(builders, task, limit_s)
+        return builders
+
+    async def _decode(self, builders: Sequence[RolloutBuilder]) -> list[Rollout]:
         texts = await self._engine.decode([builder.token_ids for builder in builders])
         rollouts = [builder.build(text) for builder, text in zip(builders, texts, strict=True)]
         metrics.ROLLOUTS.inc(len(rollouts))

@@ -97,3 +97,39 @@ async def test_a_prompt_that_cannot_be_used_fails_for_good() -> None:
     group = await sampler(Scripted(0.0)).sample(task(max_tokens=100))
     assert group.permanent
     assert group.failure == "the prompt is too long: 2 tokens and max_tokens 100 exceed the model's 64"
+
+
+class Counting(Scripted):
+    """Also counts prompts encoded, and groups being generated."""
+
+    def __init__(self) -> None:
+        super().__init__(0.05, 0.05, 0.05, 0.05)
+        self.encoded = self.generating = self.most = 0
+
+    async def prompt_token_ids(self, messages: Iterable[Message]) -> list[int]:
+        self.encoded += 1
+        return [1, 2]
+
+    async def generate(
+        self, prompt_token_ids: list[int], *, count: int, temperature: float, max_tokens: int
+    ) -> AsyncGenerator[Piece, None]:
+        self.generating += 1
+        self.most = max(self.most, self.generating)
+        try:
+            async for piece in super().generate(
+                prompt_token_ids, count=count, temperature=temperature, max_tokens=max_tokens
+            ):
+                yield piece
+        finally:
+            self.generating -= 1
+
+
+async def test_the_engine_has_so_many_groups_at_most_and_others_are_prepared_meanwhile() -> None:
+    engine = Counting()
+    limited = Sampler(cast("Engine", engine), "r0", places=2)
+    sampling = [asyncio.create_task(limited.sample(task())) for _ in range(5)]
+    await asyncio.sleep(0.02)
+    assert (engine.encoded, engine.generating) == (5, 2)
+    groups = await asyncio.gather(*sampling)
+    assert engine.most == 2
+    assert all(group.generate_s < 0.1 for group in groups), "the wait for a place is no sampling"
