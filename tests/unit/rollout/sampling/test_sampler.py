@@ -127,9 +127,11 @@ class Counting(Scripted):
 async def test_the_engine_has_so_many_groups_at_most_and_others_are_prepared_meanwhile() -> None:
     engine = Counting()
     limited = Sampler(cast("Engine", engine), "r0", places=2)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
     sampling = [asyncio.create_task(limited.sample(task())) for _ in range(5)]
     await asyncio.sleep(0.02)
     assert (engine.encoded, engine.generating) == (5, 2)
     groups = await asyncio.gather(*sampling)
     assert engine.most == 2
-    assert all(group.generate_s < 0.1 for group in groups), "the wait for a place is no sampling"
+    assert groups[-1].generate_s < 0.6 * (loop.time() - began), "the wait for a place is no sampling"
