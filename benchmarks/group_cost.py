@@ -1,9 +1,10 @@
-"""Processor time of a group by process, while a real job runs: what is neither forward nor backward shows.
+"""Processor time of a group by process, while a real job runs, beside what vLLM alone and the learner alone need for it in the same run.
 
     python benchmarks/group_cost.py [--model tiny] [--steps 60] [--set off_policy.max_off_policy_steps=0]
 
 Starts the stack as `millrace up` does, submits the demo's job without its evaluation, and reads the processor time of every thread
-between two steps. The model is made by `python -m examples.demo.models tiny --out .millrace/models/tiny`.
+between two steps. What neither part alone needs is the price of the service. The model is made by
+`python -m examples.demo.models tiny --out .millrace/models/tiny`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import shutil
 import tempfile
 import time
 from collections import defaultdict
@@ -23,12 +23,15 @@ from typing import Any
 
 import psutil
 
-from examples.demo.run import DEMOS, JOBS
+from benchmarks.learner import SHAPES as LEARNER_SHAPES
+from benchmarks.learner import SHARED, timings
+from benchmarks.peers import ours
+from benchmarks.peers.limits import LEARNER_STEPS, engine_alone
+from benchmarks.peers.shapes import SHAPES, job_of
 from services.cli.client import GatewayClient, find_token
-from services.cli.overrides import load_job
-from services.cli.up import detach, run_down
+from services.cli.stack.state import UpState
 from services.common.service.process_tree import family
-from services.common.spec.job import parse_spec
+from services.common.spec.job import JobSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 POLL_INTERVAL_S = 0.2
@@ -44,6 +47,24 @@ PARTS = (
     ("valkey", "redis"),
     ("redis", "redis"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """Milliseconds of one core for a group, with nothing beside."""
+
+    sampling: float
+    training: float
+    step_s: float
+    """Seconds of one step of the learner, on one thread."""
+
+
+def measure_alone(name: str, job: dict[str, Any], group_size: int, folder: Path) -> Alone:
+    """Measures vLLM offline on the job's prompts, on one core, and the learner on batches of the job's sizes, with one thread."""
+    engine = engine_alone(name, job, folder, cores=1)["samples_per_s"]
+    shape = LEARNER_SHAPES[name]
+    step_s = median(timings(name, 1, LEARNER_STEPS, (SHARED,))[SHARED])
+    return Alone(1000 * group_size / engine, 1000 * step_s / shape.groups, step_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +108,12 @@ def part_of(process: psutil.Process, root: int) -> str:
     return next((part for word, part in PARTS if word in name), "others")
 
 
-def run(model: str, steps: int, overrides: list[str], home: Path) -> tuple[Reading, Reading, list[dict[str, Any]]]:
+def run(state: UpState, job: dict[str, Any], steps: int) -> tuple[Reading, Reading, list[dict[str, Any]]]:
     """Runs the job; the readings at the ends of the window, and its steps' records."""
-    settings = [f"learner.steps={steps}", "eval.enabled=false", f"checkpoint.interval_steps={steps}"]
-    spec = load_job(JOBS / DEMOS[model].spec, [*settings, *overrides])
-    state = detach(home, ["--port", "0"], print)
-    try:
-        with GatewayClient(state.url, find_token(state.token_file)) as client:
-            job = client.submit(spec)["id"]
-            readings = list(window(client, job, state.pid, steps))
-            return readings[0], readings[-1], client.history(job)["steps"]
-    finally:
-        run_down(home, print)
+    with GatewayClient(state.url, find_token(state.token_file)) as client:
+        identity = client.submit(job)["id"]
+        readings = list(window(client, identity, state.pid, steps))
+        return readings[0], readings[-1], client.history(identity)["steps"]
 
 
 def window(client: GatewayClient, job: str, root: int, steps: int) -> Iterator[Reading]:
@@ -115,7 +130,7 @@ def window(client: GatewayClient, job: str, root: int, steps: int) -> Iterator[R
         raise SystemExit(f"the job {record['state']}: {record['cause']}")
 
 
-def report(first: Reading, last: Reading, records: list[dict[str, Any]], group_size: int) -> None:
+def report(first: Reading, last: Reading, records: list[dict[str, Any]], group_size: int, alone: Alone | None) -> None:
     """Prints the table."""
     groups, wall = last.groups - first.groups, last.at - first.at
     spent: dict[str, float] = defaultdict(float)
@@ -131,26 +146,36 @@ def report(first: Reading, last: Reading, records: list[dict[str, Any]], group_s
     print("part                            ms a group   of one core")
     for part, seconds in sorted(spent.items(), key=lambda item: -item[1]):
         print(f"{part:32} {1000 * seconds / groups:8.2f}   {100 * seconds / wall:8.1f} %")
-    total = sum(spent.values())
-    print(f"{'in all':32} {1000 * total / groups:8.2f}   {100 * total / wall:8.1f} %")
+    total = 1000 * sum(spent.values()) / groups
+    print(f"{'in all':32} {total:8.2f}   {total * groups / wall / 10:8.1f} %")
+    if alone is not None:
+        step_s = median(record["train_s"] for record in inside)
+        print(f"{'vLLM alone':32} {alone.sampling:8.2f}")
+        print(
+            f"{'learner alone':32} {alone.training:8.2f}   its step takes {step_s / alone.step_s:.2f} times as long here"
+        )
+        print(f"{'the rest: neither of the two':32} {total - alone.sampling - alone.training * trained / groups:8.2f}")
 
 
 def main() -> None:
     """Measures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=sorted(DEMOS), default="tiny")
+    parser.add_argument("--model", choices=SHAPES, default="demo", help="shape of the job")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--set", action="append", default=[], help="a change of the job's spec: section.key=value")
     parser.add_argument("--models", type=Path, default=ROOT / ".millrace" / "models")
-    arguments = parser.parse_args()
+    parser.add_argument("--no-limits", dest="limits", action="store_false", help="leave the parts alone out")
+    options = parser.parse_args()
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
-    spec = parse_spec((JOBS / DEMOS[arguments.model].spec).read_text())
-    with tempfile.TemporaryDirectory(prefix="millrace-cost-") as folder:
-        home = Path(folder)
-        model = DEMOS[arguments.model].model
-        shutil.copytree(arguments.models / model, home / "models" / model)
-        first, last, records = run(arguments.model, arguments.steps, arguments.set, home)
-    report(first, last, records, spec.rollout.group_size)
+    shape = SHAPES[options.model]
+    job = job_of(shape, options.models.resolve() / shape.folder, None, (f"learner.steps={options.steps}", *options.set))
+    group_size = JobSpec.model_validate(job).rollout.group_size
+    with tempfile.TemporaryDirectory(prefix="millrace-cost-") as name:
+        folder = Path(name)
+        alone = measure_alone(shape.limits, job, group_size, folder) if options.limits else None
+        with ours.stack(folder / "home", options.models.resolve(), None) as state:
+            first, last, records = run(state, job, options.steps)
+    report(first, last, records, group_size, alone)
 
 
 if __name__ == "__main__":

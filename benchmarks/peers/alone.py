@@ -55,7 +55,11 @@ def engine(spec: JobSpec) -> dict[str, float]:
         enforce_eager=spec.rollout.enforce_eager, enable_prefix_caching=True, **plan.arguments,
     )  # fmt: skip
     sampling = SamplingParams(
-        n=spec.rollout.group_size, temperature=spec.rollout.temperature, max_tokens=spec.rollout.rollout_max_tokens
+        n=spec.rollout.group_size,
+        temperature=spec.rollout.temperature,
+        max_tokens=spec.rollout.rollout_max_tokens,
+        logprobs=0,  # of the sampled tokens, which a learner needs
+        detokenize=False,
     )
     chats = [chat_of(task) for task in tasks_of(spec, spec.slots)]
 

@@ -62,14 +62,19 @@ def machine_limits(folder: Path) -> MachineLimits:
 
 def shape_limits(name: str, job: dict[str, Any], folder: Path) -> ShapeLimits:
     """Measures one shape, `name` in benchmarks/learner.py, for one to four minutes. Raises SideError when a part fails."""
-    spec = folder / f"{name}.json"
-    spec.write_text(json.dumps(job))
-    engine = {cores: _alone("engine", cores, folder, ["--job", str(spec)])["samples_per_s"] for cores in core_counts()}
+    engine = {cores: engine_alone(name, job, folder, cores)["samples_per_s"] for cores in core_counts()}
     took = timings(name, os.cpu_count() or 1, LEARNER_STEPS, (PLAIN, SHARED))
     shape = LEARNER_SHAPES[name]
     samples = shape.groups * shape.group_size
     plain, shared = (statistics.median(took[way]) for way in (PLAIN, SHARED))
     return ShapeLimits(engine, samples / plain, samples / shared, useful_flop(shape) / shared)
+
+
+def engine_alone(name: str, job: dict[str, Any], folder: Path, cores: int) -> dict[str, float]:
+    """Samples/s and tokens/s of vLLM on a job's prompts. Raises SideError when it fails."""
+    spec = folder / f"{name}.json"
+    spec.write_text(json.dumps(job))
+    return _alone("engine", cores, folder, ["--job", str(spec)])
 
 
 def useful_flop(shape: LearnerShape) -> float:
