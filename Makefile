@@ -76,7 +76,7 @@ dashboards: setup ## Writes the dashboards' JSON, then trains a job under a real
 	@$(BIN)/python -m deploy.dashboards.record
 
 bench: setup ## Prints the figures of benchmarks/
-	@for bench in benchmarks/*.py; do $(BIN)/python $$bench || exit 1; done
+	@for bench in benchmarks/[a-z]*.py; do $(BIN)/python -m benchmarks.$$(basename $$bench .py) || exit 1; done
 
 bench-peers: setup ## TRL's plain loop against ours on the same jobs; writes docs/performance.md (GSM8K=FILE: its train.jsonl, for the third job)
 	@PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" deploy/install.sh .venv-peers deploy/lock/peers.txt

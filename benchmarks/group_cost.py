@@ -1,6 +1,6 @@
 """Processor time of a group by process, while a real job runs, beside what vLLM alone and the learner alone need for it in the same run.
 
-    python benchmarks/group_cost.py [--model tiny] [--steps 60] [--set off_policy.max_off_policy_steps=0]
+    python -m benchmarks.group_cost [--model tiny] [--steps 60] [--set off_policy.max_off_policy_steps=0]
 
 Starts the stack as `millrace up` does, submits the demo's job without its evaluation, and reads the processor time of every thread
 between two steps. What neither part alone needs is the price of the service. The model is made by
