@@ -9,7 +9,6 @@ import contextlib
 import logging
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,7 +56,6 @@ def _start_head(job_id: str, spec: JobSpec, model_dir: Path, settings: Settings)
     from services.learner.controller import Head
     from services.learner.ranks.client import Ranks
 
-    sys.setswitchinterval(float(os.environ.get("SWI", "0.005")))
     head = Head(job_id, spec, model_dir, settings, Ranks())
     signal.signal(signal.SIGTERM, lambda *_: head.drain())
     head.start()

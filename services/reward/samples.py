@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 from redis.asyncio import Redis
@@ -19,6 +20,9 @@ TEXT_CHARS = 8_192
 GROUP_CHARS = 65_536
 """Text kept of one group, an equal part of each rollout: all samples of a job stay within about 20 MB."""
 
+SAMPLES_PER_S = 16.0
+"""Groups kept a second, where they come faster for long: nobody reads more, and each costs time."""
+
 _PUSH = """#!lua
 -- KEYS: samples   ARGV: sample, how many are kept
 if redis.call('LPOS', KEYS[1], ARGV[1]) then return 0 end  -- the first reply was lost, and the command repeated
@@ -26,6 +30,23 @@ redis.call('LPUSH', KEYS[1], ARGV[1])
 redis.call('LTRIM', KEYS[1], 0, ARGV[2] - 1)
 return 1
 """
+
+
+class SampleBudget:
+    """Right to keep samples: as many as are kept at once, and SAMPLES_PER_S more each second."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: seconds, for tests."""
+        self._clock, self._left, self._at = clock, float(MAX_SAMPLES), clock()
+
+    def take(self) -> bool:
+        """Whether one more sample may be kept now."""
+        now = self._clock()
+        self._left, self._at = min(float(MAX_SAMPLES), self._left + SAMPLES_PER_S * (now - self._at)), now
+        if self._left < 1.0:
+            return False
+        self._left -= 1.0
+        return True
 
 
 async def keep_sample(redis: Redis, scored: ScoredGroup) -> None:

@@ -20,7 +20,7 @@ from services.common.streams.worker import MAX_DELIVERIES, StreamWorker, WorkerC
 from services.reward import metrics
 from services.reward.pool.messages import Check
 from services.reward.pool.pool import Pool
-from services.reward.samples import keep_sample
+from services.reward.samples import SampleBudget, keep_sample
 
 CONSUMER_GROUP = "reward"
 MAX_GROUPS = 64
@@ -47,6 +47,7 @@ class JobSession:
         self._job_id, self._limit_bytes = consumer.job_id, consumer.limit_bytes
         groups = max(1, min(MAX_GROUPS, IN_FLIGHT_BYTES // consumer.limit_bytes))
         limits = WorkerLimits(entries=groups, read_count=READ_COUNT, bound=bound)
+        self._samples = SampleBudget()
         self._worker = StreamWorker(consumer, Stage.SCORED, limits, COUNTERS, drain)
 
     @property
@@ -87,7 +88,7 @@ class JobSession:
         if not failed:
             metrics.JUDGE_SECONDS.observe(scored.judge_s)
             metrics.VERIFIED_TOKENS.inc(sum(len(rollout.tokens) for rollout in scored.group.rollouts))
-            if moved:
+            if moved and self._samples.take():
                 await keep_sample(self._commands, scored)
 
 

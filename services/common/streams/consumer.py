@@ -38,6 +38,8 @@ DEAD_LETTERS = 200_000
 """Number of the newest letters that a stage keeps."""
 DEAD_BUDGET_BYTES = 64 * 1024**2
 """Sum of the payloads that a stage's dead letters keep. A letter beyond it, or of an entry beyond the entry limit, is cut."""
+PACE_S = 0.005
+"""Least time between two reads of new entries: what comes meanwhile is read, handled and sent together."""
 READ_BYTES = 256 * 1024**2
 """Most bytes of one reply to a read: with a higher limit of an entry fewer entries are read at once."""
 DEAD_PAYLOAD_BYTES = 1024
@@ -84,6 +86,7 @@ class Consumer:
         self._lease_ms = int(lease_s * 1000)
         self._held: set[str] = set()
         self._failures, self._last_reply = 0, time.monotonic()
+        self._next_read = 0.0
         self._recover_from: str | None = "0"
         self._claim_from, self._next_claim = _START, 0.0
 
@@ -131,7 +134,10 @@ class Consumer:
                 return entries
         if time.monotonic() >= self._next_claim and (entries := await self._claim(count)):
             return entries
-        return await self._hold(await self._read_group(">", count, block_s), new=True)
+        await asyncio.sleep(max(0.0, self._next_read - time.monotonic()))
+        messages = await self._read_group(">", count, block_s)
+        self._next_read = time.monotonic() + PACE_S
+        return await self._hold(messages, new=True)
 
     async def hop(self, entry: Entry, stage: Stage, payload: bytes, *, bound: int = MAX_STREAM_LENGTH) -> bool:
         """Moves the entry to the next stream, atomically; False when this consumer no longer holds it: it was moved before, or claimed.

@@ -41,7 +41,7 @@ class Sequence:
             values = getattr(self, name)
             if len(values) != response:
                 raise ValueError(f"group {self.group_id}: {name} has {len(values)} items for {response} tokens")
-            if not np.isfinite(values).all():
+            if values.dtype != bool and not np.isfinite(values).all():
                 raise ValueError(f"group {self.group_id}: {name} is not finite")
 
     @property

@@ -13,7 +13,15 @@ import numpy as np
 
 from services.common.models.directory import ModelInfo
 from services.common.spec.job import JobSpec
-from services.common.streams.types import Int32Array, Rollout, RolloutGroup, ScoredGroup, VerdictStatus
+from services.common.streams.types import (
+    LOGPROB_DTYPE,
+    TOKEN_DTYPE,
+    Int32Array,
+    Rollout,
+    RolloutGroup,
+    ScoredGroup,
+    VerdictStatus,
+)
 
 MAX_ABS_REWARD = 1e9
 """Beyond it squares and sums over a batch would no longer be sure to fit into the float32 of an advantage."""
@@ -69,15 +77,14 @@ def _token_fault(group: RolloutGroup, limits: Limits) -> str:
         return "the prompt has no token"
     if unknown := _unknown_token(prompt, limits):
         return f"the prompt has token {unknown}"
-    for rollout in group.rollouts:
-        length = len(prompt) + len(rollout.tokens)
-        if length > limits.positions:
-            return f"prompt and response have {length} tokens; the model takes {limits.positions}"
-        if unknown := _unknown_token(rollout.tokens, limits):
-            return f"a response has token {unknown}"
-        if not np.isfinite(rollout.logprobs).all():
-            return "a log-prob of the engine's is not finite"
-    return ""
+    longest = max((len(rollout.token_ids) // TOKEN_DTYPE.itemsize for rollout in group.rollouts), default=0)
+    if len(prompt) + longest > limits.positions:
+        return f"prompt and response have {len(prompt) + longest} tokens; the model takes {limits.positions}"
+    responses = np.frombuffer(b"".join(rollout.token_ids for rollout in group.rollouts), TOKEN_DTYPE)
+    if unknown := _unknown_token(responses, limits):
+        return f"a response has token {unknown}"
+    logprobs = np.frombuffer(b"".join(rollout.inference_logprobs for rollout in group.rollouts), LOGPROB_DTYPE)
+    return "" if np.isfinite(logprobs).all() else "a log-prob of the engine's is not finite"
 
 
 def _unknown_token(tokens: Int32Array, limits: Limits) -> str:
