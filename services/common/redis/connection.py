@@ -28,7 +28,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from services.common.batches import Batches
-from services.common.redis.pool import WaitingPool
+from services.common.redis.pool import MAX_CONNECTIONS, WaitingPool
 
 log = logging.getLogger(__name__)
 
@@ -185,6 +185,7 @@ def connect(
     password: SecretStr | None = None,
     outage_s: float = OUTAGE_S,
     pool_wait_s: float = OUTAGE_S,
+    max_connections: int = MAX_CONNECTIONS,
 ) -> Redis:
     """A client whose replies are bytes.
 
@@ -196,10 +197,12 @@ def connect(
         password: of the URL's user, where the URL itself has none.
         outage_s: how long a command is repeated while Redis does not answer (never by a client that blocks).
         pool_wait_s: how long a command waits for a free connection while all are in use.
+        max_connections: most connections at once.
     """
     pool = WaitingPool.from_url(
         url,
         wait_s=pool_wait_s,
+        max_connections=max_connections,
         password=password.get_secret_value() if password is not None else None,
         decode_responses=False,
         socket_connect_timeout=CONNECT_TIMEOUT_S,

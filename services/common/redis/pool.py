@@ -21,7 +21,7 @@ class PoolBusyError(MaxConnectionsError):
 
 
 class WaitingPool(ConnectionPool):
-    """At most `MAX_CONNECTIONS` connections; first come, first served."""
+    """At most `max_connections` connections; first come, first served."""
 
     def __init__(self, *, wait_s: float, max_connections: int = MAX_CONNECTIONS, **options: Any) -> None:  # noqa: ANN401  redis-py's own
         """`wait_s`: longest wait for a free connection, seconds. `options`: of each connection."""

@@ -114,14 +114,17 @@ async def remove_worker(redis: Redis, name: str, fence: Fence | None = None) -> 
 
 async def live_workers(redis: Redis) -> list[WorkerStatus]:
     """Workers whose heartbeat has not expired, by name; removes the others. A heartbeat that cannot be read is logged."""
-    found = []
-    for raw in sorted(await redis.smembers(keys.WORKERS)):
-        value = await redis.get(keys.worker(text(raw)))
-        if value is None:
-            await redis.srem(keys.WORKERS, raw)
-            continue
+    names = sorted(await redis.smembers(keys.WORKERS))
+    async with redis.pipeline(transaction=False) as pipe:
+        for raw in names:
+            pipe.get(keys.worker(text(raw)))
+        values = await pipe.execute() if names else []
+    found, gone = [], [raw for raw, value in zip(names, values, strict=True) if value is None]
+    for raw, value in zip(names, values, strict=True):
         try:
-            found.append(_STATUS.validate_json(value))
+            found += [] if value is None else [_STATUS.validate_json(value)]
         except ValidationError as error:
             log.warning("the heartbeat of %s cannot be read: %s", text(raw), error.errors(include_url=False)[0]["msg"])
+    if gone:
+        await redis.srem(keys.WORKERS, *gone)
     return found

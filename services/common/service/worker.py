@@ -15,6 +15,9 @@ from services.common.service.heartbeat import remove_worker, take_incarnation
 from services.common.service.lifecycle import Drain
 from services.common.service.preflight import require_redis
 
+CONNECTIONS = 8
+"""Most connections of a worker's commands. One hop in each keeps Redis busy; a Redis takes 10,000 connections, of all workers together."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerProcess:
@@ -41,7 +44,7 @@ async def worker_process(settings: Settings, service: str, drain: Drain | None =
         drain.on_signals()
     url, password = settings.redis_url, settings.redis_password
     async with (
-        connect(url, password=password) as commands,
+        connect(url, password=password, max_connections=CONNECTIONS) as commands,
         connect(url, password=password, block_s=BLOCK_S) as blocking,
     ):
         await require_redis(url, password, wait_s=settings.redis_wait_s)

@@ -26,7 +26,8 @@ from services.common.weights.snapshot import PolicyVersion, Snapshot
 
 _MAX_CALLS = 2048
 _MAX_WATCHERS = 1024  # every Watch call holds a thread: half of them stay free for Fetch and Report
-_POLL_INTERVAL_S = 1.0  # between a Watch call's checks that its client is still connected
+_POLL_INTERVAL_S = 1.0
+"""Between a Watch call's checks that its client is still connected; a call that ends wakes no other."""
 KEEP = 3
 """Versions that are kept: the current one, and possible bases of its deltas."""
 
@@ -46,7 +47,6 @@ class WeightService(pb_grpc.WeightSyncServicer):
         if not self._watchers.acquire(blocking=False):
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{_MAX_WATCHERS} servers watch already")
         try:
-            context.add_callback(self._store.wake)
             yield from self._announcements(context, limit_s=min(_remaining(context), WATCH_LIMIT_S))
         finally:
             self._watchers.release()
@@ -59,14 +59,15 @@ class WeightService(pb_grpc.WeightSyncServicer):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, message)
         snapshot = self._snapshot(request, context)
         if snapshot.path is not None and request.boot_id and request.boot_id == boot_id():
-            yield pb.FetchReply(manifest=Payload.full(snapshot).manifest)
+            yield pb.FetchReply(manifest=self._manifest(request, context))
             yield pb.FetchReply(file=pb.LocalFile(path=str(snapshot.path)))
             return
         if relay := self._relay(request, context):
-            yield pb.FetchReply(manifest=Payload.full(snapshot).manifest)
+            yield pb.FetchReply(manifest=self._manifest(request, context))
             yield pb.FetchReply(relay=pb.Relay(address=relay))
             return
-        payload = self._payload(request, context)
+        base = PolicyVersion.of(request.base) if request.HasField("base") else None
+        payload = self._payload(request, base, context)
         if request.offset > payload.wire_bytes:
             message = f"offset {request.offset} lies beyond the {payload.wire_bytes} bytes of this encoding"
             context.abort(grpc.StatusCode.OUT_OF_RANGE, message)
@@ -106,8 +107,11 @@ class WeightService(pb_grpc.WeightSyncServicer):
         except TimeoutError as error:
             context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
 
-    def _payload(self, request: pb.FetchRequest, context: grpc.ServicerContext) -> Payload:
-        base = PolicyVersion.of(request.base) if request.HasField("base") else None
+    def _manifest(self, request: pb.FetchRequest, context: grpc.ServicerContext) -> pb.Manifest:
+        """Of the whole version: made once, for all servers."""
+        return self._payload(request, None, context).manifest
+
+    def _payload(self, request: pb.FetchRequest, base: PolicyVersion | None, context: grpc.ServicerContext) -> Payload:
         version = PolicyVersion.of(request.version)
         try:
             return self._store.payload(version, base, _remaining(context))

@@ -114,7 +114,7 @@ class WeightStore:
             return self._kept.get(version)
 
     def newer_than(self, version: PolicyVersion | None, timeout_s: float) -> Snapshot | None:
-        """Waits for a version newer than this one; None after the timeout, `wake` or `close`."""
+        """Waits for a version newer than this one; None after the timeout or `close`."""
         with self._changed:
             if not self._is_newer(version) and not self._closed:
                 self._changed.wait(timeout_s)
@@ -125,11 +125,6 @@ class WeightStore:
         """Whether the server is stopping."""
         with self._changed:
             return self._closed
-
-    def wake(self) -> None:
-        """Wakes the waiting `Watch` calls, to check that their clients are still connected."""
-        with self._changed:
-            self._changed.notify_all()
 
     def close(self) -> None:
         """Ends all waits."""

@@ -8,6 +8,7 @@ issue_budget ──► issued ──► in flight ──► arrived ──► re
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -83,6 +84,8 @@ class GroupBuffer:
         """The job ends: no group is issued or accepted any more."""
         self._spec, self._limits, self._clock = spec, limits, clock
         self._ready: dict[int, Judged] = {}
+        self._oldest_version = math.inf
+        """No ready group has a token of an older version."""
         self._failed: dict[int, list[Judged]] = {}
         self._settled: list[Judged] = []
         self._degenerate_since_step = 0
@@ -133,6 +136,7 @@ class GroupBuffer:
         if fate is None:
             active.ready = True
             self._ready[judged.group_id] = judged
+            self._oldest_version = min(self._oldest_version, judged.scored.group.min_policy_version)
         else:
             self.settle(judged, fate, reason)
         return fate
@@ -156,6 +160,9 @@ class GroupBuffer:
     def select(self, policy_version: int) -> list[Judged] | None:
         """The groups of the next step, oldest first, or None while it has to wait. They stay ready until `settle`."""
         bound = self._spec.off_policy.max_off_policy_steps
+        per_step, partial = self._spec.algorithm.groups_per_step, self.judged_since_step >= self._refills
+        if self.ready < per_step and not partial and policy_version - self._oldest_version <= bound:
+            return None  # asked after every arrival, with thousands of groups in flight
         ages = {gid: policy_version - j.scored.group.min_policy_version for gid, j in self._ready.items()}
         for group_id, age in ages.items():
             if age > bound:
@@ -163,7 +170,7 @@ class GroupBuffer:
                 self.settle(self._ready[group_id], Fate.STALE, reason)
         ready = {group_id: ages[group_id] for group_id in self._ready}
         in_flight = [policy_version - g.issue_version for g in self.ledger.active.values() if not g.ready]
-        per_step, partial = self._spec.algorithm.groups_per_step, self.judged_since_step >= self._refills
+        self._oldest_version = policy_version - max(ready.values(), default=-math.inf)
         chosen = select_batch(ready, in_flight, groups_per_step=per_step, max_off_policy_steps=bound, partial=partial)
         return None if chosen is None else [self._ready[group_id] for group_id in chosen]
 

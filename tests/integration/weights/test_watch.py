@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from services.common.pb import weight_sync_pb2 as pb
 from services.common.pb import weight_sync_pb2_grpc as pb_grpc
 from services.common.weight_sync import server
 from services.common.weight_sync.server import WeightServer
+from services.common.weight_sync.store import Payload, WeightStore
 from services.common.weights.snapshot import Snapshot
 from services.rollout.weights.client import WeightReceiver
 
@@ -57,6 +59,43 @@ async def test_a_watcher_that_comes_before_the_first_version_waits_for_it(
     assert not waiting.done()
     publisher.publish(tiny(0))
     assert await asyncio.wait_for(waiting, 10) == (1, 0)
+
+
+def test_a_watcher_that_leaves_wakes_no_other(publisher: WeightServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    count, waits, wait = 40, list[None](), WeightStore.newer_than
+
+    def counted(store: WeightStore, *args: Any) -> Snapshot | None:
+        waits.append(None)
+        return wait(store, *args)
+
+    monkeypatch.setattr(WeightStore, "newer_than", counted)
+    with grpc.insecure_channel(publisher.address) as channel:
+        stub = pb_grpc.WeightSyncStub(channel)  # type: ignore[no-untyped-call]  # generated code
+        calls = [stub.Watch(pb.WatchRequest(job_id="job-1", server=f"r{i}"), timeout=30) for i in range(count)]
+        while len(waits) < count:
+            time.sleep(0.05)
+        before = len(waits)
+        for call in calls[: count // 2]:
+            call.cancel()
+            time.sleep(0.02)
+    assert len(waits) - before <= 2 * count  # at their own polls, one a second
+
+
+def test_a_version_s_manifest_is_made_once_for_all_servers(
+    publisher: WeightServer, receive: Receive, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made: list[Snapshot] = []
+    full = Payload.full
+
+    def noted(snapshot: Snapshot) -> Payload:
+        made.append(snapshot)
+        return full(snapshot)
+
+    monkeypatch.setattr(Payload, "full", noted)
+    publisher.publish(dataclasses.replace(tiny(1), path=tmp_path / "nowhere"))
+    for name in ("r0", "r1", "r2"):
+        receive(publisher.address, name).fetch(1, 1)
+    assert len(made) == 1
 
 
 async def test_a_slow_watcher_gets_the_newest_and_skips_what_it_missed(

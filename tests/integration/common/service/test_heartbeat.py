@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from redis.asyncio import Redis
 
@@ -28,6 +30,22 @@ async def test_a_worker_without_a_heartbeat_is_forgotten(redis: Redis) -> None:
     await redis.delete(keys.worker("gone"))
     assert await live_workers(redis) == []
     assert await redis.smembers(keys.WORKERS) == set()
+
+
+async def test_many_workers_are_listed_in_two_round_trips(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"rollout-{number:03d}" for number in range(300)]
+    for name in names:
+        await write_heartbeat(redis, WorkerStatus(name, WorkerKind.ROLLOUT, "idle"))
+    sent: list[str] = []
+    send = redis.execute_command
+
+    def noted(*args: Any, **options: Any) -> Any:
+        sent.append(args[0])
+        return send(*args, **options)  # type: ignore[no-untyped-call]  # redis-py
+
+    monkeypatch.setattr(redis, "execute_command", noted)
+    assert [status.name for status in await live_workers(redis)] == names
+    assert sent == ["SMEMBERS"]  # what goes with it goes in one pipeline
 
 
 @pytest.mark.parametrize("heartbeat", [b"", b"{", b"[]", b'{"name": 1}'])

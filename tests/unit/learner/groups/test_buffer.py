@@ -10,7 +10,7 @@ import pytest
 
 from services.common.jobs.fates import Fate
 from services.common.spec.job import JobSpec
-from services.common.streams.types import Verdict, VerdictStatus
+from services.common.streams.types import RolloutGroup, Verdict, VerdictStatus
 from services.learner.groups.buffer import GroupBuffer, Judged
 from services.learner.groups.ledger import ActiveGroup, Ledger, Settled
 from tests.unit.learner.scored_groups import (
@@ -174,6 +174,36 @@ def test_the_oldest_token_decides_who_goes_first_and_who_is_stale() -> None:
     assert buffer.ledger.counts[Fate.STALE] == 1
     (stale,) = buffer.ledger.take_unwritten()
     assert stale == Settled(1, Fate.STALE, "policy_age 3 exceeds max_off_policy_steps 2")
+
+
+def test_a_group_that_arrives_costs_the_same_however_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[RolloutGroup] = []
+    oldest = vars(RolloutGroup)["min_policy_version"].fget
+
+    def noted(group: RolloutGroup) -> int:
+        reads.append(group)
+        return int(oldest(group))
+
+    monkeypatch.setattr(RolloutGroup, "min_policy_version", property(noted))
+    buffer = make_buffer(issued=60, spec=make_spec(bsize=60))
+    for group_id in range(59):
+        buffer.arrived(judged_group(group_id, INFORMATIVE))
+        assert buffer.select(0) is None
+    assert len(reads) <= 2 * 59
+    buffer.arrived(judged_group(59, INFORMATIVE))
+    assert ids(buffer.select(0)) == list(range(60))
+
+
+def test_a_group_that_is_stale_on_arrival_ends_though_no_batch_is_ready() -> None:
+    buffer = make_buffer(issued=8, spec=make_spec(bsize=4, k=1))
+    for group_id, version in ((0, 4), (1, 2)):
+        buffer.arrived(judged_group(group_id, INFORMATIVE, versions=(version, 5)))
+        assert buffer.select(4) is None
+    assert (buffer.ready, buffer.ledger.counts[Fate.STALE]) == (1, 1)
+    assert buffer.select(5) is None
+    assert buffer.ready == 1
+    assert buffer.select(6) is None
+    assert (buffer.ready, buffer.ledger.counts[Fate.STALE]) == (0, 2)
 
 
 def test_used_up_refills_lead_to_a_smaller_step_instead_of_a_hang() -> None:
