@@ -1,42 +1,47 @@
 """Pipeline of a job as a closed network: slots circulate between the rollout servers and the learner.
 
-    ┌─ held until the servers have the version ─► servers (n, C places each) ─► informative? ─► ready ─► learner (B at once) ─┐
-    └──────────────────────────────────────────────◄ no: its slot is issued again                        B slots at publish ◄─┘
+    ┌─► queue ─► servers (n, C places each) ─► informative? ─► ready ─► learner (B at once) ─┐
+    └────◄───────────── no: its slot is issued again ◄──────────── B slots at the publish ◄──┘
 
-B = groups_per_step, k = max_off_policy_steps, N = (k + 1)·B slots, p = share of informative groups, D = the learner's own seconds
-of a step, n = servers. The number of groups in the network never exceeds N (`learner/groups/off_policy.py`), so it is a closed queueing
-network (Gordon and Newell 1967; bounds and mean values: Lazowska, Zahorjan, Graham and Sevcik, "Quantitative System Performance", 1984,
-chapters 5 to 8). The learner serves in batches, so there is no product form; but the learner's service hardly varies, and the network
-has one cycle, from one publish to the next, whose state is one number, x: groups at the servers when a version is published.
+B = groups_per_step, k = max_off_policy_steps, N = (k + 1)·B slots, p = share of informative groups, D = the learner's own seconds of a
+step, n = servers. The slots bound the groups in the network, so it is a closed queueing network (Gordon and Newell 1967; Lazowska and
+others, "Quantitative System Performance", 1984). It has no product form: the learner takes batches, and waits for stragglers. Its
+means are followed in time, as amounts of groups that flow (the fluid limit), from one publish to the next, until a cycle repeats:
 
-1. At the publish B slots are free and B groups are issued: x + B are in flight, r = N − B − x are ready.
-2. With m groups in flight at n servers each has c = min(m/n, C) in service. A group takes `alone_s` + `per_group_s`·c seconds, as an
-   engine with continuous batching does whose iteration costs a fixed part and a part for each sequence (Orca, OSDI 2022). By Little's law
-   (1961) n servers end n·c / (alone_s + per_group_s·c) groups a second, of which the share p becomes ready: dm/dt = −p·rate(m).
-3. The next step begins as soon as r ≥ B, that is m ≤ k·B, at once where that holds at the publish; D seconds later it is published.
-   Step 2 goes on meanwhile: m at that moment is the next x. The period is T = wait + D.
+1. At a publish B slots are free and B groups are issued; each group that is not informative is issued again at once. A task names the
+   newest version, and a server takes it when it has that version, `sync_s` after the publish.
+2. With m groups in service, c = m/n ≤ C at each server, each advances by 1 / (alone_s + per_group_s·c) a second: an engine with continuous
+   batching has iterations that cost a fixed part and a part for each sequence (Orca, OSDI 2022). Work varies: a group passes STAGES stages,
+   and its standard deviation is 0.4 of the mean (method of stages, Erlang 1917).
+3. A step begins when B groups are ready and no other would become older than k: after it at most (k − j)·B groups of age j or more may
+   remain (`learner/groups/off_policy.py`, rule 2). The last of B random times comes when the expected number still out is e^−γ = 0.56
+   (Gumbel). D seconds later the step is published.
 
-x → next x is monotone, and its fixed point is the steady state. Bounds that it meets: T ≥ D, and T ≥ B / (p · rate(N)). With k = 0 all B groups must be in before a step, none is sampled during it, and T = D + wait: the synchronous mode.
+Little's law and the bounds T ≥ D and T ≥ B / (p · rate) of the period T follow; with k = 0 nothing is sampled during a step and the two
+sides add up. A group's policy_age is the number of publishes since it was begun, as that is what the flow carries.
 
-policy_age: servers and learner take groups in the order of issue. A group whose sampling begins behind a others that will be trained is in
-batch ⌈(a + 1)/B⌉ from then on, and ages by one at each publish before that batch is chosen; k bounds it.
-
-Not covered: randomness near the balance of both sides (the model is up to some per cent too quick there, more with k = 1), groups that
-overtake each other by more than a step, and time in the reward service.
+Not covered: chance near the balance of both sides (there a run is some per cent slower), other distributions of a group's work, and time in
+the reward service.
 """
 
 from __future__ import annotations
 
-import math
+from collections import deque
 from dataclasses import dataclass, field
 
-MAX_CYCLES = 500
-"""Cycles after which the state counts as steady."""
-TOLERANCE = 1e-6
-"""Change of x, as a share of the slots, at which it does."""
-BURST_PARTS = 16
-"""Parts in which groups that begin together are counted, each with its own policy_age."""
+STAGES = 3
+ADVANCE = 0.5
+"""Share of a stage's groups that leave it in one time step. Variance of work ÷ mean²: (1 − ADVANCE) / STAGES."""
+STRAGGLERS = 0.56
+"""Expected number of groups still out at the moment at which the last one comes in, on average."""
+MAX_CYCLES = 400
+MEAN_OVER = 8
+"""Last cycles, over which the figures are means: a steady state may alternate."""
+TOLERANCE = 1e-4
+"""Change of the period and of the groups in flight, as a share, at which the state counts as steady."""
 _EPSILON = 1e-9
+_NOTHING = 1e-3
+"""Groups; fewer in service count as none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +55,9 @@ class ServiceLaw:
     places: int
     """Most groups at once (`max_concurrent_groups`)."""
 
-    def rate(self, in_flight: float, servers: int) -> float:
-        """Groups per second that `servers` servers end together, with so many groups in flight, spread evenly."""
-        at_once = min(max(in_flight / servers, 1.0), self.places)
-        return min(in_flight, servers) * at_once / (self.alone_s + self.per_group_s * at_once)
+    def group_s(self, in_service: float, servers: int) -> float:
+        """Seconds of a group while so many are in service, spread evenly over the servers."""
+        return self.alone_s + self.per_group_s * min(max(in_service / servers, 1.0), self.places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,116 +90,185 @@ class Network:
 
 @dataclass(slots=True)
 class Cycle:
-    """One cycle, from a publish to the next: totals that grow while it runs."""
+    """One cycle, from a publish to the next, or the mean of some."""
 
-    in_flight: float
-    """Groups at the servers at its end."""
     period_s: float = 0.0
     wait_s: float = 0.0
     """The learner's."""
+    sampled: float = 0.0
+    """Groups that servers ended."""
     trained: float = 0.0
-    """Informative groups that came in, equal to groups_per_step in the steady state."""
+    """Informative ones among them, equal to groups_per_step in the steady state."""
     busy_server_s: float = 0.0
-    """Seconds with at least one group, summed over the servers."""
+    """Seconds with a group in service, summed over the servers."""
     age_sum: float = 0.0
-    """policy_age, summed over the groups whose sampling began."""
-    started: float = 0.0
-    """Groups whose sampling began."""
-    age_max: int = 0
+    """policy_age, summed over the step's groups."""
+    age_max: float = 0.0
+    """Of the oldest group."""
+
+    def add(self, other: Cycle, share: float) -> None:
+        """Adds a share of another cycle."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + share * getattr(other, name))
 
 
 def steady_cycle(network: Network) -> Cycle:
     """The cycle that repeats itself."""
-    in_flight = float(network.slots - network.groups_per_step)
+    flow, last = _Flow(network), deque[Cycle](maxlen=MEAN_OVER)
+    state, calm = (0.0, 0.0), 0
     for _ in range(MAX_CYCLES):
-        cycle = _Run(network, in_flight).to_publish()
-        if abs(cycle.in_flight - in_flight) <= TOLERANCE * network.slots:
+        last.append(flow.next_cycle())
+        before, state = state, (last[-1].period_s, flow.in_flight)
+        steady = all(abs(a - b) <= TOLERANCE * max(a, b) + _EPSILON for a, b in zip(before, state, strict=True))
+        calm = calm + 1 if steady else 0
+        if calm == MEAN_OVER:
             break
-        in_flight = cycle.in_flight
-    return cycle
+    mean = Cycle()
+    for cycle in last:
+        mean.add(cycle, 1.0 / len(last))
+    return mean
 
 
 @dataclass(slots=True)
-class _Run:
-    """Run of one cycle, from completion to completion."""
+class _Flow:
+    """Amounts of groups in each place, followed in time."""
 
     network: Network
-    in_flight: float
-    """Groups that servers may work on now."""
-    held: float = field(init=False)
-    """Groups that wait for the servers' sync."""
-    ready: float = field(init=False)
-    published_at: float | None = None
-    """End of the step under way; None while the learner waits."""
-    cycle: Cycle = field(init=False)
+    version: int = 0
+    since_publish_s: float = 0.0
+    step_ends_s: float | None = None
+    """On the same clock; None while the learner waits."""
+    queue: deque[list[float]] = field(default_factory=deque)
+    """[version at issue, groups], oldest first."""
+    service: dict[tuple[int, int], list[float]] = field(default_factory=dict)
+    """(version at issue, version that samples) → groups in each stage."""
+    ready: dict[int, float] = field(default_factory=dict)
+    """Version that sampled → groups; below 0 by the stragglers that a step took before they came."""
+    cycle: Cycle = field(default_factory=Cycle)
 
     def __post_init__(self) -> None:
-        per_step = self.network.groups_per_step
-        self.held, self.ready = float(per_step), self.network.slots - per_step - self.in_flight
-        self.cycle = Cycle(self.in_flight)
+        self.queue.append([0, float(self.network.slots)])
+        self.since_publish_s = self.network.sync_s
 
-    def to_publish(self) -> Cycle:
-        """The whole cycle."""
+    @property
+    def in_service(self) -> float:
+        """Groups that servers work on."""
+        return sum(map(sum, self.service.values()))
+
+    @property
+    def in_flight(self) -> float:
+        """Groups that are issued and not ready."""
+        return self.in_service + sum(amount for _, amount in self.queue)
+
+    def next_cycle(self) -> Cycle:
+        """Follows the flow to the next publish."""
+        self.cycle = Cycle()
         while True:
-            if self.held and self.cycle.period_s >= self.network.sync_s - _EPSILON:
-                self._release()
-            if self.published_at is None and self.ready >= self.network.groups_per_step - _EPSILON:
-                self.ready -= self.network.groups_per_step
-                self.published_at = self.cycle.period_s + self.network.learner_s
-            if self.published_at is not None and self.cycle.period_s >= self.published_at - _EPSILON:
-                break
+            self._start()
+            if self.step_ends_s is None and self._may_begin():
+                self._begin_step()
+            if self.step_ends_s is not None and self.since_publish_s >= self.step_ends_s - _EPSILON:
+                self._publish()
+                return self.cycle
             self._advance()
-        self.cycle.in_flight = self.in_flight + self.held
-        return self.cycle
 
-    def _release(self) -> None:
-        """The servers have the version: they begin with the groups that were held for it, as far as there are places."""
-        before = min(self.in_flight, self.network.places)
-        self.in_flight, self.held = self.in_flight + self.held, 0.0
-        after = min(self.in_flight, self.network.places)
-        for part in range(BURST_PARTS):
-            share = (after - before) / BURST_PARTS
-            self._count_starts(share, before + (part + 0.5) * share, late=False)
+    def _publish(self) -> None:
+        self.version += 1
+        self.since_publish_s, self.step_ends_s = 0.0, None
+        self.queue.append([self.version, float(self.network.groups_per_step)])
+
+    @property
+    def _held(self) -> int:
+        """The newest version that the servers have."""
+        return self.version - (self.since_publish_s < self.network.sync_s - _EPSILON)
+
+    def _start(self) -> None:
+        """Moves groups from the queue to free places."""
+        free, held = self.network.places - self.in_service, self._held
+        while self.queue and free > _EPSILON and self.queue[0][0] <= held:
+            issue, amount = self.queue[0]
+            taken = min(amount, free)
+            self.service.setdefault((int(issue), held), [0.0] * STAGES)[0] += taken
+            free -= taken
+            if taken < amount:
+                self.queue[0][1] -= taken
+            else:
+                self.queue.popleft()
+
+    def _may_begin(self) -> bool:
+        """Whether a batch is ready, and what then remains can still be trained in time."""
+        per_step, bound = self.network.groups_per_step, self.network.max_off_policy_steps
+        if sum(self.ready.values()) < per_step - STRAGGLERS:
+            return False
+        if self.in_flight <= STRAGGLERS:
+            return True
+        left = {version: amount for version, amount in self._split(per_step)[1].items() if amount > _EPSILON}
+        in_flight = {int(issue): 0.0 for issue, _ in self.queue} | {issue: 0.0 for issue, _ in self.service}
+        for issue, amount in self.queue:
+            in_flight[int(issue)] += amount
+        for (issue, _), stages in self.service.items():
+            in_flight[issue] += sum(stages)
+        remain = 0.0
+        for version in sorted({*left, *in_flight}):
+            remain += left.get(version, 0.0) + in_flight.get(version, 0.0)
+            age = self.version - version
+            if age > 0 and remain > max(bound - age, 0) * per_step + STRAGGLERS:
+                return False
+        return True
+
+    def _split(self, count: float) -> tuple[dict[int, float], dict[int, float]]:
+        """The `count` oldest ready groups, and the others; a lack is taken from the newest."""
+        taken, left = {}, {}
+        newest = max(self.ready)
+        for version in sorted(self.ready):
+            taken[version] = count if version == newest else min(self.ready[version], count)
+            left[version] = self.ready[version] - taken[version]
+            count -= taken[version]
+        return taken, left
+
+    def _begin_step(self) -> None:
+        taken, left = self._split(self.network.groups_per_step)
+        ages = {self.version - version: amount for version, amount in taken.items() if amount > 0.0}
+        self.cycle.age_sum += sum(age * amount for age, amount in ages.items())
+        self.cycle.age_max = max((age for age, amount in ages.items() if amount >= STRAGGLERS), default=0.0)
+        self.ready = {version: amount for version, amount in left.items() if abs(amount) > _EPSILON}
+        self.step_ends_s = self.since_publish_s + self.network.learner_s
 
     def _advance(self) -> None:
-        """To the next completion, sync, or publish, whichever is first."""
-        network, cycle = self.network, self.cycle
-        ends = [self.published_at] if self.published_at is not None else []
-        if self.held:
-            pause_at = network.sync_s - network.pause_s
-            ends.append(pause_at if cycle.period_s < pause_at - _EPSILON else network.sync_s)
-        paused = bool(self.held) and cycle.period_s >= network.sync_s - network.pause_s - _EPSILON
-        rate = 0.0 if paused else network.accept_rate * network.law.rate(self.in_flight, network.servers)
-        amount = min(1.0, self.in_flight)
-        if self.published_at is None:
-            amount = min(amount, network.groups_per_step - self.ready)
-        seconds = min([end - cycle.period_s for end in ends] + ([amount / rate] if rate > 0.0 else []))
-        amount = min(amount, rate * seconds)
-        self._account(seconds, amount)
+        """One time step: at most to the next sync, pause, or publish."""
+        network, now, busy = self.network, self.since_publish_s, self.in_service
+        syncing = now < network.sync_s - _EPSILON
+        paused = syncing and now >= network.sync_s - network.pause_s - _EPSILON
+        group_s = network.law.group_s(busy, network.servers)
+        ends = [] if self.step_ends_s is None else [self.step_ends_s]
+        if syncing:
+            ends.append(network.sync_s if paused else network.sync_s - network.pause_s)
+        works = not paused and busy > _NOTHING
+        seconds = min([end - now for end in ends] + ([ADVANCE * group_s / STAGES] if works or not ends else []))
+        if works:
+            self._serve(STAGES * seconds / group_s)
+        self.cycle.busy_server_s += seconds * min(busy, network.servers)
+        self.cycle.wait_s += seconds if self.step_ends_s is None else 0.0
+        self.cycle.period_s += seconds
+        self.since_publish_s += seconds
 
-    def _account(self, seconds: float, amount: float) -> None:
-        """Counts an interval in which `amount` groups became ready."""
-        network, cycle = self.network, self.cycle
-        in_service = min(self.in_flight, network.places)
-        sampled = amount / network.accept_rate
-        queued = self.in_flight > network.places
-        self._count_starts(sampled if queued else sampled - amount, in_service, late=queued and bool(self.held))
-        cycle.busy_server_s += seconds * min(self.in_flight, network.servers)
-        cycle.wait_s += seconds if self.published_at is None else 0.0
-        cycle.period_s += seconds
-        cycle.trained += amount
-        self.in_flight -= amount
-        self.ready += amount
-
-    def _count_starts(self, count: float, in_service: float, *, late: bool) -> None:
-        """Counts groups whose sampling begins now. `late`: with the version before the published one."""
-        network, cycle = self.network, self.cycle
-        if count <= 0.0:
-            return
-        ahead = self.ready + network.accept_rate * in_service
-        batch = max(1, math.ceil(ahead / network.groups_per_step - _EPSILON))
-        publishes = batch + late - (self.published_at is None)
-        age = min(publishes, network.max_off_policy_steps)
-        cycle.age_sum += count * age
-        cycle.age_max = max(cycle.age_max, age)
-        cycle.started += count
+    def _serve(self, share: float) -> None:
+        """Moves a share of each stage's groups to the next; from the last one they are ready, or issued again."""
+        again = 0.0
+        for (_, sampled_by), stages in self.service.items():
+            moved = [share * amount for amount in stages]
+            for stage, amount in enumerate(moved):
+                stages[stage] -= amount
+                if stage + 1 < STAGES:
+                    stages[stage + 1] += amount
+            informative = self.network.accept_rate * moved[-1]
+            again += moved[-1] - informative
+            self.ready[sampled_by] = self.ready.get(sampled_by, 0.0) + informative
+            self.cycle.sampled += moved[-1]
+            self.cycle.trained += informative
+        if again > 0.0:
+            if self.queue and self.queue[-1][0] == self.version:
+                self.queue[-1][1] += again
+            else:
+                self.queue.append([self.version, again])
+        self.service = {key: stages for key, stages in self.service.items() if sum(stages) > _EPSILON}

@@ -6,18 +6,36 @@ where they share cores, the sharing is in the rates already.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from typing import Any
+
+from pydantic import ValidationError
 
 from services.common.capacity.pipeline import Network, steady_cycle
 from services.common.capacity.rates import Rates
-from services.common.spec.job import JobSpec
+from services.common.differences import differences
+from services.common.errors import ConfigError
+from services.common.spec.base import RECORDED
+from services.common.spec.job import JobSpec, problems_of
 
 IDLE = 0.05
 """A side that is idle for a smaller share of the time is the limit."""
 BALANCED = 0.95
 """Share of the speed with any number of servers at which servers and learner count as balanced."""
+
+PLANNABLE = (
+    "off_policy.max_off_policy_steps",
+    "algorithm.filter_groups_train_batch_size",
+    "rollout.max_concurrent_groups",
+)
+"""Settings whose effect follows from the rates; any other may change the rates themselves."""
+SLACK = 3.0
+"""Largest factor by which the seconds of groups are corrected, so that the network gives the measured period."""
+BISECTIONS = 12
+DEFAULT_COUNTS = (1, 2, 4, 8, 16, 32, 64)
 
 
 class Limit(StrEnum):
@@ -73,33 +91,106 @@ class Plan:
     balanced: tuple[int, int]
     """Fewest servers at BALANCED of the speed with any number of them: the smaller and the larger of the two forecasts' numbers."""
 
+    def as_record(self) -> dict[str, Any]:
+        """JSON values: of every row the slower forecast and the faster one."""
+        forecasts = [
+            {
+                "servers": row.servers,
+                **{name: asdict(item) for name, item in zip(("slow", "fast"), row.both, strict=True)},
+            }
+            for row in self.rows
+        ]
+        rates = asdict(self.rates) | {
+            "accept_rate": self.rates.accept_rate,
+            "samples_per_s": self.rates.samples_per_s,
+            "tokens_per_s": self.rates.tokens_per_s,
+        }
+        return {"rates": rates, "balanced": list(self.balanced), "forecasts": forecasts}
 
-def make_plan(rates: Rates, measured: JobSpec, planned: JobSpec, servers: Sequence[int]) -> Plan:
-    """Forecasts for a job of the spec `planned`, from the rates of a run of `measured`.
 
-    Of the two specs groups_per_step, max_off_policy_steps and max_concurrent_groups may differ; the learner's time of a step is taken to
-    be in proportion to its groups.
+def planned_spec(recorded: JobSpec, document: dict[str, Any]) -> JobSpec:
+    """The spec in a changed document of the recorded one.
+
+    Raises:
+        ConfigError: an unknown key or a wrong value (names the field), or a setting that is not in PLANNABLE.
     """
-    per_step = measured.algorithm.groups_per_step
-    scale = planned.algorithm.groups_per_step / per_step
-    networks = [
+    try:
+        planned = JobSpec.model_validate(document, context=RECORDED)
+    except ValidationError as error:
+        raise ConfigError(*problems_of(error, "--set ")) from error
+    for path, _, _ in differences(recorded.model_dump(mode="json"), planned.model_dump(mode="json")):
+        if path not in PLANNABLE:
+            raise ConfigError(
+                f"--set {path}: may change the rates, which only a run shows; a plan can change {', '.join(PLANNABLE)}"
+            )
+    return planned
+
+
+def make_plan(rates: Rates, measured: JobSpec, planned: JobSpec, servers: Sequence[int] = ()) -> Plan:
+    """Forecasts for a job of the spec `planned`, from the rates of a run of `measured`, which may differ in what is PLANNABLE.
+
+    The learner's time of a step is taken to be in proportion to its groups. `servers`: the numbers to forecast; without any,
+    DEFAULT_COUNTS up to twice the balanced number, that number, and the run's own.
+    """
+    networks = [_changed(_calibrated(network, rates), rates, planned) for network in _networks(rates, measured)]
+    balanced = sorted(_balance(network) for network in networks)
+    usual = {*balanced, rates.servers, *(count for count in DEFAULT_COUNTS if count <= 2 * balanced[1])}
+    rows = [
+        Row(count, *(forecast(rates, replace(network, servers=count)) for network in networks))
+        for count in sorted(set(servers) or usual)
+    ]
+    return Plan(rates, tuple(rows), (balanced[0], balanced[1]))
+
+
+def _networks(rates: Rates, measured: JobSpec) -> list[Network]:
+    """The measured run, under each of the laws that the rates leave open."""
+    return [
         Network(
-            groups_per_step=planned.algorithm.groups_per_step,
-            max_off_policy_steps=planned.off_policy.max_off_policy_steps,
+            groups_per_step=measured.algorithm.groups_per_step,
+            max_off_policy_steps=measured.off_policy.max_off_policy_steps,
             accept_rate=rates.accept_rate,
-            learner_s=rates.learner_s * scale,
+            learner_s=rates.learner_s,
             law=law,
-            servers=1,
+            servers=rates.servers,
             sync_s=rates.sync_s,
             pause_s=min(rates.pause_s, rates.sync_s),
         )
-        for law in rates.laws(planned.rollout.max_concurrent_groups)
+        for law in rates.laws(measured.rollout.max_concurrent_groups)
     ]
-    first, second = (_balance(network) for network in networks)
-    rows = tuple(
-        Row(count, *(forecast(rates, replace(network, servers=count)) for network in networks)) for count in servers
+
+
+def _calibrated(network: Network, rates: Rates) -> Network:
+    """The network whose servers give the measured period; unchanged where the learner hides their speed.
+
+    What the servers and streams do between two groups is in no group's seconds. It shows while the learner waits.
+    """
+    if rates.period_s - rates.learner_s <= IDLE * rates.period_s:
+        return network
+    low, high = 1.0 / SLACK, SLACK
+    for _ in range(BISECTIONS):
+        middle = math.sqrt(low * high)
+        if steady_cycle(_slowed(network, middle)).period_s < rates.period_s:
+            low = middle
+        else:
+            high = middle
+    return _slowed(network, math.sqrt(low * high))
+
+
+def _slowed(network: Network, factor: float) -> Network:
+    law = replace(network.law, alone_s=network.law.alone_s * factor, per_group_s=network.law.per_group_s * factor)
+    return replace(network, law=law)
+
+
+def _changed(network: Network, rates: Rates, planned: JobSpec) -> Network:
+    """The calibrated network with the planned spec's settings."""
+    per_step = planned.algorithm.groups_per_step
+    return replace(
+        network,
+        groups_per_step=per_step,
+        max_off_policy_steps=planned.off_policy.max_off_policy_steps,
+        learner_s=rates.learner_s * per_step / network.groups_per_step,
+        law=replace(network.law, places=planned.rollout.max_concurrent_groups),
     )
-    return Plan(rates, rows, (min(first, second), max(first, second)))
 
 
 def forecast(rates: Rates, network: Network) -> Forecast:
@@ -114,8 +205,8 @@ def forecast(rates: Rates, network: Network) -> Forecast:
         tokens_per_s=per_s / network.accept_rate * rates.tokens_per_group,
         servers_idle=servers_idle,
         learner_idle=learner_idle,
-        policy_age_mean=cycle.age_sum / cycle.started if cycle.started else 0.0,
-        policy_age_max=cycle.age_max,
+        policy_age_mean=cycle.age_sum / network.groups_per_step,
+        policy_age_max=round(cycle.age_max),
         limit=_limit(servers_idle, learner_idle),
     )
 
