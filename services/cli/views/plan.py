@@ -52,8 +52,8 @@ def print_plan(console: Console, plan: Plan) -> None:
     console.print(f"* balanced: {many} rollout server{_s(most)} reach 95 % of what any number would")
     if any(_differ(row) for row in plan.rows):
         console.print(
-            "a range: this run does not show whether a server that samples other numbers of groups at once takes as long "
-            "for each (the quicker figure), or less with fewer (the slower)"
+            "a range: this run does not show whether a server that samples fewer groups at once takes as long for each of them, "
+            "or less in proportion"
         )
     console.print("each server is supposed to have a device of its own, as quick as the one that was measured")
 

@@ -34,11 +34,11 @@ ADVANCE = 0.5
 """Share of a stage's groups that leave it in one time step. Variance of work ÷ mean²: (1 − ADVANCE) / STAGES."""
 STRAGGLERS = 0.56
 """Expected number of groups still out at the moment at which the last one comes in, on average."""
-MAX_CYCLES = 400
+MAX_CYCLES = 150
 MEAN_OVER = 8
 """Last cycles, over which the figures are means: a steady state may alternate."""
-TOLERANCE = 1e-4
-"""Change of the period and of the groups in flight, as a share, at which the state counts as steady."""
+TOLERANCE = 1e-3
+"""Change of a cycle's figures, as a share, at which the state counts as steady."""
 _EPSILON = 1e-9
 _NOTHING = 1e-3
 """Groups; fewer in service count as none."""
@@ -115,10 +115,10 @@ class Cycle:
 def steady_cycle(network: Network) -> Cycle:
     """The cycle that repeats itself."""
     flow, last = _Flow(network), deque[Cycle](maxlen=MEAN_OVER)
-    state, calm = (0.0, 0.0), 0
+    state, calm = (0.0, 0.0, 0.0), 0
     for _ in range(MAX_CYCLES):
         last.append(flow.next_cycle())
-        before, state = state, (last[-1].period_s, flow.in_flight)
+        before, state = state, (last[-1].period_s, flow.in_flight, last[-1].age_sum)
         steady = all(abs(a - b) <= TOLERANCE * max(a, b) + _EPSILON for a, b in zip(before, state, strict=True))
         calm = calm + 1 if steady else 0
         if calm == MEAN_OVER:
@@ -228,9 +228,12 @@ class _Flow:
 
     def _begin_step(self) -> None:
         taken, left = self._split(self.network.groups_per_step)
-        ages = {self.version - version: amount for version, amount in taken.items() if amount > 0.0}
-        self.cycle.age_sum += sum(age * amount for age, amount in ages.items())
-        self.cycle.age_max = max((age for age, amount in ages.items() if amount >= STRAGGLERS), default=0.0)
+        for version, amount in taken.items():
+            # A straggler that an earlier step counted may still be here: no whole group is older than the bound.
+            age = min(self.version - version, self.network.max_off_policy_steps)
+            self.cycle.age_sum += age * max(amount, 0.0)
+            if amount >= STRAGGLERS:
+                self.cycle.age_max = max(self.cycle.age_max, age)
         self.ready = {version: amount for version, amount in left.items() if abs(amount) > _EPSILON}
         self.step_ends_s = self.since_publish_s + self.network.learner_s
 
