@@ -1,42 +1,36 @@
-"""How well `millrace plan` predicts: three runs of the whole stack (vLLM and Megatron), each against a forecast from an earlier run.
+"""How well `millrace plan` predicts: runs of the whole stack (vLLM and Megatron), each against a forecast from an earlier run.
 
     python benchmarks/plan_check.py [--home DIR] [--steps 60]
 
-    rest         the demo's job: its first third of steps predicts the other two
-    synchronous  one slow server's run predicts max_off_policy_steps 0
-    servers      that run predicts two such servers
+    rest         one server: its first third of steps predicts the other two
+    synchronous  that server's run predicts max_off_policy_steps 0
+    servers      that server's run predicts two servers
+    shared       rest, with servers and learner that share the cores; printed, and not judged
 
-On two cores servers and learner would take each other's time, which no forecast of separate devices holds for. So for the last two
-checks each server's engine is made a slow device of its own: its processes are stopped for STOPPED of the time, in turns of TURN_S.
+A forecast supposes that each server has a device of its own. On a machine of two cores the first three get such devices: each iteration
+of the engine takes DEVICE_S more, in which it leaves its core idle.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import platform
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from threading import Event, Thread
 
-import psutil
-
-from services.cli.client import ENDED, GatewayClient, JsonObject, find_token
+from services.cli.client import ENDED, GatewayClient, find_token
 from services.cli.overrides import load_job
-from services.cli.stack.state import UpState, require_state
 from services.cli.up import detach, run_down
 from services.common.capacity.plan import make_plan
 from services.common.capacity.rates import Rates, measure
 from services.common.errors import MillraceError
 from services.common.jobs.step_record import StepRecord
-from services.common.service.process_tree import family
 from services.common.spec.base import RECORDED
 from services.common.spec.job import JobSpec
 
@@ -45,80 +39,62 @@ DEMO = ROOT / "deploy" / "config" / "jobs" / "demo.yaml"
 TOLERANCE = 0.15
 POLL_INTERVAL_S = 0.5
 SHORT = ("eval.enabled=false", "checkpoint.interval_steps=1000")
-TURN_S = 0.04
-STOPPED = 0.75
+DEVICE_S = 0.05
+DEVICE_CODE = f"""# As sitecustomize.py it is run by each Python process of the stack: vLLM's CPU worker is slower from then on.
+import sys, time
+from importlib.machinery import PathFinder
+
+class Finder(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name != "vllm.v1.worker.cpu_worker":
+            return None
+        spec = super().find_spec(name, path, target)
+        load = spec.loader.exec_module
+        def exec_module(module):
+            load(module)
+            step = module.CPUWorker.execute_model
+            def execute_model(self, *arguments, **options):
+                time.sleep({DEVICE_S})
+                return step(self, *arguments, **options)
+            module.CPUWorker.execute_model = execute_model
+        spec.loader.exec_module = exec_module
+        return spec
+
+sys.meta_path.insert(0, Finder)
+"""
 
 
 @contextmanager
-def stack(home: Path, servers: int) -> Iterator[tuple[GatewayClient, UpState]]:
-    """The stack of this home with so many rollout servers."""
-    state = detach(home, ["--port", "0", "--rollout", str(servers)], say)
+def stack(home: Path, servers: int, *, devices: bool) -> Iterator[GatewayClient]:
+    """The stack of this home with so many rollout servers, on devices of their own or on the shared cores."""
+    folder, before = home / "device", os.environ.get("PYTHONPATH", "")
+    if devices:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "sitecustomize.py").write_text(DEVICE_CODE)
+        os.environ["PYTHONPATH"] = f"{folder}{os.pathsep}{before or ROOT}"
     try:
+        state = detach(home, ["--port", "0", "--rollout", str(servers)], say)
         with GatewayClient(state.url, find_token(state.token_file)) as client:
-            yield client, require_state(home)
+            yield client
     finally:
+        os.environ["PYTHONPATH"] = before
         run_down(home, say)
 
 
-def run_job(client: GatewayClient, *changes: str, slow: UpState | None = None) -> tuple[JobSpec, list[StepRecord]]:
-    """Spec and step records of the demo's job with these changes; the engines of the stack `slow` are slow from the first step on.
+def run_job(client: GatewayClient, *changes: str) -> tuple[JobSpec, list[StepRecord]]:
+    """Spec and step records of the demo's job with these changes.
 
     Raises:
         MillraceError: the job did not succeed.
     """
     job = client.submit(load_job(DEMO, [*SHORT, *changes]))
-    record = _wait(client, job["id"], steps=1)
-    with slow_engines(slow) if slow is not None else nullcontext():
-        record = _wait(client, job["id"])
+    while (record := client.job(job["id"]))["state"] not in ENDED:
+        time.sleep(POLL_INTERVAL_S)
     if record["state"] != "succeeded":
         raise MillraceError(f"job {job['id']} {record['state']}: {record['cause']}")
     steps = [StepRecord.model_validate(step) for step in client.steps(job["id"])]
     return JobSpec.model_validate(record["spec"], context=RECORDED), steps
-
-
-def _wait(client: GatewayClient, job_id: str, steps: float = math.inf) -> JsonObject:
-    """The job's record, once it has done so many steps or has ended."""
-    while (record := client.job(job_id))["state"] not in ENDED and record["step"] < steps:
-        time.sleep(POLL_INTERVAL_S)
-    return record
-
-
-@contextmanager
-def slow_engines(state: UpState) -> Iterator[None]:
-    """Within it the engines of all rollout servers, which are their services' descendants, are stopped for STOPPED of the time.
-
-    The servers take their turns at different times.
-    """
-    servers = [process.pid for name, process in state.processes.items() if name.startswith("rollout-")]
-    ended = Event()
-    threads = [Thread(target=_stop_in_turns, args=(pid, i / len(servers), ended)) for i, pid in enumerate(servers)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        for thread in threads:
-            thread.join()
-
-
-def _stop_in_turns(server: int, phase: float, ended: Event) -> None:
-    looked_at, engine = 0.0, list[psutil.Process]()
-    while not ended.is_set():
-        if time.monotonic() - looked_at > 1.0:
-            looked_at, engine = time.monotonic(), [member for member in family(server) if member.pid != server]
-        now = time.monotonic() / TURN_S + phase
-        _send(engine, signal.SIGCONT)
-        time.sleep(max(0.0, (1.0 - STOPPED - now % 1.0)) * TURN_S)
-        _send(engine, signal.SIGSTOP)
-        time.sleep((1.0 - (time.monotonic() / TURN_S + phase) % 1.0) * TURN_S)
-    _send(engine, signal.SIGCONT)
-
-
-def _send(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
-    for process in processes:
-        with suppress(psutil.Error):
-            process.send_signal(number)
 
 
 def compare(title: str, rates: Rates, specs: tuple[JobSpec, JobSpec], servers: int, measured: Rates) -> bool:
@@ -157,18 +133,19 @@ def make_model(home: Path) -> None:
 
 
 def check(home: Path, steps: int) -> bool:
-    """All three; whether each forecast was within TOLERANCE."""
-    third = steps // 3
-    half, synchronous = f"learner.steps={steps // 2}", "off_policy.max_off_policy_steps=0"
-    with stack(home, 1) as (client, state):
-        demo, records = run_job(client, f"learner.steps={steps}")
-        fits = [compare("rest", measure(records[:third]), (demo, demo), 1, measure(records[third:]))]
-        slow, one = run_job(client, half, slow=state)
-        lone, alone = run_job(client, half, synchronous, slow=state)
-        fits.append(compare("synchronous", measure(one), (slow, lone), 1, measure(alone)))
-    with stack(home, 2) as (client, state):
-        _, two = run_job(client, half, slow=state)
-    fits.append(compare("servers", measure(one), (slow, slow), 2, measure(two)))
+    """All four; whether each forecast that is judged was within TOLERANCE."""
+    third, half = steps // 3, f"learner.steps={steps // 2}"
+    with stack(home, 1, devices=True) as client:
+        spec, one = run_job(client, f"learner.steps={steps}")
+        fits = [compare("rest", measure(one[:third]), (spec, spec), 1, measure(one[third:]))]
+        synchronous, alone = run_job(client, half, "off_policy.max_off_policy_steps=0")
+    fits.append(compare("synchronous", measure(one), (spec, synchronous), 1, measure(alone)))
+    with stack(home, 2, devices=True) as client:
+        _, two = run_job(client, half)
+    fits.append(compare("servers", measure(one), (spec, spec), 2, measure(two)))
+    with stack(home, 1, devices=False) as client:
+        _, shared = run_job(client, f"learner.steps={steps}")
+    compare("shared", measure(shared[:third]), (spec, spec), 1, measure(shared[third:]))
     return all(fits)
 
 
