@@ -21,7 +21,7 @@ Little's law and the bounds T ≥ D and T ≥ B / (p · rate) of the period T fo
 sides add up. A group's policy_age is the number of publishes since it was begun, as that is what the flow carries.
 
 Not covered: chance near the balance of both sides (there a run is some per cent slower), other distributions of a group's work, and time in
-the reward service.
+the reward service. A run's policy_age counts from a group's first token, the model's from its start: the model's is a little higher.
 """
 
 from __future__ import annotations
