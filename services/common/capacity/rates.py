@@ -133,7 +133,7 @@ def _means(steps: Sequence[StepRecord], period_s: float) -> Rates:
 def _follows(before: StepRecord, after: StepRecord) -> bool:
     """Whether `after` is the next step of the same run, with the figures of its servers."""
     consecutive = after.step == before.step + 1 and after.lineage == before.lineage and not after.replayed
-    return consecutive and None not in {before.at, after.at, after.wait_s, after.rollout_busy_s, after.generate_s_mean}
+    return consecutive and None not in {before.at, after.at, after.wait_s, after.groups_sampled}
 
 
 def _period_s(pair: tuple[StepRecord, StepRecord]) -> float:
@@ -143,6 +143,6 @@ def _period_s(pair: tuple[StepRecord, StepRecord]) -> float:
 
 def _too_few(records: Sequence[StepRecord], usable: int) -> str:
     needed = WARM_UP_STEPS + MIN_STEPS
-    if len(records) >= needed and all(record.rollout_busy_s is None for record in records):
+    if len(records) >= needed and all(record.groups_sampled is None for record in records):
         return "its steps do not say how long the rollout servers had work: an earlier release trained them"
     return f"a plan needs {needed} steps in a row, and {usable} of its {len(records)} can be used: let it run on"

@@ -20,6 +20,14 @@ def test_rates_are_means_of_the_steps_after_the_warm_up() -> None:
     assert (rates.busy_share, rates.groups_at_once, rates.group_s) == pytest.approx((1.0, 24.0, 0.6))
 
 
+def test_a_step_in_which_no_group_came_counts_too() -> None:
+    run = records(40)
+    empty = {"rollout_servers": 0, "rollout_busy_s": 0.0, "groups_sampled": 0, "generate_s_mean": None}
+    rates = measure([step.model_copy(update=empty) if step.step % 2 else step for step in run])
+    assert (rates.steps, rates.servers) == (37, 1)
+    assert rates.busy_share == pytest.approx(19 / 37)
+
+
 def test_both_laws_give_the_measured_seconds_of_a_group() -> None:
     rates = measure(records())
     for law in rates.laws(24):
@@ -38,7 +46,7 @@ def test_a_pause_and_a_step_trained_again_are_left_out() -> None:
     ("run", "message"),
     [
         ({"count": 10}, "needs 11 steps in a row"),
-        ({"rollout_busy_s": None}, "an earlier release trained them"),
+        ({"groups_sampled": None}, "an earlier release trained them"),
         ({"groups_trained": 0}, "no group was sampled"),
     ],
 )
