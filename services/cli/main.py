@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from services.cli.commands import chat, dead_letters, jobs, machine, proof, retention, stack
+from services.cli.commands import chat, dead_letters, jobs, machine, plan, proof, retention, stack
 from services.common.errors import MillraceError
 
 COMMANDS = (
     stack.up, stack.down,
     jobs.submit, jobs.jobs, jobs.show, jobs.rollouts, jobs.pause, jobs.resume, jobs.cancel,
     retention.delete, retention.prune,
-    proof.ledger, proof.audit, proof.replay,
+    proof.ledger, proof.audit, proof.replay, plan.plan,
     chat.chat, machine.workers, machine.logs, machine.doctor,
 )  # fmt: skip
 

@@ -17,8 +17,8 @@ UNPICKLERS = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
 LAYERS: Mapping[str, tuple[str, ...]] = {
     "cli": ("main", "commands", "connect", "up", "doctor", "checks", "stack", "overrides", "views", "client", "logs"),
     "common": (
-        "checkpoints", "data", "sandbox", "models", "streams", "jobs", "weight_sync", "service", "config", "redis", "spec", "weights",
-        "batches", "durable", "differences", "errors", "pb",
+        "checkpoints", "data", "sandbox", "models", "streams", "capacity", "jobs", "weight_sync", "service", "config", "redis", "spec",
+        "weights", "batches", "durable", "differences", "errors", "pb",
     ),
     "gateway": (
         "__main__", "app", "header_deadline", "routes", "dependencies", "admission", "events", "openai", "metrics",

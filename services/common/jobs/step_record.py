@@ -44,6 +44,14 @@ class StepRecord(BaseModel):
     wasted_tokens: int = Field(default=0, description="Tokens of groups that are not trained on.")
     trained_tokens: int = Field(default=0, description="Response tokens of the batch.")
     trained_tokens_per_s: float | None = Field(default=None, description="Over `step_s`.")
+    rollout_servers: int | None = Field(
+        default=None, description="Servers that sampled the groups that came since the step before."
+    )
+    rollout_busy_s: float | None = Field(
+        default=None, description="Seconds in which such a server sampled a group or more, summed over the servers."
+    )
+    groups_sampled: int | None = Field(default=None, description="Those groups, held-out ones included.")
+    generate_s_mean: float | None = Field(default=None, description="Of those groups, from start to last token.")
     wait_s: float | None = Field(default=None, description="Time that the learner waited for the batch.")
     train_s: float | None = Field(default=None, description="Time of the ranks.")
     step_s: float = Field(default=0.0, description="From the request for a batch to the published version.")

@@ -51,6 +51,7 @@ async def _receive(job: JobContext, entry: Entry) -> None:
         await job.consumer.ack(entry)
         return
     job.activity.arrived += 1
+    job.activity.occupancy.note(scored, entry)
     if task.purpose is Purpose.EVAL:
         job.evals.answers.setdefault(task.group_id, Judged(scored, entry.payload, entry))
     else:

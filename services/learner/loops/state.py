@@ -26,6 +26,7 @@ from services.common.streams.types import ScoredGroup, VerdictStatus
 from services.learner.groups.buffer import GroupBuffer, Judged
 from services.learner.groups.data import TaskFactory
 from services.learner.groups.evaluation import EvalRound
+from services.learner.groups.occupancy import Occupancy
 from services.learner.megatron.stats import StepStats
 from services.learner.ranks.client import Ranks
 from services.learner.storage.checkpoints import CheckpointStore
@@ -189,6 +190,8 @@ class Activity:
     """Groups that came from a server since this head began. The collect loop counts them."""
     flow: Flow = field(default_factory=Flow)
     """Since the last step. The collect loop counts; the train loop begins a new one."""
+    occupancy: Occupancy = field(default_factory=Occupancy)
+    """Of the rollout servers. The collect loop counts; the train loop takes the figures of each step."""
     resend: bool = True
     """Tasks without a fate must be sent again: a head has begun, or Redis has lost the work. The issue loop clears it."""
     issue_now: asyncio.Event = field(default_factory=asyncio.Event)

@@ -40,7 +40,7 @@ def step_record(
     job: JobContext, trained: Trained, record_digest: str, *, lineage: int, wait_s: float, step_s: float
 ) -> StepRecord:
     """Record of the step that has just ended; `record_digest` and `lineage`: of the batch's journal record."""
-    flow = job.activity.flow
+    flow, occupied = job.activity.flow, job.activity.occupancy.take()
     groups, ages = trained.batch.groups, trained.ages
     trained_tokens = sum(sequence.response_len for sequence in trained.batch.sequences)
     elapsed = max(time.monotonic() - flow.since, 1e-9)
@@ -70,6 +70,10 @@ def step_record(
         wasted_tokens=flow.wasted_tokens,
         trained_tokens=trained_tokens,
         trained_tokens_per_s=trained_tokens / max(step_s, 1e-9),
+        rollout_servers=occupied.servers,
+        rollout_busy_s=occupied.busy_s,
+        groups_sampled=occupied.sampled,
+        generate_s_mean=occupied.generate_s / occupied.sampled if occupied.sampled else None,
         wait_s=wait_s,
         train_s=trained.train_s,
         step_s=step_s,

@@ -27,6 +27,7 @@ from services.common.streams.consumer import Consumer
 from services.common.streams.limits import MIN_ENTRY_BYTES
 from services.common.streams.stream import add
 from tests.gateway_process import GatewayProcess, running, write_home
+from tests.unit.common.capacity.step_records import records
 from tests.unit.learner.journalled_job import JournalledJob
 
 SPEC = {
@@ -126,6 +127,26 @@ async def test_every_reading_command_has_json_that_is_the_gateways(cli: Cli, red
     assert (shown["id"], shown["step"], shown["evals"]) == (job_id, 2, [])
     assert (await cli.run("rollouts", job_id, "--json")).json == []
     assert (await cli.run("workers", "--json")).json == []
+
+
+async def test_a_plan_needs_steps_and_then_has_a_forecast_for_each_number_of_servers(cli: Cli, redis: Redis) -> None:
+    store, job_id = JobStore(redis), await cli.submit("--set", "learner.steps=40")
+    refused = await cli.run("plan", job_id)
+    assert (refused.code, refused.error.count("\n")) == (1, 1)
+    assert f"millrace: job {job_id}: a plan needs 11 steps in a row" in refused.error
+    for record in records(40):
+        await store.history.append_step(job_id, record.step, record.as_json())
+    await store.update(job_id, step=40, policy_version=40)
+    shown = await cli.run("plan", job_id, "--servers", "1", "--servers", "3")
+    assert shown.code == 0, shown.error
+    assert "37 steps up to step 40, 1 rollout server" in shown.out
+    found = (
+        await cli.run("plan", job_id, "--servers", "2", "--set", "off_policy.max_off_policy_steps=0", "--json")
+    ).json
+    (forecast,) = found["forecasts"]
+    assert (forecast["servers"], forecast["slow"]["policy_age_max"], forecast["fast"]["limit"]) == (2, 0, "slots")
+    wrong = await cli.run("plan", job_id, "--set", "learner.lr=1")
+    assert (wrong.code, "--set learner.lr: may change the rates" in wrong.error) == (1, True)
 
 
 async def test_delete_takes_ended_jobs_and_says_why_it_leaves_others(cli: Cli, redis: Redis) -> None:
