@@ -104,6 +104,20 @@ async def test_entries_come_in_order_with_their_payloads_and_deliveries(redis: R
     ]
 
 
+async def test_entries_that_come_shortly_after_a_read_are_read_together(
+    redis: Redis, blocking: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer_module, "PACE_S", 1.0)
+    reader = consumer(redis, blocking)
+    await fill(redis, 1)
+    assert len(await reader.read(10, 0.5)) == 1, "the first read does not wait for company"
+    following = asyncio.create_task(reader.read(10, 0.5))
+    for number in range(1, 4):
+        await asyncio.sleep(0.05)
+        await fill(redis, 1, first=number)
+    assert [entry.member for entry in await following] == [f"train:{n}:1" for n in range(1, 4)]
+
+
 async def test_a_read_waits_for_the_first_entry(redis: Redis, blocking: Redis) -> None:
     reader = consumer(redis, blocking)
     assert await reader.read(1, 0.05) == []
