@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HEAD_JOIN_S = 30.0
+STACK_CORES = "MILLRACE_STACK_CORES"
+"""Environment variable with the cores of a stack on one machine, where `millrace up` divides them: `0,1`."""
 
 
 def run_rank(job_id: str, settings: Settings) -> None:
@@ -43,6 +45,7 @@ def run_rank(job_id: str, settings: Settings) -> None:
     from services.learner.megatron.rendezvous import leave_process_group
     from services.learner.ranks.loop import build_trainer, run_loop
 
+    take_cores(int(os.environ["LOCAL_WORLD_SIZE"]) * spec.learner.threads_per_rank)
     trainer = build_trainer(spec, model_dir, settings.platform)
     freeze_heap()
     head = _start_head(job_id, spec, model_dir, settings) if dist.get_rank() == 0 else None
@@ -50,6 +53,16 @@ def run_rank(job_id: str, settings: Settings) -> None:
     if head:
         head.join(HEAD_JOIN_S)
     leave_process_group()
+
+
+def take_cores(threads: int) -> None:
+    """Lets this process, and what it starts, run on all cores of its stack where its ranks have more threads than cores of their own.
+
+    `millrace up` gives learner and engine half of the cores each. With more threads a job also takes what the engine leaves idle.
+    """
+    cores = os.environ.get(STACK_CORES)
+    if cores and threads > len(os.sched_getaffinity(0)):
+        os.sched_setaffinity(0, map(int, cores.split(",")))
 
 
 def _start_head(job_id: str, spec: JobSpec, model_dir: Path, settings: Settings) -> Head:

@@ -82,6 +82,7 @@ def plan_stack(
     plan = plan_cores(available_cores() if settings.platform is Platform.CPU else [], servers)
     if plan.learner:
         environment.setdefault("MILLRACE_LEARNER_CORES", str(len(plan.learner)))
+        environment["MILLRACE_STACK_CORES"] = ",".join(map(str, available_cores()))
     cores = {"learner-0": plan.learner, **{f"rollout-{i}": share for i, share in enumerate(plan.rollout)}}
     for name, port in zip(names, ports, strict=True):
         folder, own_cores = runtime.temporary_of(name), cores.get(name, frozenset())

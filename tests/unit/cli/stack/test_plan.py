@@ -49,6 +49,8 @@ def test_each_process_knows_its_name_home_redis_and_port(tmp_path: Path) -> None
 def test_learner_and_rollout_servers_compute_on_separate_cores(tmp_path: Path) -> None:
     table = {spec.name: spec for spec in planned(tmp_path).table}
     assert table["learner-0"].cores == {2, 3}
+    assert table["learner-0"].env["MILLRACE_STACK_CORES"] == "0,1,2,3"
+    assert table["gateway"].env["MILLRACE_LEARNER_CORES"] == "2"
     assert table["rollout-0"].env["VLLM_CPU_OMP_THREADS_BIND"] == "0"
     assert table["rollout-1"].env["VLLM_CPU_OMP_THREADS_BIND"] == "1"
 
