@@ -228,10 +228,12 @@ class _Flow:
 
     def _begin_step(self) -> None:
         taken, left = self._split(self.network.groups_per_step)
+        # What a step took before it came is in no version: the ages are those of the others.
+        share = self.network.groups_per_step / sum(max(amount, 0.0) for amount in taken.values())
         for version, amount in taken.items():
             # A straggler that an earlier step counted may still be here: no whole group is older than the bound.
             age = min(self.version - version, self.network.max_off_policy_steps)
-            self.cycle.age_sum += age * max(amount, 0.0)
+            self.cycle.age_sum += age * share * max(amount, 0.0)
             if amount >= STRAGGLERS:
                 self.cycle.age_max = max(self.cycle.age_max, age)
         self.ready = {version: amount for version, amount in left.items() if abs(amount) > _EPSILON}

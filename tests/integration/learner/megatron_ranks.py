@@ -54,6 +54,7 @@ def variant(base: JobSpec, *, dtype: DType = DType.FLOAT32, fp32_output_layer: b
     )
 
 
+DTYPES = (DType.FLOAT32, DType.BFLOAT16)
 BASE = JobSpec.model_validate(
     {
         "model": {"path": "tiny", "dtype": "float32"},
@@ -178,10 +179,10 @@ def scenario(name: str, spec: JobSpec, root: Path, out: Path) -> dict[str, Any]:
     ]
     spec = variant(spec, shared_prompts=True)
     said["resume"] = {
-        dtype: resume(root / "qwen3", variant(spec, dtype=dtype), out / f"{name}.{dtype}") for dtype in DType
+        dtype: resume(root / "qwen3", variant(spec, dtype=dtype), out / f"{name}.{dtype}") for dtype in DTYPES
     }
     said["beginnings"] = {
-        dtype: beginnings(root / "qwen3", variant(spec, dtype=dtype), out / f"{name}.{dtype}.begun") for dtype in DType
+        dtype: beginnings(root / "qwen3", variant(spec, dtype=dtype), out / f"{name}.{dtype}.begun") for dtype in DTYPES
     }
     said["broken"] = step_over_a_broken_batch(llama, spec, broken)
     said["broken_gradient"] = step_over_a_broken_batch(llama, spec, broken_gradient)

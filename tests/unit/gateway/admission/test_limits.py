@@ -10,6 +10,7 @@ import pytest
 from services.common.config.settings import Platform, Settings, load_settings
 from services.common.models.directory import ModelInfo
 from services.common.spec.job import JobSpec, parse_spec
+from services.gateway.admission.automatic import settle
 from services.gateway.admission.limits import GIB, InstallationLimits, Machine, over_limits
 
 JOBS = sorted((Path(__file__).parents[4] / "deploy/config/jobs").glob("*.yaml"))
@@ -33,7 +34,7 @@ def over(
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
 @pytest.mark.parametrize("machine", [SMALL, Machine(1, 2 * GIB)])
 def test_the_jobs_that_come_along_are_taken_by_any_machine(path: Path, machine: Machine) -> None:
-    asked = parse_spec(path.read_bytes())
+    asked = settle(parse_spec(path.read_bytes()), Settings(), machine)
     assert over_limits(asked, Settings(), machine) == []
     assert over_limits(asked, Settings(platform=Platform.NPU, learner_nodes=2), machine, INFO, 32_000_000_000) == []
     if "smollm2" in path.stem:
