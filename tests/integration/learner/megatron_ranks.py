@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import sys
@@ -206,8 +207,11 @@ def memory(model: Path, spec: JobSpec, tokens: int) -> dict[str, int]:
     """Bytes that torch's allocator gives out within a step on one row: at most at once, and for one tensor or buffer of a kernel."""
     trainer = MegatronTrainer(model, variant(spec, max_tokens_per_micro_batch=tokens), Platform.CPU, dapo)
     batch = long_group(tokens, 3 if spec.learner.shared_prompts else 1)
+    gc.collect()  # an earlier trainer that ends within the step would lower its peak
+    gc.disable()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         stats = trainer.train(batch)
+    gc.enable()
     assert (stats.skipped, stats.micro_batches) == ("", 1)
     events: Any = profile.profiler.kineto_results.events()
     sizes = [event.nbytes() for event in sorted(events, key=lambda e: e.start_ns()) if event.name() == "[memory]"]
