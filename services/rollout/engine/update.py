@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 PAUSE_LEASE_S = 600.0
 """Longest time without sampling for new weights."""
 _PAUSE_TIMEOUT_S = 60.0
-_SETTLE_ROUNDS = 50
+_SETTLE_ROUNDS = 16
+"""Parts of 128 outputs of the largest batch (1,024), twice."""
 
 
 class EngineError(MillraceError):
@@ -149,14 +150,17 @@ class WeightSwitch:
         return facts
 
     async def _pause(self) -> None:
-        """Stops sampling, and delivers all that was sampled before.
+        """Stops sampling, and lets vLLM receive all that was sampled before, while the label is still the old version.
 
-        vLLM confirms the pause after the outputs of the last step, on the same queue; a few rounds of the event loop then pass them
-        to the readers of the streams, while the label is still the old version.
+        The pause is confirmed after the outputs of the last step, on the same connection: by then they are in the queue of vLLM's output
+        handler, which takes them in parts, one for each round of the event loop.
         """
+        core = self._llm.engine_core
         # Not `pause_generation`, which sleeps for 20 ms after this call, for the sake of orders of events that are not ours.
         async with _limited(_PAUSE_TIMEOUT_S, "the engine did not pause"):
-            await self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
+            await core.pause_scheduler_async(mode="keep", clear_cache=False)
+            while not core.outputs_queue.empty():  # noqa: ASYNC110  vLLM's own queue
+                await asyncio.sleep(0)
         for _ in range(_SETTLE_ROUNDS):
             await asyncio.sleep(0)
 

@@ -83,6 +83,7 @@ class ScriptedVllm:
         self.model_config = SimpleNamespace(max_model_len=4096)
         self.errored = False
         self.engine_core = self
+        self.outputs_queue: asyncio.Queue[None] = asyncio.Queue()
         self.runner = ScriptedRunner()
         self._extension = WeightExtension()
         self._extension.model_runner = self.runner

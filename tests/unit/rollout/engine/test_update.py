@@ -27,6 +27,7 @@ class Scripted:
         self.calls: list[str] = []
         self.faults: list[Exception | None] = []
         self.slow_s = 0.0
+        self.outputs_queue: asyncio.Queue[None] = asyncio.Queue()
 
     @property
     def engine_core(self) -> Scripted:
@@ -78,6 +79,24 @@ async def test_the_label_comes_after_the_installed_weights_and_before_the_next_t
     assert bench.noted[1] == (["pause", "apply", "resume", "pause"], PolicyVersion(1, 1)), (
         "paused, of the version before"
     )
+
+
+async def test_the_version_ends_when_all_outputs_before_the_pause_are_taken(bench: Bench) -> None:
+    queue, taken = bench.llm.outputs_queue, []
+
+    async def handler() -> None:
+        while True:
+            await queue.get()
+            for _ in range(8):  # in parts
+                await asyncio.sleep(0)
+            taken.append(len(bench.noted))
+
+    for _ in range(3):
+        queue.put_nowait(None)
+    handling = asyncio.create_task(handler())
+    await bench.switch.change(bench.staged(1))
+    handling.cancel()
+    assert taken == [0, 0, 0], "before the pause was noted"
 
 
 async def test_what_is_found_before_the_pause_pauses_nobody(bench: Bench) -> None:
