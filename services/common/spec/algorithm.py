@@ -3,81 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import Field, StringConstraints, ValidationInfo, model_validator
 
 from services.common.spec.base import RECORDED, Section
+from services.common.spec.choices import (
+    AdvantageEstimator,
+    FilterMetric,
+    ImportanceCorrection,
+    ImportanceLevel,
+    KlEstimator,
+    KlPlacement,
+    LossName,
+    Preset,
+    ProximalPolicy,
+)
+from services.common.spec.presets import GSPO_CLIPS, PRESETS
 
 FIRST_REVISION = 1
 """Revision of a recorded spec that names none."""
 CURRENT_REVISION = 2
 """Revision of a new job."""
-GSPO_CLIPS = {"clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4}
-"""Clips of the sequence's ratio (arXiv 2507.18071), which never reaches the usual bounds of a token's ratio."""
-
-
-class AdvantageEstimator(StrEnum):
-    """How rewards of a group become advantages (formulas: services/learner/algorithms/advantages.py)."""
-
-    GRPO = "grpo"
-    DR_GRPO = "dr_grpo"
-    RLOO = "rloo"
-    REINFORCE_PLUS_PLUS_BASELINE = "reinforce_plus_plus_baseline"
-
-
-class LossName(StrEnum):
-    """The token loss (formulas: services/learner/algorithms/losses.py)."""
-
-    DAPO = "dapo"
-    GSPO = "gspo"
-    CISPO = "cispo"
-
-
-class FilterMetric(StrEnum):
-    """What dynamic sampling compares within a group."""
-
-    ACCURACY = "accuracy"
-    REWARD = "reward"
-
-
-class ImportanceCorrection(StrEnum):
-    """What a token's loss is multiplied by, made of w = π_prox / π_inference without gradient."""
-
-    NONE = "none"
-    """1."""
-    DECOUPLED = "decoupled"
-    """w: decoupled PPO (arXiv 2110.00641, 2505.24298)."""
-    TRUNCATED = "truncated"
-    """min(w, cap): truncated importance sampling."""
-    MASKED = "masked"
-    """w within [floor, cap], else 0 (IcePop); the denominator stays the unmasked token count."""
-
-    @property
-    def bounded(self) -> bool:
-        """Whether it needs a cap."""
-        return self in {ImportanceCorrection.TRUNCATED, ImportanceCorrection.MASKED}
-
-
-class KlEstimator(StrEnum):
-    """With x = log p − log q of a token sampled from q; all have the mean KL(q ‖ p), k2 to second order."""
-
-    K1 = "k1"
-    """−x: unbiased, of either sign."""
-    K2 = "k2"
-    """x² / 2: biased, never negative."""
-    K3 = "k3"
-    """e^x − x − 1: unbiased, never negative."""
+InstalledName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]{0,62}$")]
+"""Name of a function that an installed package offers (services/learner/algorithms/plugins.py)."""
 
 
 class AlgorithmSpec(Section):
     """Section `algorithm`; the defaults are DAPO's (arXiv 2503.14476)."""
 
-    advantage_estimator: AdvantageEstimator = Field(
-        default=AdvantageEstimator.GRPO, strict=False, description="Advantage of a rollout within its group."
+    preset: Preset | None = Field(
+        default=None,
+        strict=False,
+        description="A published algorithm, whose values replace the defaults of this section; a field that is set wins. Off when null.",
     )
-    loss: LossName = Field(default=LossName.DAPO, strict=False, description="Token loss.")
+    advantage_estimator: Annotated[AdvantageEstimator, Field(strict=False)] | InstalledName = Field(
+        default=AdvantageEstimator.GRPO,
+        union_mode="left_to_right",
+        description="Advantage of a response's tokens, from rewards and, for gae, values; or the name of an installed estimator.",
+    )
+    gamma: float = Field(
+        default=1.0, ge=0.0, le=1.0, description="Discount γ of gae and reinforce_plus_plus, per token."
+    )
+    lam: float = Field(default=1.0, ge=0.0, le=1.0, description="λ of gae.")
+    advantage_clip: float | None = Field(
+        default=None, gt=0.0, description="Advantages are clipped to ± this before the loss. Off when null."
+    )
+    loss: Annotated[LossName, Field(strict=False)] | InstalledName = Field(
+        default=LossName.DAPO,
+        union_mode="left_to_right",
+        description="Token loss; dapo is PPO's clipped surrogate with two clips. Or the name of an installed one.",
+    )
     revision: int = Field(
         default=CURRENT_REVISION,
         ge=FIRST_REVISION,
@@ -114,12 +90,30 @@ class AlgorithmSpec(Section):
         description="Dr. GRPO: a sequence's token losses are divided by this many tokens instead of its own length; "
         "needs token_level_loss off. Off when null.",
     )
+    proximal_policy: ProximalPolicy = Field(
+        default=ProximalPolicy.INFERENCE,
+        strict=False,
+        description="Policy π_prox that the loss's ratio π_trainer / π_prox is relative to: inference, the engine's that sampled; trainer, "
+        "the trainer's at the start of the step; interpolated, between the two by policy versions. Default inference; with an "
+        "importance_correction trainer.",
+    )
     importance_correction: ImportanceCorrection = Field(
         default=ImportanceCorrection.NONE,
         strict=False,
-        description="Weight of a token's loss, made of w = π_prox / π_inference, where π_prox is the trainer's policy at the start of the "
-        "step: none is 1, decoupled is w, truncated is w up to the cap, masked is w between floor and cap, else 0. "
-        "Since a batch gets one optimizer step, π_trainer / π_prox is then 1: no clip acts and the proximal KL is 0.",
+        description="Weight of a token's loss, made of w = π_prox / π_inference: none is 1, decoupled is w, truncated is w up to the cap, "
+        "masked is w between floor and cap, else 0, m2po is w without the tokens that are furthest off. With one optimizer step per batch "
+        "and proximal_policy trainer, π_trainer / π_prox is 1: no clip acts and the proximal KL is 0.",
+    )
+    importance_level: ImportanceLevel = Field(
+        default=ImportanceLevel.TOKEN,
+        strict=False,
+        description="What w is: the token's ratio, the product over its sequence, or their geometric mean.",
+    )
+    importance_m2_threshold: float | None = Field(
+        default=None,
+        gt=0.0,
+        description="Bound on the mean of (log w)² over the tokens that importance_correction m2po keeps (0.04 in its paper): set exactly "
+        "with it.",
     )
     importance_weight_floor: float = Field(
         default=0.0,
@@ -141,6 +135,39 @@ class AlgorithmSpec(Section):
         default=KlEstimator.K3,
         strict=False,
         description="Estimate of that KL from a token, x being the log-ratio: −x, x²/2 or e^x − x − 1.",
+    )
+    kl_coefficient: float = Field(
+        default=0.0,
+        ge=0.0,
+        description="β of the KL to the reference model: times the estimate of KL(π_trainer ‖ π_ref). Needs section reference.",
+    )
+    kl_placement: KlPlacement = Field(
+        default=KlPlacement.LOSS,
+        strict=False,
+        description="Where it acts: added to each token's loss, or subtracted from each token's reward.",
+    )
+    kl_estimator: KlEstimator = Field(
+        default=KlEstimator.K3,
+        strict=False,
+        description="Estimate of that KL from a token. In the loss k1 has a gradient of mean 0: k2 or k3 there.",
+    )
+    kl_target: float | None = Field(
+        default=None,
+        gt=0.0,
+        description="Adaptive coefficient (arXiv 1909.08593): β grows while the KL is above this target and falls while it is below. "
+        "Constant when null.",
+    )
+    kl_horizon: int = Field(
+        default=10_000,
+        ge=1,
+        description="Responses over which an adaptive β changes by as much as the KL is off, at most 20 %.",
+    )
+    entropy_coefficient: float = Field(
+        default=0.0, ge=0.0, description="Entropy bonus: times a token's entropy, nats, subtracted from its loss."
+    )
+    mask_truncated: bool = Field(
+        default=False,
+        description="Responses that were cut by a length limit give no loss; their rewards still count in the group.",
     )
     overlong_buffer_enable: bool = Field(default=False, description="Soft overlong punishment.")
     overlong_buffer: int = Field(
@@ -169,18 +196,22 @@ class AlgorithmSpec(Section):
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, given: Any, info: ValidationInfo) -> Any:  # noqa: ANN401  any body of a request
-        """Fills in the revision of a recorded spec that names none, and the clips' defaults, which depend on the loss."""
+        """Fills in the preset's values, the revision of a recorded spec that names none, and defaults that depend on other fields."""
         if not isinstance(given, Mapping):
             return given
         values = ({"revision": FIRST_REVISION} if info.context is RECORDED else {}) | dict(given)
-        gspo = values.get("loss") == LossName.GSPO and values.get("revision") != FIRST_REVISION
-        return (GSPO_CLIPS if gspo else {}) | values
+        implied: dict[str, Any] = {}
+        if values.get("loss") == LossName.GSPO and values.get("revision") != FIRST_REVISION:
+            implied |= GSPO_CLIPS
+        if values.get("importance_correction", ImportanceCorrection.NONE) != ImportanceCorrection.NONE:
+            implied["proximal_policy"] = ProximalPolicy.TRAINER
+        return dict(_preset_values(values.get("preset"))) | implied | values
 
     @model_validator(mode="after")
     def _loss_and_mean_agree(self) -> Self:
-        if self.loss is LossName.GSPO and self.token_level_loss:
+        if self.loss == LossName.GSPO and self.token_level_loss:
             raise ValueError("loss gspo is a mean over sequences: set token_level_loss to false")
-        if self.loss is LossName.CISPO and self.dual_clip is not None:
+        if self.loss == LossName.CISPO and self.dual_clip is not None:
             raise ValueError(
                 "dual_clip has no meaning for loss cispo, whose weight is capped for either sign: leave it out"
             )
@@ -202,12 +233,55 @@ class AlgorithmSpec(Section):
             raise ValueError(f"importance_weight_floor ({floor}) is above importance_weight_cap ({cap})")
         return self
 
+    @model_validator(mode="after")
+    def _importance_parts_agree(self) -> Self:
+        correction, level = self.importance_correction, self.importance_level
+        if correction is not ImportanceCorrection.NONE and self.proximal_policy is ProximalPolicy.INFERENCE:
+            raise ValueError(
+                f"importance_correction {correction} needs proximal_policy trainer or interpolated: every weight would be 1"
+            )
+        if level is not ImportanceLevel.TOKEN and not (
+            correction.bounded or correction is ImportanceCorrection.DECOUPLED
+        ):
+            raise ValueError(f"importance_level {level} has no meaning for importance_correction {correction}")
+        m2po = correction is ImportanceCorrection.M2PO
+        if m2po and self.importance_m2_threshold is None:
+            raise ValueError("importance_correction m2po needs importance_m2_threshold (0.04 in its paper)")
+        if not m2po and self.importance_m2_threshold is not None:
+            raise ValueError(f"importance_m2_threshold needs importance_correction m2po, and that is {correction}")
+        if m2po and self.loss not in {LossName.DAPO, LossName.SURROGATE}:
+            raise ValueError(
+                f"importance_correction m2po has no meaning for loss {self.loss}: it masks tokens of dapo or surrogate"
+            )
+        if m2po and self.proximal_policy is not ProximalPolicy.TRAINER:
+            raise ValueError(
+                f"importance_correction m2po needs proximal_policy trainer, and that is {self.proximal_policy}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _kl_parts_agree(self) -> Self:
+        if self.kl_target is not None and self.kl_coefficient == 0.0:
+            raise ValueError("kl_target adapts kl_coefficient, which is 0: set where it begins")
+        return self
+
     @property
-    def wants_trainer_proximal(self) -> bool:
-        """Whether the proximal policy is the trainer's at the start of the step; with the engine's, every weight would be 1."""
-        return self.importance_correction is not ImportanceCorrection.NONE
+    def wants_reference(self) -> bool:
+        """Whether a step needs the reference's log-probs."""
+        return self.kl_coefficient > 0.0
+
+    @property
+    def compares_group(self) -> bool:
+        """Whether a group of one rollout carries no advantage. An installed estimator decides for itself."""
+        estimator = self.advantage_estimator
+        return isinstance(estimator, AdvantageEstimator) and estimator.compares_group
 
     @property
     def groups_per_step(self) -> int:
         """Groups that one optimizer step consumes (B)."""
         return self.filter_groups_train_batch_size
+
+
+def _preset_values(name: object) -> Mapping[str, Any]:
+    """The values of the preset of that name; none for a name that its field will refuse."""
+    return next((values for preset, values in PRESETS.items() if preset == name), {})

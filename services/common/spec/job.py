@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Self
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Self
 
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from services.common.errors import ConfigError, Problem
 from services.common.spec.algorithm import AlgorithmSpec
 from services.common.spec.base import RECORDED, Section
+from services.common.spec.choices import AdvantageEstimator
 from services.common.spec.data import DataSpec
 from services.common.spec.document import dump_document, parse_document, parse_recorded
-from services.common.spec.learner import CheckpointSpec, EvalSpec, LearnerSpec, OffPolicySpec
+from services.common.spec.learner import (
+    CheckpointSpec,
+    CriticSpec,
+    EvalSpec,
+    LearnerSpec,
+    OffPolicySpec,
+    ReferenceSpec,
+)
+from services.common.spec.presets import DIVIDE_BY_LONGEST
 from services.common.spec.rollout import ModelSpec, RewardSpec, RolloutSpec
 
 
@@ -28,9 +37,65 @@ class JobSpec(Section):
     reward: RewardSpec = Field(default_factory=RewardSpec)
     algorithm: AlgorithmSpec = Field(default_factory=AlgorithmSpec)
     learner: LearnerSpec = Field(default_factory=LearnerSpec)
+    critic: CriticSpec | None = None
+    reference: ReferenceSpec | None = None
     off_policy: OffPolicySpec = Field(default_factory=OffPolicySpec)
     checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
     eval: EvalSpec = Field(default_factory=EvalSpec)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, given: Any) -> Any:  # noqa: ANN401  any body of a request
+        """Fills in `algorithm.constant_length` of presets that divide by the longest response."""
+        if not isinstance(given, Mapping) or not isinstance(algorithm := given.get("algorithm"), Mapping):
+            return given
+        if algorithm.get("preset") not in tuple(DIVIDE_BY_LONGEST) or algorithm.get("token_level_loss"):
+            return given
+        rollout = given.get("rollout")
+        longest = rollout.get("rollout_max_tokens") if isinstance(rollout, Mapping) else None
+        length = RolloutSpec.model_fields["rollout_max_tokens"].default if longest is None else longest
+        return dict(given) | {"algorithm": {"constant_length": length} | dict(algorithm)}
+
+    @model_validator(mode="after")
+    def _roles_agree(self) -> Self:
+        estimator, critic, reference = self.algorithm.advantage_estimator, self.critic, self.reference
+        if estimator == AdvantageEstimator.GAE and critic is None:
+            raise ValueError(
+                "algorithm.advantage_estimator gae needs the values of a critic: add a section critic (`critic: {}`)"
+            )
+        if critic is not None and isinstance(estimator, AdvantageEstimator) and estimator is not AdvantageEstimator.GAE:
+            raise ValueError(
+                f"critic has no use for algorithm.advantage_estimator {estimator}: leave it out, or set gae"
+            )
+        if self.algorithm.wants_reference and reference is None:
+            coefficient = f"algorithm.kl_coefficient ({self.algorithm.kl_coefficient:g})"
+            raise ValueError(
+                f"{coefficient} needs a reference: add a section reference (`reference: {{}}`), or set it to 0"
+            )
+        if critic is not None and critic.warmup_steps >= self.learner.steps:
+            raise ValueError(
+                f"critic.warmup_steps ({critic.warmup_steps}) leaves no step of learner.steps ({self.learner.steps}) to the actor"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _group_sizes_agree(self) -> Self:
+        algorithm, fewest = self.algorithm, self.rollout.fewest_rollouts
+        field = "rollout.group_size" if self.rollout.min_group_size is None else "rollout.min_group_size"
+        if fewest < 2 and algorithm.compares_group:
+            raise ValueError(
+                f"{field} ({fewest}) must be at least 2 for algorithm.advantage_estimator {algorithm.advantage_estimator}"
+            )
+        if fewest < 2 and algorithm.filter_groups_enable:
+            raise ValueError(
+                f"{field} ({fewest}) must be at least 2 for algorithm.filter_groups_enable: a group of one never differs"
+            )
+        size, groups = self.learner.mini_batch_size, algorithm.groups_per_step
+        if size is not None and groups % size:
+            raise ValueError(
+                f"learner.mini_batch_size ({size}) does not divide algorithm.filter_groups_train_batch_size ({groups})"
+            )
+        return self
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:

@@ -1,4 +1,4 @@
-"""Sections `learner`, `off_policy`, `checkpoint` and `eval`."""
+"""Sections `learner`, `critic`, `reference`, `off_policy`, `checkpoint` and `eval`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,47 @@ class Recompute(StrEnum):
     FULL = "full"
 
 
-class LearnerSpec(Section):
-    """Section `learner`: the optimizer and how the model is spread over ranks."""
+class LrSchedule(StrEnum):
+    """Values of `lr_schedule`: the learning rate after the warm-up."""
+
+    CONSTANT = "constant"
+    LINEAR = "linear"
+    COSINE = "cosine"
+
+
+class Placement(StrEnum):
+    """Which ranks hold a role."""
+
+    ACTOR = "actor"
+    """The actor's, each with the same part of the model."""
+
+
+class OptimizerFields(Section):
+    """AdamW of one role, its schedule and its clipping; under bfloat16 it keeps float32 masters."""
+
+    lr: float = Field(default=1e-6, gt=0.0, le=1.0, description="AdamW's learning rate after warm-up.")
+    lr_warmup_steps: int = Field(default=10, ge=0, description="Steps over which the rate rises linearly.")
+    lr_warmup_share: float | None = Field(
+        default=None,
+        ge=0.0,
+        lt=1.0,
+        description="The same as a share of learner.steps, in place of lr_warmup_steps. Off when null.",
+    )
+    lr_schedule: LrSchedule = Field(
+        default=LrSchedule.CONSTANT,
+        strict=False,
+        description="After the warm-up: constant, or falling over learner.steps to lr × lr_min_ratio, linearly or as half a cosine.",
+    )
+    lr_min_ratio: float = Field(default=0.0, ge=0.0, le=1.0, description="Last rate ÷ lr of a falling schedule.")
+    adam_beta1: float = Field(default=0.9, ge=0.0, lt=1.0, description="AdamW β₁.")
+    adam_beta2: float = Field(default=0.999, ge=0.0, lt=1.0, description="AdamW β₂.")
+    adam_eps: float = Field(default=1e-8, gt=0.0, le=1.0, description="AdamW ε.")
+    weight_decay: float = Field(default=0.0, ge=0.0, le=1.0, description="AdamW's decoupled weight decay.")
+    clip_grad: float = Field(default=1.0, ge=0.0, le=1e6, description="Largest gradient norm; 0 turns clipping off.")
+
+
+class LearnerSpec(OptimizerFields):
+    """Section `learner`: the actor's optimizer, the optimizer steps of a batch, and how models are spread over ranks."""
 
     steps: int = Field(default=100, ge=1, le=10_000_000, description="Optimizer steps of the job.")
     tensor_parallel_size: int = Field(default=1, ge=1, le=64, description="Megatron tensor parallelism (TP).")
@@ -28,6 +67,14 @@ class LearnerSpec(Section):
     data_parallel_size: int = Field(default=1, ge=1, le=4096, description="Data parallelism (DP).")
     use_distributed_optimizer: bool = Field(
         default=False, description="Shard the optimizer's state over data-parallel ranks."
+    )
+    ppo_epochs: int = Field(default=1, ge=1, le=100, description="Times that a batch is trained on.")
+    mini_batch_size: int | None = Field(
+        default=None,
+        ge=1,
+        le=65_536,
+        description="Groups of one optimizer step, which divide algorithm.filter_groups_train_batch_size: a batch is trained in its order, "
+        "with the same proximal policy and learning rate. The whole batch when null.",
     )
     max_tokens_per_micro_batch: int = Field(
         default=8192, ge=16, le=16_777_216, description="Padded tokens one rank runs at once."
@@ -50,13 +97,6 @@ class LearnerSpec(Section):
         description="Megatron's sequence parallelism: between attention and MLP each tensor-parallel rank keeps its part of a row's "
         "positions; rows are padded to a multiple of tensor_parallel_size, which must be above 1.",
     )
-    lr: float = Field(default=1e-6, gt=0.0, le=1.0, description="AdamW's learning rate after warm-up.")
-    lr_warmup_steps: int = Field(default=10, ge=0, description="Steps over which the rate rises linearly.")
-    adam_beta1: float = Field(default=0.9, ge=0.0, lt=1.0, description="AdamW β₁.")
-    adam_beta2: float = Field(default=0.999, ge=0.0, lt=1.0, description="AdamW β₂.")
-    adam_eps: float = Field(default=1e-8, gt=0.0, le=1.0, description="AdamW ε.")
-    weight_decay: float = Field(default=0.0, ge=0.0, le=1.0, description="AdamW's decoupled weight decay.")
-    clip_grad: float = Field(default=1.0, ge=0.0, le=1e6, description="Largest gradient norm; 0 turns clipping off.")
     seed: int = Field(default=1234, ge=0, lt=2**31, description="Seed of the ranks' random numbers.")
     threads_per_rank: int = Field(
         default=1,
@@ -96,6 +136,39 @@ class LearnerSpec(Section):
     def world_size(self) -> int:
         """Ranks of the job: TP × PP × DP."""
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+
+
+class CriticSpec(OptimizerFields):
+    """Section `critic`: a value model, the same architecture with a scalar head; absent: none."""
+
+    path: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = Field(
+        default=None,
+        description="Model whose weights it begins with, as model.path (null: those that the actor begins with).",
+    )
+    lr: float = Field(default=1e-5, gt=0.0, le=1.0, description="AdamW's learning rate after warm-up.")
+    value_clip: float | None = Field(
+        default=0.5,
+        gt=0.0,
+        description="A value moves at most this far from that at the start of the step. Off when null.",
+    )
+    warmup_steps: int = Field(
+        default=0, ge=0, description="First steps of the job, in which only the critic is trained."
+    )
+    placement: Placement = Field(default=Placement.ACTOR, strict=False, description="Ranks that hold it.")
+
+
+class ReferenceSpec(Section):
+    """Section `reference`: a frozen policy that the actor's KL is measured against; absent: none."""
+
+    path: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = Field(
+        default=None, description="The model, as model.path (null: the weights that the actor begins with)."
+    )
+    rebase_interval_steps: int | None = Field(
+        default=None,
+        ge=1,
+        description="After every so many steps the actor's weights become the reference. Never when null.",
+    )
+    placement: Placement = Field(default=Placement.ACTOR, strict=False, description="Ranks that hold it.")
 
 
 class OffPolicySpec(Section):

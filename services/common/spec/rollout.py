@@ -45,7 +45,7 @@ class ModelSpec(Section):
 class RolloutSpec(Section):
     """Section `rollout`: how groups are sampled."""
 
-    group_size: int = Field(default=8, ge=2, le=1024, description="Rollouts per task (G).")
+    group_size: int = Field(default=8, ge=1, le=1024, description="Rollouts per task (G).")
     temperature: float = Field(default=1.0, gt=0.0, le=5.0, description="Sampling temperature of training rollouts.")
     rollout_max_tokens: int = Field(default=512, ge=1, le=1_000_000, description="Longest response, tokens.")
     group_timeout_s: float = Field(
@@ -56,7 +56,7 @@ class RolloutSpec(Section):
     )
     min_group_size: int | None = Field(
         default=None,
-        ge=2,
+        ge=1,
         le=1024,
         description="With so many whole rollouts at the deadline a group goes on without the others, which favours short responses; "
         "with fewer it is issued again (null: group_size).",

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from services.common.spec.algorithm import CURRENT_REVISION, FIRST_REVISION, AdvantageEstimator
+from services.common.spec.algorithm import CURRENT_REVISION, FIRST_REVISION
+from services.common.spec.choices import AdvantageEstimator
 
 Float64Array = npt.NDArray[np.float64]
 RewardGroups = Sequence[npt.ArrayLike]

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
-from services.common.spec.algorithm import FIRST_REVISION, AlgorithmSpec, ImportanceCorrection, KlEstimator, LossName
+from services.common.spec.algorithm import FIRST_REVISION, AlgorithmSpec
+from services.common.spec.choices import ImportanceCorrection, KlEstimator, LossName
 
 Metrics = dict[str, torch.Tensor]
 

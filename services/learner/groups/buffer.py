@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.common.jobs.fates import Fate
-from services.common.spec.algorithm import FilterMetric
+from services.common.spec.choices import FilterMetric
 from services.common.spec.job import JobSpec
 from services.common.streams.consumer import Entry
 from services.common.streams.types import ScoredGroup, VerdictStatus

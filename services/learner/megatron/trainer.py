@@ -22,6 +22,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from services.common.checkpoints.manifest import EXPORT, WrittenFile
 from services.common.config.settings import Platform
+from services.common.spec.choices import ProximalPolicy
 from services.common.spec.job import JobSpec
 from services.common.spec.learner import LearnerSpec
 from services.common.streams.types import Float32Array
@@ -216,7 +217,7 @@ class MegatronTrainer:
         self, tally: Tally, totals: tuple[int, int], batch: MicroBatch, logits: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         trainer_logprobs, entropy = self._token_logprobs(batch, logits)
-        trainers = self._spec.algorithm.wants_trainer_proximal
+        trainers = self._spec.algorithm.proximal_policy is ProximalPolicy.TRAINER
         inputs = LossInputs(
             trainer_logprobs=trainer_logprobs,
             # With one optimizer step per batch, these are the weights at the start of the step.

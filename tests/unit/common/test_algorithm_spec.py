@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from services.common.errors import ConfigError
 from services.common.jobs.record import JobRecord, JobState, from_hash, to_hash
-from services.common.spec.algorithm import AlgorithmSpec, ImportanceCorrection, KlEstimator, LossName
+from services.common.spec.algorithm import AlgorithmSpec
+from services.common.spec.choices import ImportanceCorrection, KlEstimator, LossName, ProximalPolicy
 from services.common.spec.job import dump_spec, parse_recorded_spec, parse_spec
 
 JOB = "model: {path: tiny}\ndata: {train: {source: tasks.jsonl}}\nalgorithm: "
@@ -88,7 +89,7 @@ def test_a_job_that_does_not_fit_is_told_the_section_and_the_field() -> None:
 )
 def test_every_correction_wants_the_trainers_proximal_policy(correction: str, cap: float | None) -> None:
     spec = AlgorithmSpec.model_validate({"importance_correction": correction, "importance_weight_cap": cap})
-    assert spec.wants_trainer_proximal is (correction != "none")
+    assert (spec.proximal_policy is ProximalPolicy.TRAINER) is (correction != "none")
 
 
 GSPO = JOB + "{loss: gspo, token_level_loss: false}"

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from services.common.spec.algorithm import AlgorithmSpec, ImportanceCorrection, KlEstimator, LossName
+from services.common.spec.algorithm import AlgorithmSpec
+from services.common.spec.choices import ImportanceCorrection, KlEstimator, LossName
 from services.learner.algorithms.losses import LossInputs
 
 

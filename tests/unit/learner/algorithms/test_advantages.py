@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.common.spec.algorithm import AdvantageEstimator
+from services.common.spec.choices import AdvantageEstimator
 from services.learner.algorithms.advantages import batch_advantages
 
 REWARDS = st.one_of(st.sampled_from([-1.0, 0.0, 1.0]), st.floats(-10.0, 10.0))

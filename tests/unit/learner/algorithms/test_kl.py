@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.common.spec.algorithm import KlEstimator
+from services.common.spec.choices import KlEstimator
 from services.learner.algorithms.losses import LOG_RATIO_BOUND, effective_sample_share, kl_estimate, mismatch_metrics
 
 

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 
-from services.common.spec.algorithm import AlgorithmSpec, ImportanceCorrection, KlEstimator, LossName
+from services.common.spec.algorithm import AlgorithmSpec
+from services.common.spec.choices import ImportanceCorrection, KlEstimator, LossName
 from services.learner.algorithms.losses import LossInputs, make_loss
 from tests.unit.learner.algorithms.references import (
     Token,

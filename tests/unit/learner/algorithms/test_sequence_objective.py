@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from services.common.spec.algorithm import AlgorithmSpec, LossName
+from services.common.spec.algorithm import AlgorithmSpec
+from services.common.spec.choices import LossName
 from services.learner.algorithms.losses import LossInputs, make_loss
 
 LENGTHS = (5, 1, 8, 3)

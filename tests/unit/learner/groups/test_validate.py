@@ -12,7 +12,7 @@ import pytest
 from services.common.errors import EntryError
 from services.common.jobs.fates import Fate
 from services.common.models.directory import ModelInfo
-from services.common.spec.algorithm import AdvantageEstimator
+from services.common.spec.choices import AdvantageEstimator
 from services.common.streams.codec import decode, encode
 from services.common.streams.limits import MIN_ENTRY_BYTES
 from services.common.streams.types import Rollout, ScoredGroup, Verdict
