@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from services.common.config.settings import Settings, load_settings
 from services.common.errors import Fenced
 from services.common.jobs.folder import SPEC_FILE
-from services.common.models.directory import resolve_model
+from services.common.models.roles import RoleModels
 from services.common.service.lifecycle import freeze_heap
 from services.common.service.logs import configure_logging, log_context
 from services.common.service.process_tree import die_with_parent, end_process
@@ -36,7 +36,7 @@ STACK_CORES = "MILLRACE_STACK_CORES"
 def run_rank(job_id: str, settings: Settings) -> None:
     """Builds this rank's part of the model and runs its loop until the job ends."""
     spec = parse_recorded_spec((settings.job_dir(job_id) / SPEC_FILE).read_text())
-    model_dir = resolve_model(spec.model.path, settings)
+    models = RoleModels.of(spec, settings)
     from services.learner.megatron.platform import prepare
 
     prepare(settings.platform)
@@ -46,9 +46,9 @@ def run_rank(job_id: str, settings: Settings) -> None:
     from services.learner.ranks.loop import build_trainer, run_loop
 
     take_cores(int(os.environ["LOCAL_WORLD_SIZE"]) * spec.learner.threads_per_rank)
-    trainer = build_trainer(spec, model_dir, settings.platform)
+    trainer = build_trainer(spec, models, settings.platform)
     freeze_heap()
-    head = _start_head(job_id, spec, model_dir, settings) if dist.get_rank() == 0 else None
+    head = _start_head(job_id, spec, models.actor, settings) if dist.get_rank() == 0 else None
     run_loop(trainer, head.ranks if head else None)
     if head:
         head.join(HEAD_JOIN_S)

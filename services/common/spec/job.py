@@ -10,7 +10,7 @@ from pydantic import Field, StringConstraints, ValidationError, model_validator
 from services.common.errors import ConfigError, Problem
 from services.common.spec.algorithm import AlgorithmSpec
 from services.common.spec.base import RECORDED, Section
-from services.common.spec.choices import AdvantageEstimator
+from services.common.spec.choices import AdvantageEstimator, KlPlacement
 from services.common.spec.data import DataSpec
 from services.common.spec.document import dump_document, parse_document, parse_recorded
 from services.common.spec.learner import (
@@ -108,6 +108,18 @@ class JobSpec(Section):
         if limit is not None and limit <= self.rollout.rollout_max_tokens:
             raise ValueError(f"model.max_model_len ({limit}) leaves no room for a prompt beside {response}")
         return self
+
+    @property
+    def ranks_estimate(self) -> bool:
+        """Whether advantages need what models compute, values or a KL: then the ranks estimate them, else the head, from rewards."""
+        in_reward = self.algorithm.wants_reference and self.algorithm.kl_placement is KlPlacement.REWARD
+        return self.critic is not None or in_reward
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer steps of the actor on a full batch."""
+        groups = self.algorithm.groups_per_step
+        return self.learner.ppo_epochs * (groups // (self.learner.mini_batch_size or groups))
 
     @property
     def slots(self) -> int:

@@ -148,6 +148,13 @@ class Rollout:
         return np.frombuffer(self.inference_logprobs, LOGPROB_DTYPE)
 
     @property
+    def token_versions(self) -> Int32Array:
+        """Version that sampled each token, int32 [T]."""
+        ends = [span.start for span in self.versions[1:]] + [len(self.tokens)]
+        counts = [end - span.start for span, end in zip(self.versions, ends, strict=True)]
+        return np.repeat(np.array([span.policy_version for span in self.versions], np.int32), counts)
+
+    @property
     def min_policy_version(self) -> int:
         """Oldest version that sampled a token of this rollout."""
         return self.versions[0].policy_version

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from services.common.spec.choices import ProximalPolicy
 from services.common.spec.job import JobSpec
 from services.common.streams.codec import decode
 from services.common.streams.limits import entry_limit
 from services.common.streams.types import Rollout, ScoredGroup
-from services.learner.algorithms.advantages import batch_advantages, overlong_penalty
+from services.learner.algorithms.advantages import Responses, estimate, overlong_penalty
 from services.learner.groups.buffer import Judged
-from services.learner.groups.sequence import Sequence
+from services.learner.groups.sequence import BoolArray, Sequence
 from services.learner.groups.validate import judged_rollouts
 
 
@@ -38,17 +39,34 @@ class Batch:
 
 def assemble(groups: list[Judged], spec: JobSpec) -> list[Sequence]:
     """One sequence for each rollout that has a reward and a token, in the groups' order."""
-    scored = [judged_rollouts(judged.scored) for judged in groups]
-    rewards = [np.array([reward + _length_penalty(rollout, spec) for rollout, reward in group]) for group in scored]
-    lengths = [[len(rollout.tokens) for rollout, _ in group] for group in scored]
-    algorithm = spec.algorithm
-    advantages = batch_advantages(rewards, algorithm.advantage_estimator, lengths, revision=algorithm.revision)
+    scored = [(judged, rollout, reward) for judged in groups for rollout, reward in judged_rollouts(judged.scored)]
+    rewards = [reward + _length_penalty(rollout, spec) for _, rollout, reward in scored]
+    masks = [_loss_mask(rollout, spec) for _, rollout, _ in scored]
+    if spec.ranks_estimate:
+        advantages = [np.zeros(len(mask), np.float32) for mask in masks]
+    else:
+        responses = Responses([judged.group_id for judged, _, _ in scored], rewards, masks)
+        advantages = estimate(responses, spec.algorithm).advantages
+    wants_versions = spec.algorithm.proximal_policy is ProximalPolicy.INTERPOLATED
     return [
-        _sequence(judged, rollout, float(advantage))
-        for judged, group, group_advantages in zip(groups, scored, advantages, strict=True)
-        for (rollout, _), advantage in zip(group, group_advantages, strict=True)
+        Sequence(
+            tokens=np.concatenate([judged.scored.group.prompt_tokens, rollout.tokens]),
+            prompt_len=len(judged.scored.group.prompt_tokens),
+            inference_logprobs=rollout.logprobs,
+            advantage=advantage,
+            loss_mask=mask,
+            group_id=judged.group_id,
+            reward=reward,
+            versions=rollout.token_versions if wants_versions else None,
+        )
+        for (judged, rollout, _), reward, mask, advantage in zip(scored, rewards, masks, advantages, strict=True)
         if rollout.token_ids
     ]
+
+
+def _loss_mask(rollout: Rollout, spec: JobSpec) -> BoolArray:
+    counts = not (spec.algorithm.mask_truncated and rollout.finish_reason.truncated)
+    return np.full(len(rollout.tokens), counts)
 
 
 def _length_penalty(rollout: Rollout, spec: JobSpec) -> float:
@@ -59,15 +77,3 @@ def _length_penalty(rollout: Rollout, spec: JobSpec) -> float:
         len(rollout.tokens), rollout_max_tokens=spec.rollout.rollout_max_tokens, overlong_buffer=algorithm.overlong_buffer,
         penalty_factor=algorithm.overlong_buffer_penalty_factor,
     )  # fmt: skip
-
-
-def _sequence(judged: Judged, rollout: Rollout, advantage: float) -> Sequence:
-    prompt, response = judged.scored.group.prompt_tokens, rollout.tokens
-    return Sequence(
-        tokens=np.concatenate([prompt, response]),
-        prompt_len=len(prompt),
-        inference_logprobs=rollout.logprobs,
-        advantage=np.full(len(response), advantage, np.float32),
-        loss_mask=np.ones(len(response), bool),
-        group_id=judged.group_id,
-    )

@@ -17,7 +17,7 @@ class Sequence:
     """A prompt and one response, with all inputs of the loss; R is the response's length.
 
     Example: Sequence(tokens=[5, 9, 3, 7, 2], prompt_len=3, inference_logprobs=[-0.1, -1.2], advantage=[0.7, 0.7],
-    loss_mask=[True, True], group_id=17)
+    loss_mask=[True, True], group_id=17, reward=1.0)
     """
 
     tokens: Int32Array
@@ -27,10 +27,14 @@ class Sequence:
     inference_logprobs: Float32Array
     """The engine's log-prob of each response token, [R]."""
     advantage: Float32Array
-    """Per response token, [R]."""
+    """Per response token, [R]; not used where the ranks compute advantages (`JobSpec.ranks_estimate`)."""
     loss_mask: BoolArray
     """True for the response tokens that count, [R]."""
     group_id: int
+    reward: float = 0.0
+    """Of the response, after length shaping."""
+    versions: Int32Array | None = None
+    """The policy version that sampled each response token, [R]; only where the objective needs it."""
 
     def __post_init__(self) -> None:
         """Raises ValueError, which names group and field, if lengths disagree or a number is not finite."""

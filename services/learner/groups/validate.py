@@ -62,7 +62,7 @@ def _verdict_fault(scored: ScoredGroup, spec: JobSpec) -> str:
     if broken and count - len(broken) < min(spec.rollout.fewest_rollouts, count):
         return f"{len(broken)} of {count} checks failed: {broken[0].detail}"
     judged = judged_rollouts(scored)
-    if len(judged) < 2:
+    if len(judged) < (2 if spec.algorithm.compares_group else 1):
         return f"only {len(judged)} of {count} rollouts could be judged"
     if not all(math.isfinite(reward) and abs(reward) <= MAX_ABS_REWARD for _, reward in judged):
         return f"a reward is not finite, or beyond ±{MAX_ABS_REWARD:g}"

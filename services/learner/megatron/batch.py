@@ -38,8 +38,6 @@ class MicroBatch:
     """int64 [R], the response tokens."""
     inference_logprobs: torch.Tensor
     """float32 [R]."""
-    advantages: torch.Tensor
-    """float32 [R]."""
     loss_mask: torch.Tensor
     """bool [R]."""
     sequence_ids: torch.Tensor
@@ -74,7 +72,6 @@ def collate(
         positions=_joined(layout.positions, np.int64, device),
         targets=_joined([s.tokens[s.prompt_len :] for s in responses], np.int64, device),
         inference_logprobs=_joined([s.inference_logprobs for s in responses], np.float32, device),
-        advantages=_joined([s.advantage for s in responses], np.float32, device),
         loss_mask=_joined([s.loss_mask for s in responses], np.bool_, device),
         sequence_ids=torch.from_numpy(np.repeat(np.arange(len(order), dtype=np.int64), counts)).to(device),
         offsets=_joined([offsets[i] + np.arange(n) for i, n in zip(order, counts, strict=True)], np.int64, device),
@@ -155,7 +152,7 @@ def _empty(device: torch.device, multiple: int) -> MicroBatch:
     tokens = torch.zeros(1, multiple, dtype=torch.int64, device=device)
     zero = tokens[0, :1]
     none = torch.zeros(1, dtype=torch.float32, device=device)
-    return MicroBatch(tokens, None, None, zero, zero, none, none, zero.bool(), zero, zero - 1)
+    return MicroBatch(tokens, None, None, zero, zero, none, zero.bool(), zero, zero - 1)
 
 
 def _joined(parts: Iterable[npt.NDArray[Any]], dtype: npt.DTypeLike, device: torch.device) -> torch.Tensor:

@@ -89,8 +89,12 @@ class LocalQwen3Bridge(_LocalSpec, Qwen3Bridge):  # type: ignore[misc]
 _BRIDGES: dict[str, Any] = {"llama": LocalLlamaBridge, "qwen2": LocalQwen2Bridge, "qwen3": LocalQwen3Bridge}
 
 
-def open_bridge(model_dir: Path, layout: Layout, dtype: torch.dtype, overrides: dict[str, Any]) -> Any:  # noqa: ANN401
+def open_bridge(
+    model_dir: Path, layout: Layout, dtype: torch.dtype, overrides: dict[str, Any], *, tied: bool | None = None
+) -> Any:  # noqa: ANN401
     """The bridge for a Hugging Face directory with config.json and safetensors; `overrides`: fields of Megatron's TransformerConfig.
+
+    `tied`: whether embedding and output layer are one tensor, in place of what config.json says.
 
     Raises:
         ModelError: the directory has no model that can be trained here, or its sizes do not divide; names the reason.
@@ -105,6 +109,8 @@ def open_bridge(model_dir: Path, layout: Layout, dtype: torch.dtype, overrides: 
     if not any(model_dir.glob("*.safetensors")):
         raise ModelError(f"{model_dir}: no safetensors file")
     check_model(hf_config, model_dir, layout)
+    if tied is not None:
+        hf_config.tie_word_embeddings = tied
     bridge = _BRIDGES[hf_config.model_type](hf_config, dtype=dtype)
     bridge.set_extra_args(**overrides)
     return bridge

@@ -1,4 +1,9 @@
-"""Policy model of this rank: a part of a Megatron GPTModel that computes logits only where a response token is predicted."""
+"""Models of this rank: a part of a Megatron GPTModel that computes its output only where a response token is predicted.
+
+actor      logits   gradient buffers, optimizer
+critic     values   gradient buffers, optimizer
+reference  logits   weights only
+"""
 
 from __future__ import annotations
 
@@ -21,6 +26,7 @@ from services.common.spec.rollout import DType
 from services.learner.megatron.batch import MicroBatch
 from services.learner.megatron.bridges import open_bridge
 from services.learner.megatron.parallel import Layout
+from services.learner.megatron.value_head import ValueHead
 
 _RECOMPUTE: dict[Recompute, dict[str, Any]] = {
     Recompute.NONE: {},
@@ -36,23 +42,32 @@ def torch_dtype(dtype: DType) -> torch.dtype:
 
 
 @dataclass(slots=True)
-class Policy:
-    """The model of this rank, and the bridge to its Hugging Face weights."""
+class ModelPart:
+    """This rank's part of a model, and the bridge to its Hugging Face weights."""
 
     bridge: Any
     chunk: torch.nn.Module
     """The bare GPTModel of this pipeline stage."""
     model: Any
-    """The same, in Megatron's wrappers: precision, gradient buffers and their reduction."""
+    """The same, in Megatron's wrappers: precision, and for a trained model gradient buffers and their reduction."""
     selection: ResponseSelection
     rotary: RotarySelection
 
     def forward(self, batch: MicroBatch) -> torch.Tensor:
-        """Runs this stage: hidden states [s, b, h], with sequence parallelism [s / TP, b, h], or on the last stage logits [R, V / TP]."""
+        """Runs this stage: hidden states [s, b, h], with sequence parallelism [s / TP, b, h], or on the last stage
+        logits [R, V / TP], of a value model values [R, 1]."""
         self.selection.positions = batch.positions
         self.rotary.positions = batch.rotary_positions
         output: torch.Tensor = self.model(batch.tokens, None, batch.attention)
         return output
+
+    @torch.no_grad()
+    def copy_from(self, other: ModelPart) -> None:
+        """Takes over the weights of another part of the same place and architecture; a value head stays as it is."""
+        theirs = dict(other.chunk.named_parameters())
+        for name, parameter in self.chunk.named_parameters():
+            if not isinstance(self.chunk.get_submodule(name.rpartition(".")[0]), ValueHead):
+                parameter.copy_(theirs[name])
 
     @property
     def tied(self) -> bool:
@@ -99,41 +114,66 @@ class RotarySelection:
         return angles if self.positions is None else angles.index_select(0, self.positions)
 
 
-def build_policy(model_dir: Path, spec: JobSpec, layout: Layout) -> Policy:
+def build_policy(model_dir: Path, spec: JobSpec, layout: Layout, *, trained: bool = True) -> ModelPart:
     """Builds this rank's part and loads its weights; ModelError if this layout cannot train it, or tensors are missing."""
-    dtype = torch_dtype(spec.model.dtype)
-    bridge = open_bridge(model_dir, layout, dtype, _overrides(spec.learner))
+    part = _build(model_dir, spec, layout)
+    part.selection.in_float32 = spec.model.fp32_output_layer
+    if layout.is_last_stage and part.selection.is_split:
+        # It receives the chosen positions of all ranks.
+        part.chunk.output_layer.sequence_parallel, part.chunk.output_layer.allreduce_dgrad = False, True  # type: ignore[union-attr]
+    return _finish(part, model_dir, spec, trained=trained)
+
+
+def build_value_model(model_dir: Path, spec: JobSpec, layout: Layout) -> ModelPart:
+    """The same with a scalar head, whose values are 0 at first, in place of the output layer."""
+    part = _build(model_dir, spec, layout, tied=False)
+    head = ValueHead(part.bridge.config.hidden_size) if layout.is_last_stage else None
+    part.chunk.output_layer = None  # so that its weights are not looked for
+    return _finish(part, model_dir, spec, trained=True, head=head)
+
+
+def _build(model_dir: Path, spec: JobSpec, layout: Layout, *, tied: bool | None = None) -> ModelPart:
+    """The bare part, without weights; `tied` replaces what config.json says of embedding and output layer."""
+    bridge = open_bridge(model_dir, layout, torch_dtype(spec.model.dtype), _overrides(spec.learner), tied=tied)
     provider = bridge._model_provider([])  # noqa: SLF001  its public get_model prints, and wraps in its own way
     chunk = provider(pre_process=layout.is_first_stage, post_process=layout.is_last_stage)
+    return ModelPart(
+        bridge, chunk, chunk, ResponseSelection(is_split=spec.learner.sequence_parallel), RotarySelection()
+    )
+
+
+def _finish(
+    part: ModelPart, model_dir: Path, spec: JobSpec, *, trained: bool, head: ValueHead | None = None
+) -> ModelPart:
+    """Loads the weights, puts the head on, if any, and wraps the part."""
+    chunk, config = part.chunk, part.bridge.config
     for parameter in chunk.parameters():
         set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
     chunk.cuda(torch.cuda.current_device())
-    selection = ResponseSelection(in_float32=spec.model.fp32_output_layer, is_split=spec.learner.sequence_parallel)
-    if layout.is_last_stage:
-        chunk.output_layer.register_forward_pre_hook(selection, with_kwargs=True)
-    if layout.is_last_stage and selection.is_split:
-        # It receives the chosen positions of all ranks.
-        chunk.output_layer.sequence_parallel, chunk.output_layer.allreduce_dgrad = False, True
-    rotary = RotarySelection()
-    chunk.rotary_pos_emb.register_forward_hook(rotary)
-    wrapped = Float16Module(bridge.config, chunk) if dtype is torch.bfloat16 else chunk
-    ddp_config = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True,
-        use_distributed_optimizer=spec.learner.use_distributed_optimizer,
-        overlap_grad_reduce=False,
-    )
-    model = DistributedDataParallel(bridge.config, ddp_config, wrapped, disable_bucketing=True)
-    bridge.config.finalize_model_grads_func = finalize_model_grads
-    policy = Policy(bridge, chunk, model, selection, rotary)
-    load_weights(policy, model_dir)
-    return policy
+    load_weights(part, model_dir)
+    if head is not None:
+        set_defaults_if_not_set_tensor_model_parallel_attributes(head.weight)
+        chunk.output_layer = head.to(device=torch.cuda.current_device(), dtype=torch_dtype(spec.model.dtype))
+    if getattr(chunk, "output_layer", None) is not None:
+        chunk.output_layer.register_forward_pre_hook(part.selection, with_kwargs=True)  # type: ignore[union-attr]
+    chunk.rotary_pos_emb.register_forward_hook(part.rotary)  # type: ignore[operator,union-attr]
+    part.model = Float16Module(config, chunk) if spec.model.dtype is DType.BFLOAT16 else chunk
+    if trained:
+        ddp_config = DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True,
+            use_distributed_optimizer=spec.learner.use_distributed_optimizer,
+            overlap_grad_reduce=False,
+        )
+        part.model = DistributedDataParallel(config, ddp_config, part.model, disable_bucketing=True)
+        config.finalize_model_grads_func = finalize_model_grads
+    return part
 
 
-def load_weights(policy: Policy, model_dir: Path) -> None:
+def load_weights(part: ModelPart, model_dir: Path) -> None:
     """Reads this rank's part of the safetensors; ModelError if tensors are missing, or not of config.json's shapes."""
     try:
         with torch.no_grad():
-            policy.bridge.load_weights([policy.chunk], str(model_dir))
+            part.bridge.load_weights([part.chunk], str(model_dir))
     except (KeyError, ValueError, RuntimeError) as error:
         raise ModelError(f"{model_dir}: its weights do not fit its config.json: {error}") from error
 

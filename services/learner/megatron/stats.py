@@ -1,4 +1,4 @@
-"""Stats of one optimizer step."""
+"""Stats of one training step."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class StepStats:
     """
 
     step: int
-    """Optimizer steps so far, this one included."""
+    """Training steps so far, this one included."""
     loss: float
-    """Mean over the global batch's unmasked response tokens."""
+    """The actor's: mean over the global batch's unmasked response tokens; NaN while only the critic is trained."""
     grad_norm: float
-    """Before clipping."""
+    """The actor's, before clipping; the mean over its optimizer steps."""
     lr: float
     tokens: int
     """Unmasked response tokens."""

@@ -7,7 +7,6 @@ from collections import defaultdict
 import torch
 import torch.distributed as dist
 
-from services.learner.algorithms.losses import effective_sample_share
 from services.learner.megatron.collectives import gather_json
 from services.learner.megatron.parallel import Layout
 
@@ -31,18 +30,17 @@ class Tally:
         self._largest_difference = max(self._largest_difference, float(kept.max()))
 
     def means(self, layout: Layout, device: torch.device, tokens: int) -> dict[str, float]:
-        """On every rank, the sums of all ranks by name, divided by the tokens of the global batch.
-
-        `effective_sample_share` replaces `ratio` and `ratio_squared`; `max_abs_logprob_difference` is the maximum over all tokens.
-        """
+        """On every rank, the sums of all ranks by name, divided by the tokens of the batch."""
         mine = {name: float(value) for name, value in self._sums.items()} if layout.reports_losses else {}
         sums: dict[str, float] = defaultdict(float)
         for part in gather_json(mine, device):  # in the order of the ranks, whose names may differ
             for name, value in part.items():
                 sums[name] += value
-        means = {name: total / tokens for name, total in sums.items()}
-        share = effective_sample_share(means.pop("ratio"), means.pop("ratio_squared"))
+        return {name: total / tokens for name, total in sums.items()}
+
+    def largest(self, device: torch.device) -> float:
+        """On every rank, the largest difference of all ranks."""
         largest = torch.full((1,), self._largest_difference, dtype=torch.float32, device=device)
         if dist.get_world_size() > 1:
             dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-        return means | {"effective_sample_share": share, "max_abs_logprob_difference": float(largest)}
+        return float(largest)

@@ -1,125 +1,137 @@
 """Trainer of one rank: every rank of a job makes the same calls, in the same order.
 
-sequences ─► plan ─► micro-batches ─► forward_backward_func ─► gradients, summed ─► AdamW ─► export (rank 0) | save
-                                           └─ loss_fn on the last stage
+sequences ─► actor, reference, critic: log-probs, values ─► columns ─► ┌─ critic: optimizer step ─┐ ─► export (rank 0) | save
+                                                                       └─ actor:  optimizer step ─┘ for each mini-batch and epoch
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from megatron.core.parallel_state import get_tensor_model_parallel_group
-from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from services.common.checkpoints.manifest import EXPORT, WrittenFile
 from services.common.config.settings import Platform
-from services.common.spec.choices import ProximalPolicy
 from services.common.spec.job import JobSpec
-from services.common.spec.learner import LearnerSpec
+from services.common.spec.learner import OptimizerFields
 from services.common.streams.types import Float32Array
-from services.learner.algorithms.losses import LossFunction, LossInputs, mismatch_metrics
+from services.learner.algorithms.kl import adapted_coefficient
+from services.learner.algorithms.losses import LossFunction
+from services.learner.algorithms.values import explained_variance
 from services.learner.groups.sequence import Sequence
+from services.learner.megatron.actor import Actor
 from services.learner.megatron.background import BackgroundWriter
-from services.learner.megatron.batch import MicroBatch, collate, padded_length, response_offsets, shared_tokens
+from services.learner.megatron.batch import response_offsets
 from services.learner.megatron.collectives import any_rank, gather_json
-from services.learner.megatron.logprobs import token_logprobs
-from services.learner.megatron.micro_batches import MicroBatchPlan, plan_micro_batches, plan_shared_prompts
+from services.learner.megatron.columns import Columns
+from services.learner.megatron.critic import Critic
+from services.learner.megatron.estimates import Estimator
 from services.learner.megatron.model import build_policy, load_weights, torch_dtype
-from services.learner.megatron.optimizer import Optimizer, learning_rate
 from services.learner.megatron.parallel import join
+from services.learner.megatron.passes import Passes, PreparedBatch
 from services.learner.megatron.platform import device_of, seed_all, seed_tensor_parallel
-from services.learner.megatron.state import RankState
+from services.learner.megatron.schedule import learning_rate
+from services.learner.megatron.state import RankState, Role
 from services.learner.megatron.stats import StepStats
-from services.learner.megatron.tally import Tally
+from services.learner.megatron.update import Update, mean_of
 from services.learner.megatron.weights import Exporter, write_directory
 
 log = logging.getLogger(__name__)
-
-OnLogits = Callable[[MicroBatch, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""The last stage's function of a micro-batch and its logits: returns the summed loss, and its number of tokens."""
 
 
 class MegatronTrainer:
     """One rank's part of the policy in training. Call `platform.prepare` before this module is imported."""
 
-    def __init__(self, model_dir: Path, spec: JobSpec, platform: Platform, loss_fn: LossFunction) -> None:
-        """Joins the other ranks and loads the model; ConfigError if they do not divide, or it cannot be trained."""
+    def __init__(
+        self,
+        model_dir: Path,
+        spec: JobSpec,
+        platform: Platform,
+        loss_fn: LossFunction,
+        *,
+        critic_dir: Path | None = None,
+        reference_dir: Path | None = None,
+    ) -> None:
+        """Joins the other ranks and loads the models; ConfigError if they do not divide, or one cannot be trained.
+
+        `critic_dir`, `reference_dir`: Hugging Face directories of those roles, if the job has them; None: the actor's weights.
+        """
         self._model_dir = Path(model_dir)
         self._spec = spec
-        self._loss_fn = loss_fn
+        self._copies_actor = {"critic": critic_dir is None, "reference": reference_dir is None}
         self.layout = join(spec.learner, platform)
         self.device = device_of(platform)
         seed_all(spec.learner.seed + self.layout.rank)
         if spec.learner.sequence_parallel:
             seed_tensor_parallel(spec.learner.seed)
-        self._policy = build_policy(self._model_dir, spec, self.layout)
-        self._optimizer = Optimizer(spec.learner, torch_dtype(spec.model.dtype), self._policy.model)
-        self._exporter = Exporter(self._policy, self.layout, self.device)
-        self._state = RankState(spec, platform, self.layout, self._policy.chunk, self._optimizer)
+        self._passes = passes = Passes(spec.learner, self.layout, self.device)
+        self._actor = Actor(self._model_dir, spec, self.layout, self.device, passes, loss_fn)
+        self._critic = self._reference = None
+        if spec.critic is not None:
+            directory = critic_dir or self._model_dir
+            self._critic = Critic(directory, spec.critic, spec, self.layout, self.device, passes)
+        if spec.reference is not None:
+            self._reference = build_policy(reference_dir or self._model_dir, spec, self.layout, trained=False)
+        self._estimator = Estimator(spec, self._actor, self._critic, self._reference, self.device)
+        self._kl_coefficient = spec.algorithm.kl_coefficient
+        self._exporter = Exporter(self._actor.part, self.layout, self.device)
+        self._state = RankState(spec, platform, self.layout, self._roles())
         self._writer = BackgroundWriter()
         self.step = 0
-        """Optimizer steps so far, including the skipped ones."""
+        """Training steps so far, including the skipped ones."""
 
     def train(self, sequences: list[Sequence]) -> StepStats:
-        """One optimizer step on the global batch; every rank gets the whole batch. Its order only affects rounding.
+        """One training step on the global batch; every rank gets the whole batch. Its order only affects rounding.
 
-        The loss is the sum of token losses over the global batch divided by its number of unmasked tokens. If the loss or the gradient is
-        not finite, weights and optimizer stay unchanged, and the stats give the reason.
+        It is one optimizer step of each role, or one for each mini-batch and epoch. A loss is the sum of token losses over the batch, or
+        mini-batch, divided by its number of unmasked tokens. If it or the gradient is not finite, weights and optimizer of the role stay
+        unchanged, and the stats give the reason.
         """
         self.step += 1
-        plan, micro_batches = self._prepare(sequences)
-        global_tokens = sum(int(s.loss_mask.sum()) for s in sequences)
-        counting = sum(bool(s.loss_mask.any()) for s in sequences)
-        blank = StepStats(
-            step=self.step,
-            loss=0.0,
-            grad_norm=0.0,
-            lr=learning_rate(self._spec.learner, self.step),
-            tokens=global_tokens,
-            sequences=len(sequences),
-            micro_batches=len(micro_batches),
-            padding=_padding(sequences, plan, self._spec.learner),
-        )
-        if global_tokens == 0:
-            return replace(blank, skipped="no token to train on")
-        tally = Tally()
-        self._policy.model.zero_grad_buffer()
-        self._optimizer.zero_grad()
-        self._run(micro_batches, partial(self._loss, tally, (global_tokens, counting)), forward_only=False)
-        metrics = tally.means(self.layout, self.device, global_tokens)
-        loss = metrics.pop("loss")
-        grad_norm = self._optimizer.prepare()
-        finite = math.isfinite(loss) and math.isfinite(grad_norm)
-        skipped = ""
-        # Every rank has the same sums. The explicit agreement holds even if their reduction differs, so no rank steps alone.
-        if any_rank(not finite, self.device) or not self._optimizer.step(self.step):
-            skipped = f"loss {loss} and gradient norm {grad_norm} are not both finite"
-            log.warning("step %d left the weights as they are: %s", self.step, skipped)
-        return replace(blank, loss=loss, grad_norm=grad_norm, skipped=skipped, metrics=metrics)
+        batch = self._passes.prepare(sequences)
+        if batch.tokens == 0:
+            return self._stats(sequences, [batch], [], [], {}, skipped="no token to train on")
+        columns = self._estimator.columns(batch, self.step, self._kl_coefficient)
+        figures = self._figures(batch, columns)
+        parts = self._mini_batches(batch)
+        actor_updates: list[Update] = []
+        critic_updates: list[Update] = []
+        for part in parts * self._spec.learner.ppo_epochs:
+            if self._critic is not None and self._spec.critic is not None:
+                critic_updates.append(self._critic.update(part, columns, self._rate(self._spec.critic)))
+            if not self._warms_critic_up:
+                rate = self._rate(self._spec.learner)
+                actor_updates.append(self._actor.update(part, columns, rate, self._kl_coefficient))
+        stats = self._stats(sequences, parts, actor_updates, critic_updates, figures)
+        self._follow(stats)
+        return stats
 
-    @torch.no_grad()
     def logprobs(self, sequences: list[Sequence]) -> list[Float32Array]:
         """The log-prob of each response token under the current weights, float32 [R] per sequence, on every rank."""
-        _, micro_batches = self._prepare(sequences)
-        offsets = response_offsets(sequences)
-        values = torch.zeros(offsets[-1], dtype=torch.float32, device=self.device)
-        self._run(micro_batches, partial(self._keep_logprobs, values), forward_only=True)
-        if dist.get_world_size() > 1:
-            dist.all_reduce(values)  # only one rank writes each element, so the sum is exact
-        return np.split(values.cpu().numpy(), offsets[1:-1])
+        return self._split(sequences, self._actor.logprobs(self._passes.prepare(sequences)))
+
+    def values(self, sequences: list[Sequence]) -> list[Float32Array]:
+        """The critic's value of each response token, float32 [R] per sequence, on every rank. Raises ValueError without a critic."""
+        if self._critic is None:
+            raise ValueError("the job has no critic")
+        return self._split(sequences, self._critic.values(self._passes.prepare(sequences)))
+
+    def reference_logprobs(self, sequences: list[Sequence]) -> list[Float32Array]:
+        """The same under the reference. Raises ValueError without one."""
+        if self._reference is None:
+            raise ValueError("the job has no reference")
+        return self._split(sequences, self._actor.logprobs(self._passes.prepare(sequences), self._reference))
 
     def finite(self) -> bool:
         """Whether every parameter of every rank is finite; the same on all."""
-        mine = all(bool(torch.isfinite(parameter).all()) for parameter in self._policy.chunk.parameters())
+        mine = all(
+            bool(torch.isfinite(parameter).all()) for role in self._roles() for parameter in role.chunk.parameters()
+        )
         return not any_rank(not mine, self.device)
 
     def export(self, *, copy: bool = True) -> dict[str, torch.Tensor] | None:
@@ -135,7 +147,7 @@ class MegatronTrainer:
         With `export`, rank 0 also writes `hf/`, a Hugging Face directory: weights in the initial model's dtypes, config, tokenizer.
         Returns when the copy is made; with it the state needs twice its host memory. `saved` reports the end of the writing.
         """
-        state = self._state.copy(self.step)
+        state = self._state.copy(self.step, self._kl_coefficient)
         weights = self._exporter.gather(None) if export else None
 
         def write() -> list[WrittenFile]:
@@ -154,109 +166,127 @@ class MegatronTrainer:
 
     def load(self, folder: Path, *, optimizer: bool = True, rng: bool = True) -> None:
         """Restores the state of a `save`, bit for bit on a CPU. Options and errors are those of `RankState.load`."""
-        self.step = self._state.load(Path(folder), optimizer=optimizer, rng=rng)
+        loaded = self._state.load(Path(folder), optimizer=optimizer, rng=rng)
+        self.step = loaded.step
+        self._begin(loaded.absent)
+        if loaded.kl_coefficient is not None:
+            self._kl_coefficient = loaded.kl_coefficient
         dist.barrier()
 
     def load_weights(self, folder: Path, *, hugging_face: bool) -> None:
         """Starts at step 0 from the weights of a checkpoint or of a Hugging Face directory.
 
+        A critic or reference without a directory of its own begins with a checkpoint's, or else with the actor's weights.
+
         Raises:
             ConfigError: the checkpoint was saved with another layout, or is incomplete; or the directory's tensors do not fit the model.
         """
+        absent = {role.name for role in self._roles() if role.name}
         if hugging_face:
-            load_weights(self._policy, folder)
-            self._optimizer.follow_weights()
+            load_weights(self._actor.part, folder)
+            self._actor.optimizer.follow_weights()
         else:
-            self._state.load(folder, optimizer=False, rng=False)
+            absent = self._state.load(folder, optimizer=False, rng=False).absent
+        self._begin(absent)
         self.step = 0
         dist.barrier()
 
-    def _prepare(self, sequences: list[Sequence]) -> tuple[list[list[MicroBatchPlan]], list[MicroBatch]]:
-        """The plan for all data-parallel ranks, and this one's micro-batches."""
-        learner, ranks = self._spec.learner, self.layout.dp_size
-        shared, max_tokens = learner.shared_prompts, learner.max_tokens_per_micro_batch
-        multiple = learner.row_multiple
-        if shared:
-            plan = plan_shared_prompts(sequences, ranks, max_tokens=max_tokens, multiple=multiple)
-        else:
-            plan = plan_micro_batches(
-                sequences, ranks, max_tokens=max_tokens, packing=learner.packing, multiple=multiple
+    def _begin(self, absent: set[str]) -> None:
+        """Gives these roles, of which a checkpoint has nothing, the actor's weights, unless they have a directory of their own."""
+        if self._critic is not None and "critic" in absent and self._copies_actor["critic"]:
+            self._critic.part.copy_from(self._actor.part)
+            self._critic.optimizer.follow_weights()
+        if self._reference is not None and "reference" in absent and self._copies_actor["reference"]:
+            self._reference.copy_from(self._actor.part)
+
+    def _follow(self, stats: StepStats) -> None:
+        """After a step: adapts β, and lets the reference follow the actor, where the job has that."""
+        algorithm, kl = self._spec.algorithm, stats.metrics.get("reference_kl")
+        if algorithm.kl_target is not None and kl is not None and math.isfinite(kl):
+            self._kl_coefficient = adapted_coefficient(
+                self._kl_coefficient, kl, stats.sequences, target=algorithm.kl_target, horizon=algorithm.kl_horizon
             )
-        offsets = response_offsets(sequences)
-        return plan, [
-            collate(sequences, rows, offsets, self.device, shared=shared, multiple=multiple)
-            for rows in plan[self.layout.dp_rank]
-        ]
+        interval = None if self._spec.reference is None else self._spec.reference.rebase_interval_steps
+        if self._reference is not None and interval is not None and self.step % interval == 0:
+            self._reference.copy_from(self._actor.part)
 
-    def _run(self, micro_batches: list[MicroBatch], on_logits: OnLogits, *, forward_only: bool) -> None:
-        """Runs Megatron's schedule over the micro-batches: pipelined where there are stages; gradients are reduced at the end."""
+    @property
+    def _warms_critic_up(self) -> bool:
+        return self._spec.critic is not None and self.step <= self._spec.critic.warmup_steps
 
-        def forward_step(batches: Iterator[MicroBatch], _: object) -> tuple[torch.Tensor, Callable[..., Any]]:
-            batch = next(batches)
+    def _rate(self, optimizer: OptimizerFields) -> float:
+        return learning_rate(optimizer, self.step, self._spec.learner.steps)
 
-            def loss_of(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
-                return *on_logits(batch, logits[0]), {}
+    def _mini_batches(self, batch: PreparedBatch) -> list[PreparedBatch]:
+        """The parts that one optimizer step takes each, in the batch's order of groups."""
+        size = self._spec.learner.mini_batch_size
+        groups = list(dict.fromkeys(s.group_id for s in batch.sequences))
+        if size is None or size >= len(groups):
+            return [batch]
+        part_of = {group: place // size for place, group in enumerate(groups)}
+        offsets = response_offsets(batch.sequences)
+        parts: list[tuple[list[Sequence], list[int]]] = [([], []) for _ in range(-(-len(groups) // size))]
+        for sequence, offset in zip(batch.sequences, offsets, strict=False):
+            chosen, places = parts[part_of[sequence.group_id]]
+            chosen.append(sequence)
+            places.append(offset)
+        prepared = [self._passes.prepare(chosen, places) for chosen, places in parts]
+        return [part for part in prepared if part.tokens > 0]
 
-            return self._policy.forward(batch), loss_of
+    def _figures(self, batch: PreparedBatch, columns: Columns) -> dict[str, float]:
+        """Figures of the whole batch, before its first optimizer step."""
+        figures = {}
+        if columns.values is not None and columns.returns is not None:
+            mask = np.concatenate([s.loss_mask for s in batch.sequences])
+            values, returns = columns.values.cpu().numpy(), columns.returns.cpu().numpy()
+            figures["explained_variance"] = explained_variance(values, returns, mask)
+        if self._spec.algorithm.wants_reference:
+            figures["kl_coefficient"] = self._kl_coefficient
+        return figures
 
-        get_forward_backward_func()(
-            forward_step_func=forward_step,
-            data_iterator=iter(micro_batches),
-            model=[self._policy.model],
-            num_microbatches=len(micro_batches),
-            seq_length=max(batch.tokens.shape[1] for batch in micro_batches),
-            micro_batch_size=1,  # stages send shapes with the tensors; this and `seq_length` are ignored
-            forward_only=forward_only,
+    def _stats(
+        self,
+        sequences: list[Sequence],
+        parts: list[PreparedBatch],
+        actor_updates: list[Update],
+        critic_updates: list[Update],
+        figures: dict[str, float],
+        skipped: str = "",
+    ) -> StepStats:
+        actor = mean_of(actor_updates) if actor_updates else None
+        metrics = dict(figures) if actor is None else actor.metrics | figures
+        if self._spec.updates_per_step > 1:
+            metrics["optimizer_steps"] = float(len(actor_updates))
+        if critic_updates and self._spec.critic is not None:
+            critic = mean_of(critic_updates)
+            rate = self._rate(self._spec.critic)
+            metrics |= critic.metrics
+            metrics |= {"value_loss": critic.loss, "critic_grad_norm": critic.grad_norm, "critic_lr": rate}
+            skipped = skipped or (f"critic: {critic.skipped}" if critic.skipped else "")
+        skipped = actor.skipped if actor is not None and actor.skipped else skipped
+        if skipped and actor_updates:
+            log.warning("step %d left weights as they are: %s", self.step, skipped)
+        untrained = math.nan if critic_updates else 0.0
+        return StepStats(
+            step=self.step,
+            loss=untrained if actor is None else actor.loss,
+            grad_norm=untrained if actor is None else actor.grad_norm,
+            lr=self._rate(self._spec.learner),
+            tokens=sum(int(s.loss_mask.sum()) for s in sequences),
+            sequences=len(sequences),
+            micro_batches=sum(len(part.micro_batches) for part in parts),
+            padding=1.0 - sum(part.real for part in parts) / sum(part.computed for part in parts),
+            skipped=skipped,
+            metrics=metrics,
         )
 
-    def _token_logprobs(self, batch: MicroBatch, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        group = get_tensor_model_parallel_group() if self.layout.tp_size > 1 else None
-        return token_logprobs(logits, batch.targets, temperature=self._spec.rollout.temperature, group=group)
+    def _roles(self) -> list[Role]:
+        roles = [Role("", self._actor.part.chunk, self._actor.optimizer)]
+        if self._critic is not None:
+            roles.append(Role("critic", self._critic.part.chunk, self._critic.optimizer))
+        if self._reference is not None:
+            roles.append(Role("reference", self._reference.chunk, None))
+        return roles
 
-    def _loss(
-        self, tally: Tally, totals: tuple[int, int], batch: MicroBatch, logits: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        trainer_logprobs, entropy = self._token_logprobs(batch, logits)
-        trainers = self._spec.algorithm.proximal_policy is ProximalPolicy.TRAINER
-        inputs = LossInputs(
-            trainer_logprobs=trainer_logprobs,
-            # With one optimizer step per batch, these are the weights at the start of the step.
-            old_logprobs=trainer_logprobs.detach() if trainers else batch.inference_logprobs,
-            inference_logprobs=batch.inference_logprobs,
-            advantages=batch.advantages,
-            loss_mask=batch.loss_mask,
-            sequence_ids=batch.sequence_ids,
-            global_tokens=totals[0],
-            global_sequences=totals[1],
-        )
-        token_loss, metrics = self._loss_fn(inputs)
-        detached = trainer_logprobs.detach()
-        own = {"loss": token_loss, "entropy": entropy, **mismatch_metrics(detached, batch.inference_logprobs)}
-        tally.add(metrics | own, batch.loss_mask)
-        tally.add_difference(detached - batch.inference_logprobs, batch.loss_mask)
-        loss = torch.where(batch.loss_mask, token_loss, token_loss.new_zeros(())).sum()
-        return loss, batch.loss_mask.sum().int()
-
-    def _keep_logprobs(
-        self, values: torch.Tensor, batch: MicroBatch, logits: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        logprobs, _ = self._token_logprobs(batch, logits)
-        if self.layout.reports_losses:
-            real = batch.offsets >= 0
-            values[batch.offsets[real]] = logprobs[real]
-        return logprobs.new_zeros(()), batch.loss_mask.sum().int()
-
-
-def _padding(sequences: list[Sequence], plan: list[list[MicroBatchPlan]], learner: LearnerSpec) -> float:
-    """Share of the computed positions that hold no token."""
-    real = computed = 0
-    for rows in (rows for rank in plan for rows in rank):
-        lengths = [
-            shared_tokens(sequences, row) if learner.shared_prompts else sum(sequences[i].row_len for i in row)
-            for row in rows
-        ]
-        if learner.shared_prompts:
-            lengths = [sum(lengths)]
-        real += sum(lengths)
-        computed += (len(lengths) or 1) * padded_length(max([1, *lengths]), learner.row_multiple)
-    return 1.0 - real / computed
+    def _split(self, sequences: list[Sequence], column: torch.Tensor) -> list[Float32Array]:
+        return np.split(column.cpu().numpy(), response_offsets(sequences)[1:-1])

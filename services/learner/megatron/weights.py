@@ -19,7 +19,7 @@ from services.common.models.directory import INDEX
 from services.common.models.weight_files import EMBEDDING, LM_HEAD
 from services.common.weights.dtypes import TORCH
 from services.learner.megatron.collectives import gather_json
-from services.learner.megatron.model import Policy
+from services.learner.megatron.model import ModelPart
 from services.learner.megatron.parallel import Layout
 from services.learner.megatron.tensor_file import Weights, write_tensors
 
@@ -31,7 +31,7 @@ _COPIED = {".json", ".jinja", ".txt", ".model"}
 class Exporter:
     """Gathers the weights; every rank calls `gather` at the same time."""
 
-    def __init__(self, policy: Policy, layout: Layout, device: torch.device) -> None:
+    def __init__(self, policy: ModelPart, layout: Layout, device: torch.device) -> None:
         """Gathers the names and shapes of every stage's weights on every rank."""
         self._policy, self._layout, self._device = policy, layout, device
         names = policy.bridge._weight_name_mapping_mcore_local_to_global(policy.chunk)  # noqa: SLF001

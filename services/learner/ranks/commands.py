@@ -124,11 +124,12 @@ def _pack_sequence(sequence: Sequence) -> list[Any]:
     return [
         sequence.tokens.astype("<i4").tobytes(), sequence.prompt_len, sequence.inference_logprobs.astype("<f4").tobytes(),
         sequence.advantage.astype("<f4").tobytes(), sequence.loss_mask.astype("u1").tobytes(), sequence.group_id,
+        sequence.reward, None if sequence.versions is None else sequence.versions.astype("<i4").tobytes(),
     ]  # fmt: skip
 
 
 def _unpack_sequence(item: list[Any]) -> Sequence:
-    tokens, prompt_len, inference_logprobs, advantage, loss_mask, group_id = item
+    tokens, prompt_len, inference_logprobs, advantage, loss_mask, group_id, reward, versions = item
     return Sequence(
         tokens=np.frombuffer(tokens, "<i4"),
         prompt_len=prompt_len,
@@ -136,4 +137,6 @@ def _unpack_sequence(item: list[Any]) -> Sequence:
         advantage=np.frombuffer(advantage, "<f4"),
         loss_mask=np.frombuffer(loss_mask, "u1").astype(bool),
         group_id=group_id,
+        reward=reward,
+        versions=None if versions is None else np.frombuffer(versions, "<i4"),
     )

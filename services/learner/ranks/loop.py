@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.config.settings import Platform
+from services.common.models.roles import RoleModels
 from services.common.spec.job import JobSpec
 from services.learner.algorithms.losses import make_loss
 from services.learner.megatron.tensor_file import write_version
@@ -17,9 +18,10 @@ COMMAND_WAIT_S = 5.0
 """Rank 0 waits this long for the head before it sends the others `Idle`."""
 
 
-def build_trainer(spec: JobSpec, model_dir: Path, platform: Platform) -> MegatronTrainer:
+def build_trainer(spec: JobSpec, models: RoleModels, platform: Platform) -> MegatronTrainer:
     """This rank's trainer; call `platform.prepare` first."""
-    return MegatronTrainer(model_dir, spec, platform, make_loss(spec.algorithm))
+    loss = make_loss(spec.algorithm)
+    return MegatronTrainer(models.actor, spec, platform, loss, critic_dir=models.critic, reference_dir=models.reference)
 
 
 def run_loop(trainer: MegatronTrainer, ranks: Ranks | None) -> None:

@@ -13,7 +13,7 @@ from services.common.config.settings import Settings
 from services.common.differences import differences
 from services.common.errors import ConfigError
 from services.common.jobs.folder import SPEC_FILE
-from services.common.models.directory import resolve_model
+from services.common.models.roles import RoleModels
 from services.common.spec.base import RECORDED
 from services.common.spec.job import JobSpec, parse_recorded_spec, problems_of
 from services.learner.storage.checkpoints import verify_checkpoints
@@ -28,14 +28,13 @@ RESULTS = "results.jsonl"
 class Pass:
     """The steps that one set of ranks reruns; sent to them as JSON.
 
-    Example: Pass(folder="/home/jobs/demo-3f2a91c0", spec={…}, model_dir="/home/models/tiny", load="…/checkpoints/step-00000050",
+    Example: Pass(folder="/home/jobs/demo-3f2a91c0", spec={…}, load="…/checkpoints/step-00000050",
     start=50, last=60, checkpoints={"60": "…/checkpoints/step-00000060"}, work="/tmp/millrace-replay-x/recorded")
     """
 
     folder: str
     """The job's own folder: the journal is read from it, and nothing is written to it."""
     spec: dict[str, Any]
-    model_dir: str
     load: str | None
     """Directory of the ranks' initial state; None: the model."""
     start: int
@@ -71,7 +70,6 @@ class Plan:
 
     spec: JobSpec
     folder: Path
-    model_dir: Path
     first: int
     """First version of the range."""
     last: int
@@ -99,6 +97,7 @@ def make_plan(folder: Path, settings: Settings, first: int, last: int | None) ->
         ConfigError: the range is not in the journal, or damaged there, or there is no state to begin with.
     """
     spec = parse_recorded_spec((folder / SPEC_FILE).read_text())
+    RoleModels.of(spec, settings)  # so that a model that is gone is named here, not by the ranks
     sound, damaged = verify_checkpoints(folder)
     checkpoints = {step: checkpoint.path for step, checkpoint in sound.items()}
     start = max((step for step in checkpoints if step <= first), default=0)
@@ -121,7 +120,6 @@ def make_plan(folder: Path, settings: Settings, first: int, last: int | None) ->
     return Plan(
         spec=spec,
         folder=folder,
-        model_dir=resolve_model(spec.model.path, settings),
         first=first,
         last=last,
         start=start,
@@ -152,7 +150,7 @@ def _scan(folder: Path, last: int | None) -> tuple[list[int], dict[int, str]]:
     return [step for step in steps if last is None or step <= last], digests
 
 
-SECTIONS = ("algorithm", "learner")
+SECTIONS = ("algorithm", "learner", "critic", "reference")
 FIXED = ("algorithm.filter_groups_", "learner.steps")
 """Prefixes of settings in these sections that determine the record: the groups of a batch, and the number of batches."""
 
@@ -173,7 +171,7 @@ def changed_spec(recorded: JobSpec, document: dict[str, Any]) -> tuple[JobSpec, 
         if path.partition(".")[0] not in SECTIONS or path.startswith(FIXED):
             raise ConfigError(
                 f"--set {path}: decides what is sampled or which groups a step gets, and that is recorded; "
-                "a replay can change the loss (algorithm.…) and the optimizer (learner.…)"
+                "a replay can change the loss (algorithm.…), the optimizer (learner.…), critic.… and reference.…"
             )
     if not changes:
         raise ConfigError("--set: every value is the recorded one; there is nothing to compare")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from services.common.config.settings import load_settings
 from services.common.errors import ConfigError
+from services.common.models.roles import RoleModels
 from services.common.service.logs import configure_logging
 from services.common.service.process_tree import die_with_parent, end_process
 from services.common.spec.base import RECORDED
@@ -140,7 +141,7 @@ def main() -> None:
         from services.learner.megatron.rendezvous import leave_process_group
         from services.learner.ranks.loop import build_trainer
 
-        Replayer(task, build_trainer(spec, Path(task.model_dir), settings.platform), spec).run()
+        Replayer(task, build_trainer(spec, RoleModels.of(spec, settings), settings.platform), spec).run()
         leave_process_group()
     except Exception as error:
         log.exception("the replay failed")

@@ -57,7 +57,6 @@ def _recorded(plan: Plan, work: Path, *, for_comparison: bool) -> Pass:
     return Pass(
         folder=str(plan.folder),
         spec=plan.spec.model_dump(mode="json"),
-        model_dir=str(plan.model_dir),
         load=str(plan.load) if plan.load else None,
         start=plan.start,
         last=plan.last,

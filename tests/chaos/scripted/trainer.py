@@ -32,7 +32,7 @@ def rank_file(rank: int) -> str:
 class MegatronTrainer:
     """One rank. All ranks compute the same chain."""
 
-    def __init__(self, model_dir: Path, spec: Any, platform: Any, loss_fn: Any) -> None:
+    def __init__(self, model_dir: Path, spec: Any, platform: Any, loss_fn: Any, **_: Any) -> None:
         """Joins the other ranks.
 
         Raises:

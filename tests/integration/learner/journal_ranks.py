@@ -9,6 +9,7 @@ import torch
 
 from services.common.config.settings import Platform
 from services.common.jobs.folder import SPEC_FILE
+from services.common.models.roles import RoleModels
 from services.common.spec.job import parse_spec
 from services.common.streams.codec import decode
 from services.common.streams.limits import MIN_ENTRY_BYTES
@@ -30,7 +31,7 @@ from services.learner.storage.journal import Journal  # noqa: E402
 def main(folder: Path, model_dir: Path, out: Path, steps: set[int]) -> None:
     """Every rank does the same."""
     spec = parse_spec((folder / SPEC_FILE).read_text())
-    trainer = build_trainer(spec, model_dir, Platform.CPU)
+    trainer = build_trainer(spec, RoleModels(model_dir), Platform.CPU)
     for record in Journal(folder / JOURNAL_DIR).records():
         if not record.groups:
             continue

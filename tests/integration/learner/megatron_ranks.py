@@ -142,8 +142,8 @@ def logits_of(trainer: MegatronTrainer) -> dict[str, torch.Tensor]:
 
     with torch.no_grad():
         for s in whole:  # one at a time, and the same on every data-parallel rank
-            _, batches = trainer._prepare([s] * trainer.layout.dp_size)
-            trainer._run(batches, keep, forward_only=True)
+            batch = trainer._passes.prepare([s] * trainer.layout.dp_size)
+            trainer._passes.run(trainer._actor.part, batch, keep, forward_only=True)
     return found
 
 
@@ -234,14 +234,14 @@ def output_layer(model: Path, spec: JobSpec) -> dict[str, float]:
     """How far logits lie from the exact product of what the output layer was given, on the last stage; and a step's figures."""
     trainer = MegatronTrainer(model, spec, Platform.CPU, dapo)
     given: list[torch.Tensor] = []
-    chunk: Any = trainer._policy.chunk
+    chunk: Any = trainer._actor.part.chunk
     if trainer.layout.is_last_stage:
         chunk.output_layer.register_forward_pre_hook(lambda _, args: given.append(args[0].detach()))
     error = rounded = 0.0
 
     def look(_: Any, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         nonlocal error, rounded
-        tied = trainer._policy.tied
+        tied = trainer._actor.part.tied
         weight = chunk.shared_embedding_or_output_weight() if tied else chunk.output_layer.weight
         exact = given[-1][:, 0].double() @ weight.detach().double().T
         error = max(error, float((logits.double() - exact).abs().max()))
@@ -249,7 +249,7 @@ def output_layer(model: Path, spec: JobSpec) -> dict[str, float]:
         return logits.sum() * 0, torch.ones((), dtype=torch.int)
 
     with torch.no_grad():
-        trainer._run(trainer._prepare(sequences())[1], look, forward_only=True)
+        trainer._passes.run(trainer._actor.part, trainer._passes.prepare(sequences()), look, forward_only=True)
     stats = trainer.train(sequences())
     mine = {"error": error, "rounded": rounded, "loss": stats.loss, "grad_norm": stats.grad_norm}
     return max(gather_json(mine, trainer.device), key=lambda item: item["error"])
@@ -362,7 +362,7 @@ def gathered(trainer: MegatronTrainer) -> str:
 
 def moments_of(trainer: MegatronTrainer) -> list[str]:
     """A digest of each rank's moments."""
-    copy = trainer._state.copy(0)
+    copy = trainer._state.copy(0, 0.0)
     kept = [
         value for name, value in sorted(copy.tensors.items()) if name.startswith("optimizer.") and "master" not in name
     ]
@@ -395,7 +395,7 @@ def step_over_a_broken_batch(model: Path, spec: JobSpec, loss: LossFunction) -> 
     bad = trainer.train(sequences()).as_record()
     after = trainer.export()
     skips = gather_json(bad["skipped"], trainer.device)
-    trainer._loss_fn = dapo
+    trainer._actor.loss_fn = dapo
     good = trainer.train(sequences()).as_record()
     unchanged = before is None or after is None or all(torch.equal(before[k], after[k]) for k in before)
     return {"bad": bad, "good": good, "unchanged": unchanged, "skips": skips}

@@ -43,7 +43,6 @@ def test_every_response_token_is_predicted_from_the_token_before_it(rows: list[R
             assert int(flattened[batch.positions[r]]) == s.tokens[s.prompt_len + t - 1]
             assert int(batch.targets[r]) == s.tokens[s.prompt_len + t]
             assert float(batch.inference_logprobs[r]) == float(s.inference_logprobs[t])
-            assert float(batch.advantages[r]) == float(s.advantage[t])
             assert bool(batch.loss_mask[r]) == bool(s.loss_mask[t])
             assert int(batch.sequence_ids[r]) == ordinal
             assert int(batch.offsets[r]) == sum(q.response_len for q in all_sequences[:i]) + t
@@ -64,7 +63,7 @@ def test_padding_to_a_multiple_comes_after_every_token_of_a_row(rows: list[Row],
     assert padded.tokens.shape == (plain.tokens.shape[0], -(-length // 16) * 16)
     assert torch.equal(padded.tokens[:, :length], plain.tokens)
     assert not padded.tokens[:, length:].any()
-    for name in ("positions", "targets", "inference_logprobs", "advantages", "loss_mask", "sequence_ids", "offsets"):
+    for name in ("positions", "targets", "inference_logprobs", "loss_mask", "sequence_ids", "offsets"):
         assert torch.equal(getattr(padded, name), getattr(plain, name)), name
     if padded.rotary_positions is not None and plain.rotary_positions is not None:
         assert torch.equal(padded.rotary_positions[:length], plain.rotary_positions)

@@ -42,6 +42,8 @@ def sequences(draw: st.DrawFn) -> Sequence:
         advantage=draw(nps.arrays(np.float32, response, elements=FLOATS)),
         loss_mask=draw(nps.arrays(np.bool_, response)),
         group_id=draw(st.integers(0, 2**53 - 1)),
+        reward=draw(st.floats(allow_nan=False, allow_infinity=False)),
+        versions=draw(st.none() | nps.arrays(np.int32, response, elements=TOKENS)),
     )
 
 

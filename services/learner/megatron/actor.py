@@ -1,0 +1,120 @@
+"""Actor: the policy in training.
+
+micro-batch ─► log-probs, entropy ─► loss function ─► gradients, summed ─► optimizer step
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import torch
+from megatron.core.parallel_state import get_tensor_model_parallel_group
+
+from services.common.spec.choices import ProximalPolicy
+from services.common.spec.job import JobSpec
+from services.learner.algorithms.losses import LossFunction, LossInputs, effective_sample_share, mismatch_metrics
+from services.learner.megatron.batch import MicroBatch
+from services.learner.megatron.columns import Columns, of
+from services.learner.megatron.logprobs import token_logprobs
+from services.learner.megatron.model import ModelPart, build_policy, torch_dtype
+from services.learner.megatron.optimizer import Optimizer
+from services.learner.megatron.parallel import Layout
+from services.learner.megatron.passes import Passes, PreparedBatch
+from services.learner.megatron.tally import Tally
+from services.learner.megatron.update import LARGEST, Update
+
+
+class Actor:
+    """This rank's part of the policy, and its optimizer."""
+
+    def __init__(
+        self,
+        model_dir: Path,
+        spec: JobSpec,
+        layout: Layout,
+        device: torch.device,
+        passes: Passes,
+        loss_fn: LossFunction,
+    ) -> None:
+        """Builds the model; ModelError if it cannot be trained in this layout."""
+        self._spec, self._layout, self._device, self._passes = spec, layout, device, passes
+        self.loss_fn = loss_fn
+        self.part = build_policy(model_dir, spec, layout)
+        dtype, distributed = torch_dtype(spec.model.dtype), spec.learner.use_distributed_optimizer
+        self.optimizer = Optimizer(spec.learner, dtype, self.part.model, distributed=distributed)
+
+    def logprobs(self, batch: PreparedBatch, part: ModelPart | None = None) -> torch.Tensor:
+        """Log-probs of the batch's response tokens, float32 [N], under the present weights, or those of another policy."""
+        return self._passes.collect(
+            self.part if part is None else part, batch, lambda b, logits: self._logprobs(b, logits)[0]
+        )
+
+    def update(self, batch: PreparedBatch, columns: Columns, lr: float, kl_coefficient: float) -> Update:
+        """One optimizer step on the batch; its loss is the sum of token losses divided by the number of unmasked tokens."""
+        tally = Tally()
+        self.optimizer.zero_grad()
+        self._passes.run(
+            self.part, batch, partial(self._loss, tally, batch, columns, kl_coefficient), forward_only=False
+        )
+        metrics = tally.means(self._layout, self._device, batch.tokens)
+        share = effective_sample_share(metrics.pop("ratio"), metrics.pop("ratio_squared"))
+        metrics |= {"effective_sample_share": share, LARGEST: tally.largest(self._device)}
+        loss = metrics.pop("loss")
+        grad_norm, skipped = self.optimizer.step(loss, lr, self._device)
+        return Update(loss, grad_norm, batch.tokens, skipped, metrics)
+
+    def _logprobs(self, batch: MicroBatch, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        group = get_tensor_model_parallel_group() if self._layout.tp_size > 1 else None
+        return token_logprobs(
+            logits,
+            batch.targets,
+            temperature=self._spec.rollout.temperature,
+            group=group,
+            entropy_gradient=self._spec.algorithm.entropy_coefficient > 0.0,
+        )
+
+    def _loss(
+        self,
+        tally: Tally,
+        whole: PreparedBatch,
+        columns: Columns,
+        kl_coefficient: float,
+        batch: MicroBatch,
+        logits: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        logprobs, entropy = self._logprobs(batch, logits)
+        detached = logprobs.detach()
+        inputs = LossInputs(
+            trainer_logprobs=logprobs,
+            old_logprobs=self._proximal(batch, columns, detached),
+            inference_logprobs=batch.inference_logprobs,
+            advantages=columns.advantages[batch.offsets],
+            loss_mask=batch.loss_mask,
+            sequence_ids=batch.sequence_ids,
+            global_tokens=whole.tokens,
+            global_sequences=whole.counting,
+            entropy=entropy,
+            reference_logprobs=of(columns.reference_logprobs, batch),
+            kl_coefficient=kl_coefficient,
+            importance_kept=of(columns.importance_kept, batch),
+        )
+        token_loss, metrics = self.loss_fn(inputs)
+        own = {"loss": token_loss, "entropy": entropy, **mismatch_metrics(detached, batch.inference_logprobs)}
+        tally.add(metrics | own, batch.loss_mask)
+        tally.add_difference(detached - batch.inference_logprobs, batch.loss_mask)
+        loss = torch.where(batch.loss_mask, token_loss, token_loss.new_zeros(())).sum()
+        return loss, batch.loss_mask.sum().int()
+
+    def _proximal(self, batch: MicroBatch, columns: Columns, present: torch.Tensor) -> torch.Tensor:
+        """Log-probs of the proximal policy, [R], without gradient; `present`: those of the weights being trained."""
+        match self._spec.algorithm.proximal_policy:
+            case ProximalPolicy.INFERENCE:
+                return batch.inference_logprobs
+            case ProximalPolicy.TRAINER:
+                old = of(columns.old_logprobs, batch)
+                return present if old is None else old  # in a batch's only optimizer step they are the same
+            case ProximalPolicy.INTERPOLATED:
+                share = of(columns.proximal_share, batch)
+                assert share is not None
+                return batch.inference_logprobs + share * (present - batch.inference_logprobs)
