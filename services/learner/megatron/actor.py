@@ -15,7 +15,7 @@ from services.common.spec.choices import ProximalPolicy
 from services.common.spec.job import JobSpec
 from services.learner.algorithms.losses import LossFunction, LossInputs, effective_sample_share, mismatch_metrics
 from services.learner.megatron.batch import MicroBatch
-from services.learner.megatron.columns import Columns, of
+from services.learner.megatron.columns import Columns, needed, of
 from services.learner.megatron.logprobs import token_logprobs
 from services.learner.megatron.model import ModelPart, build_policy, torch_dtype
 from services.learner.megatron.optimizer import Optimizer
@@ -115,6 +115,5 @@ class Actor:
                 old = of(columns.old_logprobs, batch)
                 return present if old is None else old  # in a batch's only optimizer step they are the same
             case ProximalPolicy.INTERPOLATED:
-                share = of(columns.proximal_share, batch)
-                assert share is not None
+                share = needed(columns.proximal_share, batch)
                 return batch.inference_logprobs + share * (present - batch.inference_logprobs)

@@ -34,3 +34,10 @@ class Columns:
 def of(column: torch.Tensor | None, batch: MicroBatch) -> torch.Tensor | None:
     """A column's values [R] of a micro-batch; of an empty one any value, since its token is masked."""
     return None if column is None else column[batch.offsets]
+
+
+def needed(column: torch.Tensor | None, batch: MicroBatch) -> torch.Tensor:
+    """The same of a column that the caller cannot do without. Raises ValueError where it is missing."""
+    if column is None:
+        raise ValueError("a column that the objective needs was not made")
+    return column[batch.offsets]

@@ -14,7 +14,7 @@ from services.common.spec.job import JobSpec
 from services.common.spec.learner import CriticSpec
 from services.learner.algorithms.values import value_loss
 from services.learner.megatron.batch import MicroBatch
-from services.learner.megatron.columns import Columns, of
+from services.learner.megatron.columns import Columns, needed
 from services.learner.megatron.model import build_value_model, torch_dtype
 from services.learner.megatron.optimizer import Optimizer
 from services.learner.megatron.parallel import Layout
@@ -52,9 +52,7 @@ class Critic:
     def _loss(
         self, tally: Tally, columns: Columns, batch: MicroBatch, output: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        old, returns = of(columns.values, batch), of(columns.returns, batch)
-        assert old is not None
-        assert returns is not None
+        old, returns = needed(columns.values, batch), needed(columns.returns, batch)
         loss, clipped = value_loss(output[:, 0], old, returns, self._critic.value_clip)
         figures = {"loss": loss, "value_clip_fraction": clipped.float(), "value_mean": old, "return_mean": returns}
         tally.add(figures, batch.loss_mask)

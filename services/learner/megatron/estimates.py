@@ -17,7 +17,8 @@ from services.common.spec.job import JobSpec
 from services.common.streams.types import Float32Array
 from services.learner.algorithms.advantages import Responses, estimate
 from services.learner.algorithms.importance import second_moment_mask
-from services.learner.algorithms.kl import bounded, kl_estimate
+from services.learner.algorithms.kl import kl_estimate
+from services.learner.algorithms.ratios import bounded
 from services.learner.groups.sequence import Sequence
 from services.learner.megatron.actor import Actor
 from services.learner.megatron.batch import response_offsets

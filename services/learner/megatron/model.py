@@ -54,8 +54,10 @@ class ModelPart:
     rotary: RotarySelection
 
     def forward(self, batch: MicroBatch) -> torch.Tensor:
-        """Runs this stage: hidden states [s, b, h], with sequence parallelism [s / TP, b, h], or on the last stage
-        logits [R, V / TP], of a value model values [R, 1]."""
+        """Runs this stage: [1, R, V / TP] logits on the last one, of a value model [1, R, 1] values; else hidden states.
+
+        Hidden states are [s, b, h], with sequence parallelism [s / TP, b, h].
+        """
         self.selection.positions = batch.positions
         self.rotary.positions = batch.rotary_positions
         output: torch.Tensor = self.model(batch.tokens, None, batch.attention)
@@ -128,7 +130,7 @@ def build_value_model(model_dir: Path, spec: JobSpec, layout: Layout) -> ModelPa
     """The same with a scalar head, whose values are 0 at first, in place of the output layer."""
     part = _build(model_dir, spec, layout, tied=False)
     head = ValueHead(part.bridge.config.hidden_size) if layout.is_last_stage else None
-    part.chunk.output_layer = None  # so that its weights are not looked for
+    setattr(part.chunk, "output_layer", None)  # so that its weights are not looked for
     return _finish(part, model_dir, spec, trained=True, head=head)
 
 
@@ -156,7 +158,7 @@ def _finish(
         chunk.output_layer = head.to(device=torch.cuda.current_device(), dtype=torch_dtype(spec.model.dtype))
     if getattr(chunk, "output_layer", None) is not None:
         chunk.output_layer.register_forward_pre_hook(part.selection, with_kwargs=True)  # type: ignore[union-attr]
-    chunk.rotary_pos_emb.register_forward_hook(part.rotary)  # type: ignore[operator,union-attr]
+    chunk.rotary_pos_emb.register_forward_hook(part.rotary)  # type: ignore[union-attr]
     part.model = Float16Module(config, chunk) if spec.model.dtype is DType.BFLOAT16 else chunk
     if trained:
         ddp_config = DistributedDataParallelConfig(

@@ -1,4 +1,4 @@
-"""A scripted rank of a replay, for tests of what starts ranks and listens to them: it does what the model directory's name says."""
+"""A scripted rank of a replay, for tests of what starts ranks and listens to them: it does what the name of the model says."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from services.learner.storage.folder import ERROR_FILE
 
 def main() -> None:
     task = Pass.read(Path(sys.argv[1]))
-    work, rank, mode = Path(task.work), int(os.environ["RANK"]), Path(task.model_dir).name
+    work, rank, mode = Path(task.work), int(os.environ["RANK"]), task.spec["model"]["path"]
     if mode == "says-why" and rank == 1:
         (work / ERROR_FILE).write_text("rank 1: ConfigError: no such thing")
         sys.exit(1)

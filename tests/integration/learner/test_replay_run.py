@@ -31,8 +31,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def plan_of(home: Path, mode: str, **learner: int) -> Plan:
     plan = make_plan(home / "jobs" / "job", Settings(home=home), 1, None)
-    spec = plan.spec.model_copy(update={"learner": plan.spec.learner.model_copy(update=learner)})
-    return replace(plan, spec=spec, model_dir=home / mode)
+    changes = {
+        "learner": plan.spec.learner.model_copy(update=learner),
+        "model": plan.spec.model.model_copy(update={"path": mode}),
+    }
+    return replace(plan, spec=plan.spec.model_copy(update=changes))
 
 
 def with_lr(spec: JobSpec) -> JobSpec:

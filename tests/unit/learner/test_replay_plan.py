@@ -121,7 +121,7 @@ def test_damage_is_an_error_only_where_it_lies_in_the_range(written: Home) -> No
 
 
 def test_a_pass_reads_back_as_it_was_written(tmp_path: Path) -> None:
-    task = Pass("/f", {"a": 1}, "/m", None, 0, 3, {"3": "/c"}, str(tmp_path / "work"), keep_state_at=2)
+    task = Pass("/f", {"a": 1}, None, 0, 3, {"3": "/c"}, str(tmp_path / "work"), keep_state_at=2)
     assert Pass.read(task.write()) == task
 
 
