@@ -11,7 +11,8 @@ from services.common.spec.job import JobSpec
 from services.common.streams.codec import decode
 from services.common.streams.limits import entry_limit
 from services.common.streams.types import Rollout, ScoredGroup
-from services.learner.algorithms.advantages import batch_advantages, overlong_penalty
+from services.learner.algorithms.advantages import overlong_penalty
+from services.learner.algorithms.outcomes import batch_advantages
 from services.learner.groups.buffer import Judged
 from services.learner.groups.sequence import Sequence
 from services.learner.groups.validate import judged_rollouts

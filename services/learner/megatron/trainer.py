@@ -228,6 +228,7 @@ class MegatronTrainer:
             sequence_ids=batch.sequence_ids,
             global_tokens=totals[0],
             global_sequences=totals[1],
+            entropy=entropy,
         )
         token_loss, metrics = self._loss_fn(inputs)
         detached = trainer_logprobs.detach()
