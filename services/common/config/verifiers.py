@@ -7,14 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from functools import cache
-from importlib.metadata import entry_points
 
+from services.common.config import plugins
 from services.common.errors import ConfigError
 from services.common.spec.data import PROCEDURAL_PREFIX
-
-ENTRY_POINT_GROUP = "millrace.verifiers"
-"""Installed packages offer verifiers under this entry-point group."""
 
 
 class BuiltIn(StrEnum):
@@ -34,15 +30,9 @@ _BY_DATASET = {
 _BY_PREFIX = {"aime": BuiltIn.DAPO_MATH, "math-": BuiltIn.MATH, "math_": BuiltIn.MATH}
 
 
-@cache
-def installed() -> frozenset[str]:
-    """Names that installed packages offer, without importing them. A package cannot take a built-in name."""
-    return frozenset(point.name for point in entry_points(group=ENTRY_POINT_GROUP)) - frozenset(BuiltIn)
-
-
 def available() -> list[str]:
     """Names of all verifiers: the built-in ones, then the installed ones."""
-    return [*BuiltIn, *sorted(installed())]
+    return plugins.available(plugins.VERIFIERS, BuiltIn)
 
 
 def built_in_choice(data_source: str) -> str | None:

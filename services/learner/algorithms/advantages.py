@@ -1,112 +1,192 @@
-"""Advantages: one per rollout, from the rewards of its group. All in float64; every standard deviation has ddof = 1."""
+"""Advantages of a step's responses, one for each token, from rewards, KL penalties and values.
+
+rewards ── outcome − Σ KL, of the group ──► outcomes ──────────────┐
+        └─ at the last token, − KL at each ► token_rewards ────────┼──► clip ─► float32 [R] of each response
+Responses ── installed estimator, checked ─────────────────────────┘
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
-from services.common.spec.algorithm import CURRENT_REVISION, FIRST_REVISION
+from services.common.config.plugins import ADVANTAGES
+from services.common.errors import ConfigError
+from services.common.spec.algorithm import AlgorithmSpec
 from services.common.spec.choices import AdvantageEstimator
+from services.common.streams.types import Float32Array
+from services.learner.algorithms.outcomes import Float64Array, batch_advantages
+from services.learner.algorithms.plugins import load
+from services.learner.algorithms.token_rewards import advantages_and_returns, discounted_returns, whitened
 
-Float64Array = npt.NDArray[np.float64]
-RewardGroups = Sequence[npt.ArrayLike]
-"""One [G] of rewards per group; the groups of a batch may differ in G, since a group can close with fewer rollouts."""
-LengthGroups = Sequence[npt.ArrayLike]
-"""One [G] of response lengths, tokens, per group."""
-WHITEN_EPSILON = 1e-8
-"""Added to a variance, as in other implementations of masked whitening."""
-EPSILON = 1e-6
-"""Keeps the division defined where all rewards of a group are equal: their advantages are then 0."""
+BoolArray = npt.NDArray[np.bool_]
+FIELD = "algorithm.advantage_estimator"
 
 
-def grpo(rewards: RewardGroups) -> list[Float64Array]:
-    """A_i = (R_i − mean R) / (std R + 1e-6) within the group (arXiv 2402.03300)."""
-    return [(group - group.mean()) / (group.std(ddof=1) + EPSILON) for group in _checked(rewards)]
+@dataclass(frozen=True, slots=True)
+class Responses:
+    """The N responses of a step, in the order of its groups; R_i is the number of tokens of response i.
 
-
-def dr_grpo(rewards: RewardGroups) -> list[Float64Array]:
-    """A_i = R_i − mean R within the group: no scale, so easy and hard tasks weigh the same (arXiv 2503.20783)."""
-    return [group - group.mean() for group in _checked(rewards)]
-
-
-def rloo(rewards: RewardGroups) -> list[Float64Array]:
-    """A_i = R_i − mean of the other rewards of the group (arXiv 2402.14740)."""
-    return [group - (group.sum() - group) / (len(group) - 1) for group in _checked(rewards)]
-
-
-def reinforce_plus_plus_baseline(rewards: RewardGroups, lengths: LengthGroups) -> list[Float64Array]:
-    """R_i − mean R of the group, then whitened over all response tokens of the batch: (x − mean x) / sqrt(var x + 1e-8).
-
-    Each rollout counts once per token, as in the authors' OpenRLHF and in verl (arXiv 2501.03262), whose variance also has ddof = 1.
-    A batch of fewer than two tokens is only centred.
+    Example: Responses(group_ids=[17, 17], rewards=[1.0, 0.0], masks=[[True, True], [True]])
     """
-    centred = dr_grpo(rewards)
-    weights = _same_shapes(lengths, centred)
-    tokens = sum(float(group.sum()) for group in weights)
-    if tokens < 2.0:
-        return centred
-    pairs = list(zip(weights, centred, strict=True))
-    mean = sum(float(weight @ group) for weight, group in pairs) / tokens
-    variance = sum(float(weight @ (group - mean) ** 2) for weight, group in pairs) / (tokens - 1.0)
-    return [(group - mean) / math.sqrt(variance + WHITEN_EPSILON) for group in centred]
+
+    group_ids: list[int]
+    """[N], those of a group adjacent."""
+    rewards: list[float]
+    """[N], after length shaping."""
+    masks: list[BoolArray]
+    """The tokens that count, one [R_i] per response. R_i may be 0: the reward of a response without a token still counts in its group."""
+    kl_penalties: list[Float64Array] | None = None
+    """One [R_i] per response: β · KL of each token. None: the KL is not in the reward."""
+    values: list[Float32Array] | None = None
+    """One [R_i] per response: the critic's values. None without a critic."""
 
 
-def reinforce_plus_plus_by_rollouts(rewards: RewardGroups) -> list[Float64Array]:
-    """Revision 1 of `reinforce_plus_plus_baseline`: divided by (std + 1e-6) over all rollouts of the batch, long and short alike.
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What an estimator makes of responses."""
 
-    The batch's mean needs no subtraction: every group's mean is 0 already.
-    """
-    centred = dr_grpo(rewards)
-    if not centred:
-        return []
-    scale = float(np.concatenate(centred).std(ddof=1)) + EPSILON
-    return [group / scale for group in centred]
+    advantages: list[Float32Array]
+    """One [R_i] per response."""
+    returns: list[Float32Array] | None = None
+    """One [R_i] per response: the critic's targets. None from an estimator without values."""
 
 
-def batch_advantages(
-    rewards: RewardGroups, estimator: AdvantageEstimator, lengths: LengthGroups, *, revision: int = CURRENT_REVISION
-) -> list[Float64Array]:
-    """The advantage of each rollout, in the shapes of `rewards`; `lengths`: response tokens of each rollout, in the same shapes.
+Estimator = Callable[[Responses, AlgorithmSpec], Estimate]
+"""An installed estimator (entry-point group `millrace.advantages`): pure, since steps are replayed."""
 
-    The rewards are after shaping, and of the whole batch of a step, since an estimator may normalise over it. `revision` is that of
-    the estimator's formula (`algorithm.revision`).
+
+def estimate(responses: Responses, algorithm: AlgorithmSpec) -> Estimate:
+    """Advantages of the responses of a whole step by `algorithm.advantage_estimator`, within ± `algorithm.advantage_clip`.
+
+    Outcome estimators (see outcomes.py) repeat a response's advantage over all its tokens; its outcome is the reward less its unmasked
+    penalties. reinforce_plus_plus and gae (see token_rewards.py) have one for each token, and 0 at masked ones.
 
     Raises:
-        ValueError: a group has fewer than 2 rewards, one that is not finite, or another number of lengths; names its place in the batch.
+        ValueError: the lists differ in length, a group has fewer than 2 responses (outcome estimators only) or a reward that is not
+            finite, or there are no values for gae.
+        ConfigError: an installed estimator does not exist, or its result does not fit the responses; names it.
     """
-    match estimator:
-        case AdvantageEstimator.GRPO:
-            return grpo(rewards)
-        case AdvantageEstimator.DR_GRPO:
-            return dr_grpo(rewards)
-        case AdvantageEstimator.RLOO:
-            return rloo(rewards)
-        case AdvantageEstimator.REINFORCE_PLUS_PLUS_BASELINE if revision == FIRST_REVISION:
-            return reinforce_plus_plus_by_rollouts(rewards)
-        case AdvantageEstimator.REINFORCE_PLUS_PLUS_BASELINE:
-            return reinforce_plus_plus_baseline(rewards, lengths)
+    _check_lengths(responses)
+    found = _unclipped(responses, algorithm)
+    bound = algorithm.advantage_clip
+    if bound is None:
+        return found
+    return replace(found, advantages=[values.clip(-bound, bound) for values in found.advantages])
 
 
-def _checked(rewards: RewardGroups) -> list[Float64Array]:
-    groups = [np.asarray(group, np.float64) for group in rewards]
-    for place, group in enumerate(groups):
-        if group.ndim != 1 or len(group) < 2:
-            shape = f"rewards of shape {group.shape}"
-            raise ValueError(f"group {place} of the batch has {shape}; an advantage needs at least 2 rollouts")
-        if not np.isfinite(group).all():
-            raise ValueError(f"group {place} of the batch has a reward that is not finite: {group.tolist()}")
-    return groups
+def _unclipped(responses: Responses, algorithm: AlgorithmSpec) -> Estimate:
+    match algorithm.advantage_estimator:
+        case AdvantageEstimator.GAE:
+            return _gae(responses, algorithm)
+        case AdvantageEstimator.REINFORCE_PLUS_PLUS:
+            return _reinforce_plus_plus(responses, algorithm)
+        case AdvantageEstimator() as estimator:
+            return _of_outcomes(responses, estimator, algorithm.revision)
+        case name:
+            return _installed(responses, algorithm, name)
 
 
-def _same_shapes(lengths: LengthGroups, groups: list[Float64Array]) -> list[Float64Array]:
-    weights = [np.asarray(group, np.float64) for group in lengths]
-    for place, group in enumerate(groups):
-        if place >= len(weights) or weights[place].shape != group.shape:
-            raise ValueError(f"group {place} of the batch has {len(group)} rewards, and not as many lengths")
-    return weights
+def _of_outcomes(responses: Responses, estimator: AdvantageEstimator, revision: int) -> Estimate:
+    outcomes = np.array(responses.rewards, np.float64)
+    if responses.kl_penalties is not None:
+        pairs = zip(responses.kl_penalties, responses.masks, strict=True)
+        outcomes -= np.array([penalties[mask].sum() for penalties, mask in pairs], np.float64)
+    sizes = [len(list(group)) for _, group in groupby(responses.group_ids)]
+    ends = np.cumsum(sizes)[:-1]
+    lengths = np.array([len(mask) for mask in responses.masks])
+    rewards = np.split(outcomes, ends) if sizes else []
+    advantages = batch_advantages(rewards, estimator, np.split(lengths, ends), revision=revision)
+    each = (float(advantage) for group in advantages for advantage in group)
+    return Estimate([np.full(len(mask), value, np.float32) for mask, value in zip(responses.masks, each, strict=True)])
+
+
+def _reinforce_plus_plus(responses: Responses, algorithm: AlgorithmSpec) -> Estimate:
+    rewards, lengths = _token_rewards(responses)
+    returns = discounted_returns(rewards, lengths, algorithm.gamma)
+    return Estimate(_at_tokens(whitened(returns), responses.masks))
+
+
+def _gae(responses: Responses, algorithm: AlgorithmSpec) -> Estimate:
+    if responses.values is None:
+        raise ValueError("advantage_estimator gae needs the critic's value of each token")
+    rewards, lengths = _token_rewards(responses)
+    values = _joined(responses.values, responses.masks)
+    advantages, returns = advantages_and_returns(rewards, values, lengths, gamma=algorithm.gamma, lam=algorithm.lam)
+    return Estimate(_at_tokens(whitened(advantages), responses.masks), _at_tokens(returns, responses.masks))
+
+
+def _token_rewards(responses: Responses) -> tuple[Float64Array, npt.NDArray[np.int64]]:
+    """The rewards of all unmasked tokens in one row, and how many each response has: −penalty, plus the reward at the last.
+
+    The reward of a response without an unmasked token is at none.
+    """
+    if not np.isfinite(responses.rewards).all():
+        raise ValueError(f"a reward of the batch is not finite: {responses.rewards}")
+    lengths = np.array([int(mask.sum()) for mask in responses.masks], np.int64)
+    rewards = np.zeros(int(lengths.sum()))
+    if responses.kl_penalties is not None:
+        rewards -= _joined(responses.kl_penalties, responses.masks)
+    some = lengths > 0
+    rewards[np.cumsum(lengths)[some] - 1] += np.array(responses.rewards, np.float64)[some]
+    return rewards, lengths
+
+
+def _joined(of_responses: Iterable[npt.NDArray[np.floating]], masks: list[BoolArray]) -> Float64Array:
+    """The values of all unmasked tokens, one after the other."""
+    parts = [np.asarray(values[mask], np.float64) for values, mask in zip(of_responses, masks, strict=True)]
+    return np.concatenate([np.zeros(0), *parts])
+
+
+def _at_tokens(joined: Float64Array, masks: list[BoolArray]) -> list[Float32Array]:
+    """The inverse of `_joined`, with 0 at masked tokens."""
+    placed = np.zeros(sum(map(len, masks)), np.float32)
+    placed[np.concatenate([np.zeros(0, bool), *masks])] = joined
+    return np.split(placed, np.cumsum([len(mask) for mask in masks])[:-1]) if masks else []
+
+
+def _installed(responses: Responses, algorithm: AlgorithmSpec, name: str) -> Estimate:
+    result = cast("Estimator", load(ADVANTAGES, name, FIELD))(responses, algorithm)
+    if not isinstance(result, Estimate):
+        raise ConfigError(f"estimator {name!r} returned {type(result).__name__}, not an Estimate", field=FIELD)
+    advantages = _fitting(result.advantages, responses.masks, f"advantages of estimator {name!r}")
+    if result.returns is None:
+        return Estimate(advantages)
+    return Estimate(advantages, _fitting(result.returns, responses.masks, f"returns of estimator {name!r}"))
+
+
+def _fitting(arrays: list[Float32Array], masks: list[BoolArray], what: str) -> list[Float32Array]:
+    """The arrays in float32; ConfigError unless there is a finite one for each response, with its shape."""
+    try:
+        fitting = [np.asarray(values, np.float32) for values in arrays]
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the {what} are no arrays of numbers: {error}", field=FIELD) from error
+    if len(fitting) != len(masks):
+        raise ConfigError(f"the {what} are {len(fitting)} for {len(masks)} responses", field=FIELD)
+    for place, (values, mask) in enumerate(zip(fitting, masks, strict=True)):
+        if values.shape != mask.shape:
+            shapes = f"shape {values.shape} for {len(mask)} tokens"
+            raise ConfigError(f"the {what} have {shapes} at response {place}", field=FIELD)
+        if not np.isfinite(values).all():
+            raise ConfigError(f"the {what} are not finite at response {place}", field=FIELD)
+    return fitting
+
+
+def _check_lengths(responses: Responses) -> None:
+    tokens = [len(mask) for mask in responses.masks]
+    for name in ("rewards", "masks"):
+        if len(getattr(responses, name)) != len(responses.group_ids):
+            raise ValueError(f"{len(getattr(responses, name))} {name} for {len(responses.group_ids)} responses")
+    for name in ("kl_penalties", "values"):
+        arrays = getattr(responses, name)
+        if arrays is not None and [len(values) for values in arrays] != tokens:
+            raise ValueError(f"{name} are not one for each token of each response")
 
 
 def overlong_penalty(length: int, *, rollout_max_tokens: int, overlong_buffer: int, penalty_factor: float) -> float:

@@ -1,6 +1,8 @@
-"""Token losses: DAPO (PPO with clip-higher), GSPO, CISPO, each with an optional off-policy correction and KL penalty.
+"""Token losses: DAPO (PPO with clip-higher), GSPO, CISPO, the plain surrogate or an installed one, with corrections and penalties.
 
-    log-probs ─► ratio π_trainer / π_prox ─► policy loss ─► + KL penalty ─► · importance weight ─► · token weight ─► token_loss [R]
+    log-probs ─► ratio π_trainer / π_prox ─► policy loss ─► + proximal KL ─► · importance weight ─┐
+                              + β · reference KL − coefficient · entropy (both unweighted) ◄──────┘
+                                             └─► · token weight ─► token_loss [R]
 
 Nothing is reduced here. The trainer sums Σ token_loss over the unmasked tokens of all ranks and micro-batches and divides by the global
 token count, so that the result does not depend on the split.
@@ -8,14 +10,20 @@ token count, so that the result does not depend on the split.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 
+from services.common.config.plugins import LOSSES
+from services.common.errors import ConfigError
 from services.common.spec.algorithm import FIRST_REVISION, AlgorithmSpec
-from services.common.spec.choices import ImportanceCorrection, KlEstimator, LossName
+from services.common.spec.choices import ImportanceCorrection, KlEstimator, KlPlacement, LossName
+from services.learner.algorithms.importance import importance_weights
+from services.learner.algorithms.kl import kl_estimate, reference_kl
+from services.learner.algorithms.plugins import load
+from services.learner.algorithms.ratios import bounded, sequence_mean, sequence_sum, unmasked
 
 Metrics = dict[str, torch.Tensor]
 
@@ -29,7 +37,7 @@ class LossInputs:
     """
 
     trainer_logprobs: torch.Tensor
-    """float32 [R], of the weights being trained; the only input with a gradient."""
+    """float32 [R], of the weights being trained; it has a gradient."""
     old_logprobs: torch.Tensor
     """float32 [R], of the proximal policy: the engine's, or the trainer's own at the start of the step."""
     inference_logprobs: torch.Tensor
@@ -44,68 +52,153 @@ class LossInputs:
     """Unmasked tokens of the whole global batch, at least 1."""
     global_sequences: int
     """Sequences of the whole global batch with at least one unmasked token."""
+    entropy: torch.Tensor
+    """float32 [R], nats, of the distribution that each token was drawn from; it has a gradient where entropy_coefficient is above 0."""
+    reference_logprobs: torch.Tensor | None = None
+    """float32 [R], of the reference policy. None without one."""
+    kl_coefficient: float = 0.0
+    """β of this step; an adaptive one changes from step to step."""
+    importance_kept: torch.Tensor | None = None
+    """bool [R], the tokens that importance_correction m2po keeps (`second_moment_mask`). None without it."""
 
 
 LossFunction = Callable[[LossInputs], tuple[torch.Tensor, Metrics]]
 """A token loss, pure: returns each token's loss [R], and named metrics [R] whose means over the global batch are reported.
 It is also called for empty micro-batches, with one masked token."""
+PolicyLoss = Callable[[LossInputs, AlgorithmSpec], tuple[torch.Tensor, Metrics]]
+"""The policy's loss of each token [R], unweighted, and named metrics [R]; masked inputs are 0 already. An installed loss (entry-point
+group `millrace.losses`) is one; corrections, KL, entropy and the mean are applied to it as to the built-in ones."""
 
 
 def make_loss(algorithm: AlgorithmSpec) -> LossFunction:
     """The loss function of section `algorithm` of a job spec.
 
-    Its token losses [R] have a gradient in `trainer_logprobs` only, and are 0 where masked, whatever the inputs are there. Its metrics [R]
-    are detached and 0 where masked; their means over the unmasked tokens of the global batch are:
+    The correction's weight multiplies the policy loss together with the proximal penalty: both are expectations over the proximal policy.
+    The KL to the reference and the entropy bonus are added after it, unweighted: they are of the policy in training, whatever sampled the
+    tokens. Aggregation then weighs the whole.
 
-    - `clip_fraction_high`, `clip_fraction_low`: the clip acts, where A > 0 and where A < 0 (CISPO: only high, for either sign);
+    Its token losses [R] have a gradient in `trainer_logprobs`, and with an entropy_coefficient in `entropy`, and are 0 where masked,
+    whatever the inputs are there. Its metrics [R] are detached and 0 where masked; their means over the unmasked tokens of the global
+    batch are:
+
+    - `clip_fraction_high`, `clip_fraction_low`: the clip acts, where A > 0 and where A < 0 (CISPO: only high, for either sign; surrogate:
+      neither is reported);
     - `clip_fraction_dual`: the dual clip acts (only if set);
     - `importance_weight`: of the correction (only if there is one);
     - `mask_fraction_positive`, `mask_fraction_negative`: the correction masks the token, by the sign of A (likewise);
-    - `proximal_kl`: estimate of KL(π_prox ‖ π_trainer), before the coefficient (only if there is one).
+    - `proximal_kl`: estimate of KL(π_prox ‖ π_trainer), before the coefficient (only if there is one);
+    - `reference_kl`: the estimate k3 of KL(π_trainer ‖ π_ref), before β (only with reference log-probs).
+
+    Raises:
+        ConfigError: an installed loss does not exist, or (from the loss function) its result does not fit the tokens; names it.
+        ValueError (from the loss function): inputs that the settings need are None.
     """
+    policy = policy_loss if isinstance(algorithm.loss, LossName) else _installed(algorithm.loss)
 
     def loss(inputs: LossInputs) -> tuple[torch.Tensor, Metrics]:
-        mask = inputs.loss_mask
-        trainer = unmasked(inputs.trainer_logprobs, mask)
-        old, inference, advantages = (
-            unmasked(values.detach(), mask)
-            for values in (inputs.old_logprobs, inputs.inference_logprobs, inputs.advantages)
-        )
-        token_loss, metrics = policy_loss(trainer, old, advantages, mask, inputs.sequence_ids, algorithm)
+        known = _known(inputs)
+        mask = known.loss_mask
+        token_loss, metrics = policy(known, algorithm)
         if algorithm.proximal_kl_coefficient > 0.0:
-            penalty = kl_estimate(algorithm.proximal_kl_estimator, bounded(trainer - old))
+            penalty = kl_estimate(algorithm.proximal_kl_estimator, bounded(known.trainer_logprobs - known.old_logprobs))
             token_loss = token_loss + algorithm.proximal_kl_coefficient * penalty
             metrics["proximal_kl"] = penalty
         if algorithm.importance_correction is not ImportanceCorrection.NONE:
-            weight, left_out = importance_weights(old, inference, algorithm)
-            token_loss = token_loss * weight
-            metrics |= {
-                "importance_weight": weight,
-                "mask_fraction_positive": left_out & (advantages > 0),
-                "mask_fraction_negative": left_out & (advantages < 0),
-            }
-        reported = {name: unmasked(value.detach().to(trainer.dtype), mask) for name, value in metrics.items()}
-        return token_loss * token_weights(inputs, algorithm), reported
+            token_loss, corrected = _corrected(token_loss, known, algorithm)
+            metrics |= corrected
+        penalties, regularized = _regularization(known, algorithm)
+        metrics |= regularized
+        for penalty in penalties:
+            token_loss = token_loss + penalty
+        dtype = known.trainer_logprobs.dtype
+        reported = {name: unmasked(value.detach().to(dtype), mask) for name, value in metrics.items()}
+        return token_loss * token_weights(known, algorithm), reported
 
     return loss
 
 
-def policy_loss(
-    trainer: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor, sequence_ids: torch.Tensor,
-    algorithm: AlgorithmSpec,
-) -> tuple[torch.Tensor, Metrics]:  # fmt: skip
+def _known(inputs: LossInputs) -> LossInputs:
+    """The inputs with 0 at masked tokens, and with a gradient only where the loss has one."""
+    mask = inputs.loss_mask
+
+    def constant(values: torch.Tensor) -> torch.Tensor:
+        return unmasked(values.detach(), mask)
+
+    reference = inputs.reference_logprobs
+    return replace(
+        inputs,
+        trainer_logprobs=unmasked(inputs.trainer_logprobs, mask),
+        old_logprobs=constant(inputs.old_logprobs),
+        inference_logprobs=constant(inputs.inference_logprobs),
+        advantages=constant(inputs.advantages),
+        entropy=unmasked(inputs.entropy, mask),
+        reference_logprobs=None if reference is None else constant(reference),
+    )
+
+
+def _corrected(token_loss: torch.Tensor, known: LossInputs, algorithm: AlgorithmSpec) -> tuple[torch.Tensor, Metrics]:
+    """The loss times the importance weight, and the correction's metrics."""
+    weight, left_out = importance_weights(
+        known.old_logprobs, known.inference_logprobs, algorithm,
+        mask=known.loss_mask, sequence_ids=known.sequence_ids, kept=known.importance_kept,
+    )  # fmt: skip
+    return token_loss * weight, {
+        "importance_weight": weight,
+        "mask_fraction_positive": left_out & (known.advantages > 0),
+        "mask_fraction_negative": left_out & (known.advantages < 0),
+    }
+
+
+def _regularization(known: LossInputs, algorithm: AlgorithmSpec) -> tuple[list[torch.Tensor], Metrics]:
+    """What is added to each token's loss, [R] each: β · KL to the reference, −coefficient · entropy; and the metric `reference_kl`."""
+    penalties: list[torch.Tensor] = []
+    metrics: Metrics = {}
+    trainer, reference = known.trainer_logprobs, known.reference_logprobs
+    if reference is not None:
+        metrics["reference_kl"] = reference_kl(KlEstimator.K3, trainer.detach(), reference)
+    if algorithm.kl_placement is KlPlacement.LOSS and known.kl_coefficient > 0.0:
+        if reference is None:
+            raise ValueError("a KL in the loss needs the reference's log-probs: reference_logprobs")
+        penalties.append(known.kl_coefficient * reference_kl(algorithm.kl_estimator, trainer, reference))
+    if algorithm.entropy_coefficient > 0.0:
+        penalties.append(-algorithm.entropy_coefficient * known.entropy)
+    return penalties, metrics
+
+
+def _installed(name: str) -> PolicyLoss:
+    """The installed loss of this name, with its result checked: tensors [R]. What it returns for masked tokens does not matter."""
+    function = cast("PolicyLoss", load(LOSSES, name, "algorithm.loss"))
+
+    def checked(known: LossInputs, algorithm: AlgorithmSpec) -> tuple[torch.Tensor, Metrics]:
+        token_loss, metrics = function(known, algorithm)
+        for what, values in {"token losses": token_loss, **metrics}.items():
+            if not isinstance(values, torch.Tensor) or values.shape != known.loss_mask.shape:
+                found = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
+                expected = f"a tensor of shape {tuple(known.loss_mask.shape)}"
+                raise ConfigError(f"loss {name!r}: {what} must be {expected}, not {found}", field="algorithm.loss")
+        return unmasked(token_loss, known.loss_mask), dict(metrics)
+
+    return checked
+
+
+def policy_loss(known: LossInputs, algorithm: AlgorithmSpec) -> tuple[torch.Tensor, Metrics]:
     """The policy's loss of each token [R], unweighted, and where a clip acts. Masked values must be 0 already."""
-    log_ratio = trainer - old
+    trainer, advantages = known.trainer_logprobs, known.advantages
+    log_ratio = trainer - known.old_logprobs
     match algorithm.loss:
         case LossName.DAPO:
             return clipped_surrogate(bounded(log_ratio).exp(), advantages, algorithm)
         case LossName.GSPO:
-            mean = sequence_mean(log_ratio, mask, sequence_ids)
+            mean = sequence_mean(log_ratio, known.loss_mask, known.sequence_ids)
             if algorithm.revision > FIRST_REVISION:
                 mean = own_gradient(mean, trainer)
             return clipped_surrogate(bounded(mean).exp(), advantages, algorithm)
         case LossName.CISPO:
             return capped_policy_gradient(bounded(log_ratio).exp(), trainer, advantages, algorithm)
+        case LossName.SURROGATE:
+            return -bounded(log_ratio).exp() * advantages, {}
+        case name:
+            raise ValueError(f"{name} is no built-in loss")
 
 
 def own_gradient(mean: torch.Tensor, trainer: torch.Tensor) -> torch.Tensor:
@@ -147,46 +240,6 @@ def capped_policy_gradient(
     return -ratio.detach().clamp_max(cap) * advantages * trainer, metrics
 
 
-def kl_estimate(estimator: KlEstimator, log_ratio: torch.Tensor) -> torch.Tensor:
-    """Estimates of KL(q ‖ p) from log p − log q of tokens sampled from q, each [R]; differentiable.
-
-    k3 is computed with expm1: below a difference of 1e-3, the textbook form in float32 is rounding noise.
-    """
-    match estimator:
-        case KlEstimator.K1:
-            return -log_ratio
-        case KlEstimator.K2:
-            return 0.5 * log_ratio.square()
-        case KlEstimator.K3:
-            return torch.expm1(log_ratio) - log_ratio
-
-
-LOG_RATIO_BOUND = 20.0
-"""Log-ratios are clamped to ± this before exp: ratios stay within 2e-9 to 5e8, and their squares are finite in float32.
-A token beyond the bound gets no gradient through its ratio; a clip would have kept it only for A < 0 with a ratio above 5e8."""
-
-
-def unmasked(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The values with 0 at masked tokens, whatever they were (NaN too); no gradient flows to those."""
-    return torch.where(mask, values, values.new_zeros(()))
-
-
-def bounded(log_ratio: torch.Tensor) -> torch.Tensor:
-    """The log-ratio within ± LOG_RATIO_BOUND."""
-    return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-
-
-def sequence_sum(values: torch.Tensor, sequence_ids: torch.Tensor) -> torch.Tensor:
-    """For each token [R] the sum over its sequence; ids lie in 0..R−1."""
-    return torch.zeros_like(values).index_add(0, sequence_ids, values)[sequence_ids]
-
-
-def sequence_mean(values: torch.Tensor, mask: torch.Tensor, sequence_ids: torch.Tensor) -> torch.Tensor:
-    """For each token [R] the mean over its sequence's unmasked tokens; 0 where there is none. Masked values must be 0 already."""
-    counts = sequence_sum(mask.to(values.dtype), sequence_ids).clamp_min(1.0)
-    return sequence_sum(values, sequence_ids) / counts
-
-
 def token_weights(inputs: LossInputs, algorithm: AlgorithmSpec) -> torch.Tensor:
     """For each token [R] its weight in Σ weight · loss / global_tokens over all micro-batches and ranks; 0 where masked.
 
@@ -203,25 +256,6 @@ def token_weights(inputs: LossInputs, algorithm: AlgorithmSpec) -> torch.Tensor:
     if algorithm.constant_length is not None:
         return mask * (tokens_per_sequence / algorithm.constant_length)
     return mask * tokens_per_sequence / sequence_sum(mask, inputs.sequence_ids).clamp_min(1.0)
-
-
-def importance_weights(
-    old_logprobs: torch.Tensor, inference_logprobs: torch.Tensor, algorithm: AlgorithmSpec
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each token the weight from π_prox / π_inference, [R], without gradient; and the tokens that it masks, bool [R]."""
-    ratio = bounded(old_logprobs - inference_logprobs).exp().detach()
-    cap = math.inf if algorithm.importance_weight_cap is None else algorithm.importance_weight_cap
-    none = torch.zeros_like(ratio, dtype=torch.bool)
-    match algorithm.importance_correction:
-        case ImportanceCorrection.NONE:
-            return torch.ones_like(ratio), none
-        case ImportanceCorrection.DECOUPLED:
-            return ratio, none
-        case ImportanceCorrection.TRUNCATED:
-            return ratio.clamp_max(cap), none
-        case ImportanceCorrection.MASKED:
-            outside = (ratio < algorithm.importance_weight_floor) | (ratio > cap)
-            return torch.where(outside, torch.zeros_like(ratio), ratio), outside
 
 
 def mismatch_metrics(trainer_logprobs: torch.Tensor, inference_logprobs: torch.Tensor) -> dict[str, torch.Tensor]:

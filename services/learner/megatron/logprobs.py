@@ -10,17 +10,21 @@ from torch.autograd.function import once_differentiable
 
 
 def token_logprobs(
-    logits: torch.Tensor, targets: torch.Tensor, *, temperature: float = 1.0, group: dist.ProcessGroup | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probs of the targets [R], differentiable, and entropies [R] in nats, without gradient, of softmax(logits / temperature).
+    logits: torch.Tensor, targets: torch.Tensor, *, temperature: float = 1.0, group: dist.ProcessGroup | None = None,
+    entropy_gradient: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Log-probs of the targets [R], differentiable, and entropies [R] in nats, of softmax(logits / temperature).
 
     Args:
         logits: [R, V / TP], this rank's slice of the vocabulary, in rank order; computed in at least float32.
         targets: int64 [R], ids in the full vocabulary.
         temperature: above 0.
         group: the tensor-parallel group; None where the vocabulary is not split.
+        entropy_gradient: whether the entropies are differentiable too; the backward pass then takes one more pass over the vocabulary.
     """
-    values: tuple[torch.Tensor, torch.Tensor] = _TokenLogprobs.apply(logits, targets, temperature, group)  # type: ignore[no-untyped-call]
+    values: tuple[torch.Tensor, torch.Tensor] = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+        logits, targets, temperature, group, entropy_gradient
+    )
     return values
 
 
@@ -34,6 +38,7 @@ class _TokenLogprobs(torch.autograd.Function):
         targets: torch.Tensor,
         temperature: float,
         group: dist.ProcessGroup | None,
+        entropy_gradient: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         scaled = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
         peak = _reduced(scaled.amax(dim=-1), dist.ReduceOp.MAX, group)
@@ -47,20 +52,30 @@ class _TokenLogprobs(torch.autograd.Function):
         sums = torch.stack([weights.sum(-1), _weighted_sum(weights, scaled), target])
         total, weighted, target = _reduced(sums, dist.ReduceOp.SUM, group)
         log_total = total.log()
-        ctx.save_for_backward(weights.div_(total[:, None]), local, here)
-        ctx.temperature, ctx.dtype = temperature, logits.dtype
         entropy = log_total - weighted / total
-        ctx.mark_non_differentiable(entropy)
+        ctx.save_for_backward(weights.div_(total[:, None]), local, here, entropy if entropy_gradient else None)
+        ctx.temperature, ctx.dtype = temperature, logits.dtype
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropy)
         return target - log_total, entropy
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # noqa: ANN401
-        probabilities, local, here = ctx.saved_tensors
+    def backward(
+        ctx: Any,  # noqa: ANN401
+        grad: torch.Tensor,
+        entropy_grad: torch.Tensor,
+    ) -> tuple[torch.Tensor, None, None, None, None]:
+        """With z the logits / temperature: ∂ log p_y / ∂z_j = [j = y] − p_j, and ∂H / ∂z_j = −p_j (log p_j + H), H being whole already."""
+        probabilities, local, here, entropy = ctx.saved_tensors
         scale = grad / ctx.temperature
-        gradient = probabilities * -scale[:, None]
+        entropy_scale = None if entropy is None else entropy_grad / ctx.temperature
+        shared = -scale if entropy_scale is None else -scale - entropy_scale * entropy
+        gradient = probabilities * shared[:, None]
+        if entropy_scale is not None:
+            gradient.addcmul_(torch.special.entr(probabilities), entropy_scale[:, None])
         gradient.scatter_add_(-1, local[:, None], torch.where(here, scale, torch.zeros_like(scale))[:, None])
-        return gradient.to(ctx.dtype), None, None, None
+        return gradient.to(ctx.dtype), None, None, None, None
 
 
 def _weighted_sum(weights: torch.Tensor, logs: torch.Tensor) -> torch.Tensor:

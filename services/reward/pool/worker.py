@@ -9,11 +9,12 @@ from typing import Any
 
 import msgpack
 
+from services.common.config.plugins import VERIFIERS, offered
 from services.common.config.verifiers import BuiltIn
 from services.common.sandbox.limits import limit_cpu, limit_memory
 from services.common.sandbox.messages import unpacker
 from services.reward.pool.messages import ERROR, LIMIT, LOADED, MEMORY_MIB, SCORED, clean
-from services.reward.verifiers.base import Score, Verifier, load, lowest_reward, offered
+from services.reward.verifiers.base import Score, Verifier, load, lowest_reward
 
 MAX_BATCH_BYTES = 256 * 1024**2
 """Of checks received and not yet started."""
@@ -21,7 +22,7 @@ MAX_BATCH_BYTES = 256 * 1024**2
 
 def prepare() -> None:
     """Loads every built-in verifier in the forkserver, so that workers start warm."""
-    offered()  # workers inherit the list
+    offered(VERIFIERS)  # workers inherit the list
     for name in BuiltIn:
         load(name)
     # Builds the parser's tables, which takes longer than most checks.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from services.common.config.verifiers import installed
+from services.common.config.plugins import offered
 from services.reward.pool.messages import Check
 from services.reward.pool.pool import Pool
 from tests.unit.reward import odd_package
@@ -28,9 +28,9 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def installed_here(plugins: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The odd verifiers are installed in this process, too."""
     monkeypatch.syspath_prepend(plugins["PYTHONPATH"].split(os.pathsep)[0])
-    installed.cache_clear()
+    offered.cache_clear()
     yield
-    installed.cache_clear()
+    offered.cache_clear()
 
 
 @pytest.fixture(scope="module")

@@ -65,6 +65,7 @@ def to_inputs(
         sequence_ids=torch.tensor([ids[t.sequence] for t in tokens]),
         global_tokens=global_tokens,
         global_sequences=global_sequences,
+        entropy=torch.zeros(len(tokens), dtype=dtype),
     )
 
 

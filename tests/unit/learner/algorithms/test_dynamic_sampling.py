@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.common.spec.choices import AdvantageEstimator
-from services.learner.algorithms.advantages import batch_advantages, is_degenerate
+from services.learner.algorithms.advantages import is_degenerate
+from services.learner.algorithms.outcomes import batch_advantages
 
 VALUES = st.lists(st.one_of(st.sampled_from([0.0, 0.1, 1.0]), st.floats(-1e3, 1e3)), min_size=2, max_size=16)
 

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.common.spec.choices import KlEstimator
-from services.learner.algorithms.losses import LOG_RATIO_BOUND, effective_sample_share, kl_estimate, mismatch_metrics
+from services.learner.algorithms.kl import kl_estimate
+from services.learner.algorithms.losses import effective_sample_share, mismatch_metrics
+from services.learner.algorithms.ratios import LOG_RATIO_BOUND
 
 
 def two_policies(seed: int, scale: float) -> tuple[torch.Tensor, torch.Tensor]:

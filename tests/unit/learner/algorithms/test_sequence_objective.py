@@ -28,7 +28,7 @@ def a_batch(seed: int, spread: float) -> tuple[LossInputs, list[torch.Tensor]]:
     inputs = LossInputs(
         trainer_logprobs=trainer.requires_grad_(), old_logprobs=old, inference_logprobs=old,
         advantages=torch.tensor(ADVANTAGES, dtype=torch.float64)[ids], loss_mask=mask, sequence_ids=ids,
-        global_tokens=sum(LENGTHS), global_sequences=len(LENGTHS),
+        global_tokens=sum(LENGTHS), global_sequences=len(LENGTHS), entropy=torch.zeros(len(ids)),
     )  # fmt: skip
     return inputs, [torch.nonzero(mask & (ids == i))[:, 0] for i in range(len(LENGTHS))]
 
@@ -73,7 +73,7 @@ def test_a_sequence_that_went_far_enough_gets_no_gradient_at_any_token(places: t
     trainer = (inputs.trainer_logprobs.detach() + shift).requires_grad_()
     moved = LossInputs(
         trainer, inputs.old_logprobs, inputs.inference_logprobs, inputs.advantages, inputs.loss_mask, inputs.sequence_ids,
-        inputs.global_tokens, inputs.global_sequences,
+        inputs.global_tokens, inputs.global_sequences, inputs.entropy,
     )  # fmt: skip
     (gradient,) = torch.autograd.grad(make_loss(ALGORITHM)(moved)[0].sum(), trainer)
     for place, tokens in enumerate(sequences):
