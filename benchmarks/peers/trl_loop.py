@@ -83,7 +83,7 @@ def settings_of(spec: JobSpec, out: Path, micro_batch: int, *, bf16: bool) -> An
         disable_tqdm=True, logging_strategy="no", dataloader_pin_memory=False, shuffle_dataset=False, seed=learner.seed,
         max_steps=learner.steps, per_device_train_batch_size=micro_batch, gradient_accumulation_steps=samples // micro_batch,
         num_generations=spec.rollout.group_size, max_completion_length=spec.rollout.rollout_max_tokens,
-        temperature=spec.rollout.temperature, loss_type=algorithm.loss.value, beta=0.0, epsilon=algorithm.clip_ratio_low,
+        temperature=spec.rollout.temperature, loss_type=str(algorithm.loss), beta=0.0, epsilon=algorithm.clip_ratio_low,
         epsilon_high=algorithm.clip_ratio_high, learning_rate=learner.lr, lr_scheduler_type="constant_with_warmup",
         warmup_steps=learner.lr_warmup_steps, adam_beta1=learner.adam_beta1, adam_beta2=learner.adam_beta2,
         adam_epsilon=learner.adam_eps, weight_decay=learner.weight_decay, max_grad_norm=learner.clip_grad,

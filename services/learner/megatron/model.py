@@ -46,7 +46,7 @@ class ModelPart:
     """This rank's part of a model, and the bridge to its Hugging Face weights."""
 
     bridge: Any
-    chunk: torch.nn.Module
+    chunk: Any
     """The bare GPTModel of this pipeline stage."""
     model: Any
     """The same, in Megatron's wrappers: precision, and for a trained model gradient buffers and their reduction."""
@@ -122,7 +122,7 @@ def build_policy(model_dir: Path, spec: JobSpec, layout: Layout, *, trained: boo
     part.selection.in_float32 = spec.model.fp32_output_layer
     if layout.is_last_stage and part.selection.is_split:
         # It receives the chosen positions of all ranks.
-        part.chunk.output_layer.sequence_parallel, part.chunk.output_layer.allreduce_dgrad = False, True  # type: ignore[union-attr]
+        part.chunk.output_layer.sequence_parallel, part.chunk.output_layer.allreduce_dgrad = False, True
     return _finish(part, model_dir, spec, trained=trained)
 
 
@@ -130,7 +130,7 @@ def build_value_model(model_dir: Path, spec: JobSpec, layout: Layout) -> ModelPa
     """The same with a scalar head, whose values are 0 at first, in place of the output layer."""
     part = _build(model_dir, spec, layout, tied=False)
     head = ValueHead(part.bridge.config.hidden_size) if layout.is_last_stage else None
-    setattr(part.chunk, "output_layer", None)  # so that its weights are not looked for
+    part.chunk.output_layer = None  # so that its weights are not looked for
     return _finish(part, model_dir, spec, trained=True, head=head)
 
 
@@ -157,8 +157,8 @@ def _finish(
         set_defaults_if_not_set_tensor_model_parallel_attributes(head.weight)
         chunk.output_layer = head.to(device=torch.cuda.current_device(), dtype=torch_dtype(spec.model.dtype))
     if getattr(chunk, "output_layer", None) is not None:
-        chunk.output_layer.register_forward_pre_hook(part.selection, with_kwargs=True)  # type: ignore[union-attr]
-    chunk.rotary_pos_emb.register_forward_hook(part.rotary)  # type: ignore[union-attr]
+        chunk.output_layer.register_forward_pre_hook(part.selection, with_kwargs=True)
+    chunk.rotary_pos_emb.register_forward_hook(part.rotary)
     part.model = Float16Module(config, chunk) if spec.model.dtype is DType.BFLOAT16 else chunk
     if trained:
         ddp_config = DistributedDataParallelConfig(

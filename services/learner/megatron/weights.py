@@ -82,7 +82,7 @@ class Exporter:
         group = parallel_state.get_tensor_model_parallel_group()
         for name, parameter in self._parameters:
             shard = parameter.detach() if dtype is None else parameter.detach().to(dtype)
-            if self._layout.tp_size == 1 or not parameter.tensor_model_parallel:  # type: ignore[attr-defined]
+            if self._layout.tp_size == 1 or not parameter.tensor_model_parallel:
                 yield name, shard
                 continue
             shards = [torch.empty_like(shard) for _ in range(self._layout.tp_size)]
