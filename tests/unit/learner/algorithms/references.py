@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from services.common.spec.algorithm import AlgorithmSpec
-from services.common.spec.choices import ImportanceCorrection, KlEstimator, LossName
+from services.common.spec.choices import ImportanceCorrection, ImportanceLevel, KlEstimator, KlPlacement, LossName
 from services.learner.algorithms.losses import LossInputs
 
 
@@ -22,6 +22,9 @@ class Token:
     advantage: float
     counts: bool
     sequence: int
+    reference: float = 0.0
+    entropy: float = 0.0
+    kept: bool = True
 
 
 def random_tokens(
@@ -40,7 +43,9 @@ def random_tokens(
             trainer = -abs(normal(2.0))
             old = trainer + normal(spread)
             counts = float(torch.rand((), generator=generator)) >= masked_share
-            tokens.append(Token(trainer, old, old + normal(spread), advantage, counts, sequence))
+            inference, reference, entropy = old + normal(spread), trainer + normal(spread), abs(normal(1.0))
+            kept = normal(1.0) > -0.5
+            tokens.append(Token(trainer, old, inference, advantage, counts, sequence, reference, entropy, kept))
     return tokens
 
 
@@ -65,7 +70,9 @@ def to_inputs(
         sequence_ids=torch.tensor([ids[t.sequence] for t in tokens]),
         global_tokens=global_tokens,
         global_sequences=global_sequences,
-        entropy=torch.zeros(len(tokens), dtype=dtype),
+        entropy=torch.tensor([t.entropy for t in tokens], dtype=dtype, requires_grad=True),
+        reference_logprobs=torch.tensor([t.reference for t in tokens], dtype=dtype),
+        importance_kept=torch.tensor([t.kept for t in tokens]),
     )
 
 
@@ -84,8 +91,13 @@ def naive_total(tokens: list[Token], algorithm: AlgorithmSpec, frozen: list[Toke
             frozen_mean + token.trainer - held.trainer for token, held in members
         ]  # GSPO-token: sg[s_i] · π_t / sg[π_t]
         logs = [moving] * len(members) if algorithm.revision == 1 else own
-        pairs = zip(members, logs, strict=True)
-        sums.append([_token_loss(token, held, log, algorithm) for (token, held), log in pairs])
+        weights = _importance([token for token, _ in members], algorithm)
+        sums.append(
+            [
+                _policy_loss(token, held, log, algorithm) * weight + _regularization(token, algorithm)
+                for (token, held), log, weight in zip(members, logs, weights, strict=True)
+            ]
+        )
     if algorithm.token_level_loss:
         return sum(map(sum, sums)) / sum(map(len, sums))
     if algorithm.constant_length is not None:
@@ -114,39 +126,62 @@ def kink_distance(tokens: list[Token], algorithm: AlgorithmSpec) -> float:
     for sequence in {t.sequence for t in tokens}:
         logs = [t.trainer - t.old for t in tokens if t.sequence == sequence and t.counts]
         ratios += [math.exp(sum(logs) / len(logs))] if logs else []
+        sums = [t.old - t.inference for t in tokens if t.sequence == sequence and t.counts]
+        ratios += [math.exp(sum(sums)), math.exp(sum(sums) / len(sums))] if sums else []
     return min(abs(ratio - bound) for ratio in ratios for bound in bounds)
 
 
-def _token_loss(token: Token, held: Token, mean_log: float, algorithm: AlgorithmSpec) -> float:
+def _policy_loss(token: Token, held: Token, mean_log: float, algorithm: AlgorithmSpec) -> float:
     ratio = math.exp(mean_log if algorithm.loss is LossName.GSPO else token.trainer - token.old)
     low, high = 1.0 - algorithm.clip_ratio_low, 1.0 + algorithm.clip_ratio_high
     if algorithm.loss is LossName.CISPO:
         loss = -min(math.exp(held.trainer - held.old), high) * token.advantage * token.trainer
+    elif algorithm.loss is LossName.SURROGATE:
+        loss = -ratio * token.advantage
     else:
         objective = min(ratio * token.advantage, min(max(ratio, low), high) * token.advantage)
         if algorithm.dual_clip is not None and token.advantage < 0:
             objective = max(objective, algorithm.dual_clip * token.advantage)
         loss = -objective
-    if algorithm.proximal_kl_coefficient:
-        x = token.trainer - token.old
-        loss += (
-            algorithm.proximal_kl_coefficient
-            * {KlEstimator.K1: -x, KlEstimator.K2: x * x / 2, KlEstimator.K3: math.exp(x) - x - 1}[
-                algorithm.proximal_kl_estimator
-            ]
-        )
-    return loss * _importance(token, algorithm)
+    return loss + algorithm.proximal_kl_coefficient * _kl(algorithm.proximal_kl_estimator, token.trainer - token.old)
 
 
-def _importance(token: Token, algorithm: AlgorithmSpec) -> float:
-    weight = math.exp(token.old - token.inference)
+def _regularization(token: Token, algorithm: AlgorithmSpec) -> float:
+    """β · KL(π_trainer ‖ π_ref) − coefficient · entropy."""
+    loss = -algorithm.entropy_coefficient * token.entropy
+    if algorithm.kl_placement is KlPlacement.LOSS:
+        loss += algorithm.kl_coefficient * _kl(algorithm.kl_estimator, token.reference - token.trainer)
+    return loss
+
+
+def _kl(estimator: KlEstimator, x: float) -> float:
+    return {KlEstimator.K1: -x, KlEstimator.K2: x * x / 2, KlEstimator.K3: math.exp(x) - x - 1}[estimator]
+
+
+def _importance(members: list[Token], algorithm: AlgorithmSpec) -> list[float]:
+    """The weight of each of a sequence's unmasked tokens."""
+    logs = [token.old - token.inference for token in members]
+    match algorithm.importance_level:
+        case ImportanceLevel.TOKEN:
+            pass
+        case ImportanceLevel.SEQUENCE:
+            logs = [sum(logs)] * len(logs)
+        case ImportanceLevel.GEOMETRIC:
+            logs = [sum(logs) / len(logs)] * len(logs)
+    ratios = [math.exp(log) for log in logs]
+    return [_weight(ratio, token.kept, algorithm) for ratio, token in zip(ratios, members, strict=True)]
+
+
+def _weight(ratio: float, kept: bool, algorithm: AlgorithmSpec) -> float:
+    cap = algorithm.importance_weight_cap or math.nan
     match algorithm.importance_correction:
         case ImportanceCorrection.NONE:
             return 1.0
         case ImportanceCorrection.DECOUPLED:
-            return weight
+            return ratio
         case ImportanceCorrection.TRUNCATED:
-            return min(weight, algorithm.importance_weight_cap or math.nan)
+            return min(ratio, cap)
         case ImportanceCorrection.MASKED:
-            inside = algorithm.importance_weight_floor <= weight <= (algorithm.importance_weight_cap or math.nan)
-            return weight if inside else 0.0
+            return ratio if algorithm.importance_weight_floor <= ratio <= cap else 0.0
+        case ImportanceCorrection.M2PO:
+            return ratio if kept else 0.0

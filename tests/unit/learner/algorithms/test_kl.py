@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.common.spec.choices import KlEstimator
-from services.learner.algorithms.kl import kl_estimate
+from services.learner.algorithms.kl import adapted_coefficient, kl_estimate, reference_kl
 from services.learner.algorithms.losses import effective_sample_share, mismatch_metrics
 from services.learner.algorithms.ratios import LOG_RATIO_BOUND
 
@@ -87,3 +87,38 @@ def test_the_effective_sample_share_runs_from_one_token_to_all() -> None:
         mean, squares = sum(ratios) / len(ratios), sum(r * r for r in ratios) / len(ratios)
         assert effective_sample_share(mean, squares) == pytest.approx(expected)
     assert effective_sample_share(0.0, 0.0) == 0.0
+
+
+@pytest.mark.parametrize("estimator", KlEstimator)
+@given(st.floats(-20.0, -1e-3), st.floats(-20.0, -1e-3))
+def test_the_kl_to_a_reference_has_the_values_and_gradients_of_its_formula(
+    estimator: KlEstimator, trainer: float, reference: float
+) -> None:
+    logprob = torch.tensor(trainer, dtype=torch.float64, requires_grad=True)
+    value = reference_kl(estimator, logprob, torch.tensor(reference, dtype=torch.float64))
+    torch.autograd.backward(value)
+    x = reference - trainer
+    values = {KlEstimator.K1: -x, KlEstimator.K2: x * x / 2, KlEstimator.K3: math.exp(x) - x - 1}
+    gradients = {KlEstimator.K1: 1.0, KlEstimator.K2: -x, KlEstimator.K3: 1.0 - math.exp(x)}
+    assert value.item() == pytest.approx(values[estimator], rel=1e-9, abs=1e-12)
+    assert logprob.grad is not None
+    assert logprob.grad.item() == pytest.approx(gradients[estimator], rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("kl", "expected"),
+    [(6.0, 0.2), (6.3, 0.2 * 1.005), (12.0, 0.2 * 1.02), (1e9, 0.2 * 1.02), (5.7, 0.2 * 0.995), (0.0, 0.2 * 0.98)],
+)
+def test_the_coefficient_grows_above_the_target_and_falls_below_at_most_a_fifth_over_the_horizon(
+    kl: float, expected: float
+) -> None:
+    assert adapted_coefficient(0.2, kl, 1000, target=6.0, horizon=10_000) == pytest.approx(expected)
+
+
+@given(st.floats(0.0, 1e3), st.integers(1, 10**6), st.floats(1e-6, 1e3), st.integers(1, 10**6))
+def test_a_coefficient_is_never_negative(kl: float, responses: int, target: float, horizon: int) -> None:
+    assert adapted_coefficient(0.1, kl, responses, target=target, horizon=horizon) >= 0.0
+
+
+def test_a_kl_that_is_not_a_number_leaves_the_coefficient() -> None:
+    assert adapted_coefficient(0.1, math.nan, 100, target=0.1, horizon=100) == 0.1

@@ -13,7 +13,7 @@ from hypothesis import settings as profile
 from hypothesis import strategies as st
 
 from services.common.spec.algorithm import AlgorithmSpec
-from services.common.spec.choices import ImportanceCorrection, KlEstimator, LossName
+from services.common.spec.choices import ImportanceCorrection, ImportanceLevel, KlEstimator, KlPlacement, LossName
 from services.learner.algorithms.losses import LossInputs, make_loss
 from tests.unit.learner.algorithms.references import (
     Token,
@@ -30,6 +30,12 @@ MASKED: dict[str, Any] = {
     "importance_correction": ImportanceCorrection.MASKED, "importance_weight_floor": 0.6, "importance_weight_cap": 1.5
 }  # fmt: skip
 DECOUPLED: dict[str, Any] = {"importance_correction": ImportanceCorrection.DECOUPLED}
+M2PO: dict[str, Any] = {"importance_correction": ImportanceCorrection.M2PO, "importance_m2_threshold": 0.04}
+SURROGATE: dict[str, Any] = {"loss": LossName.SURROGATE}
+SEQUENCE: dict[str, Any] = {"importance_level": ImportanceLevel.SEQUENCE}
+GEOMETRIC: dict[str, Any] = {"importance_level": ImportanceLevel.GEOMETRIC}
+REFERENCE: dict[str, Any] = {"kl_coefficient": 0.3}
+ENTROPY: dict[str, Any] = {"entropy_coefficient": 0.05}
 
 GSPO: dict[str, Any] = {
     "loss": LossName.GSPO, "token_level_loss": False, "clip_ratio_low": 0.05, "clip_ratio_high": 0.08
@@ -46,6 +52,15 @@ TOKEN_MEAN: dict[str, AlgorithmSpec] = {
     "k2": AlgorithmSpec(proximal_kl_coefficient=0.1, proximal_kl_estimator=KlEstimator.K2),
     "k3_truncated": AlgorithmSpec(proximal_kl_coefficient=0.1, **TRUNCATED),
     "cispo": AlgorithmSpec(loss=LossName.CISPO),
+    "surrogate": AlgorithmSpec(**SURROGATE),
+    "m2po": AlgorithmSpec(**SURROGATE, **M2PO),
+    "m2po_clipped": AlgorithmSpec(**M2PO),
+    "reference_k1": AlgorithmSpec(**REFERENCE, kl_estimator=KlEstimator.K1),
+    "reference_k2": AlgorithmSpec(**REFERENCE, kl_estimator=KlEstimator.K2),
+    "reference_k3": AlgorithmSpec(**REFERENCE),
+    "reference_in_the_reward": AlgorithmSpec(**REFERENCE, kl_placement=KlPlacement.REWARD),
+    "entropy": AlgorithmSpec(**ENTROPY),
+    "masked_and_regularized": AlgorithmSpec(**MASKED, **REFERENCE, **ENTROPY, proximal_kl_coefficient=0.1),
 }
 SEQUENCE_MEAN: dict[str, AlgorithmSpec] = {
     "dapo_sequence_mean": AlgorithmSpec(token_level_loss=False),
@@ -55,13 +70,25 @@ SEQUENCE_MEAN: dict[str, AlgorithmSpec] = {
     "gspo_revision_1": AlgorithmSpec(**GSPO, revision=1),
     "gspo_masked_revision_1": AlgorithmSpec(**GSPO, **MASKED, revision=1),
     "cispo_sequence_mean": AlgorithmSpec(loss=LossName.CISPO, token_level_loss=False),
+    "decoupled_sequences": AlgorithmSpec(**DECOUPLED, **SEQUENCE),
+    "truncated_sequences": AlgorithmSpec(**TRUNCATED, **SEQUENCE),
+    "masked_sequences": AlgorithmSpec(**MASKED, **SEQUENCE, **REFERENCE, **ENTROPY),
+    "decoupled_geometric": AlgorithmSpec(**DECOUPLED, **GEOMETRIC, token_level_loss=False),
+    "truncated_geometric": AlgorithmSpec(**TRUNCATED, **GEOMETRIC),
+    "masked_geometric": AlgorithmSpec(**MASKED, **GEOMETRIC),
+    "regularized_sequence_mean": AlgorithmSpec(**REFERENCE, **ENTROPY, token_level_loss=False),
 }
 ALL = TOKEN_MEAN | SEQUENCE_MEAN
 
 
+def with_kl(inputs: LossInputs, algorithm: AlgorithmSpec) -> LossInputs:
+    """The inputs with a β that is not adapted."""
+    return replace(inputs, kl_coefficient=algorithm.kl_coefficient)
+
+
 def total_and_gradient(inputs: LossInputs, algorithm: AlgorithmSpec) -> tuple[float, torch.Tensor]:
     """What the trainer makes of a micro-batch: the unmasked token losses, summed and divided by the global token count."""
-    token_loss, _ = make_loss(algorithm)(inputs)
+    token_loss, _ = make_loss(algorithm)(with_kl(inputs, algorithm))
     total = torch.where(inputs.loss_mask, token_loss, 0.0).sum() / inputs.global_tokens
     gradient: torch.Tensor = torch.autograd.grad(total, inputs.trainer_logprobs)[0]
     return total.item(), gradient
@@ -101,7 +128,7 @@ def test_the_gradient_is_that_of_the_value(algorithm: AlgorithmSpec) -> None:
     inputs = to_inputs(tokens)
 
     def value(trainer: torch.Tensor) -> torch.Tensor:
-        return make_loss(algorithm)(replace(inputs, trainer_logprobs=trainer))[0]
+        return make_loss(algorithm)(replace(with_kl(inputs, algorithm), trainer_logprobs=trainer))[0]
 
     assert torch.autograd.gradcheck(value, (inputs.trainer_logprobs,))
 
@@ -135,7 +162,7 @@ def check_split(tokens: list[Token], parts: list[int], algorithm: AlgorithmSpec)
         part_total, part_gradient = total_and_gradient(inputs, algorithm)
         summed += part_total
         gradient[places] = part_gradient
-    scale = sum(map(abs, make_loss(algorithm)(to_inputs(tokens))[0].tolist())) / batch_totals[0]
+    scale = sum(map(abs, make_loss(algorithm)(with_kl(to_inputs(tokens), algorithm))[0].tolist())) / batch_totals[0]
     assert abs(summed - whole) <= 1e-6 * max(scale, 1e-6)
     assert (gradient - whole_gradient).norm() <= 1e-6 * whole_gradient.norm()
 
@@ -145,7 +172,7 @@ def check_split(tokens: list[Token], parts: list[int], algorithm: AlgorithmSpec)
 def test_what_a_masked_token_holds_changes_nothing(algorithm: AlgorithmSpec, garbage: float) -> None:
     tokens = smooth_tokens(5, algorithm)
     spoilt = [
-        t if t.counts else replace(t, trainer=garbage, old=garbage, inference=garbage, advantage=garbage)
+        t if t.counts else Token(garbage, garbage, garbage, garbage, False, t.sequence, garbage, garbage, not t.kept)
         for t in tokens
     ]
     assert spoilt != tokens
@@ -153,8 +180,9 @@ def test_what_a_masked_token_holds_changes_nothing(algorithm: AlgorithmSpec, gar
     spoilt_total, spoilt_gradient = total_and_gradient(to_inputs(spoilt), algorithm)
     assert spoilt_total == total
     assert torch.equal(spoilt_gradient, gradient)
-    token_loss, metrics = make_loss(algorithm)(to_inputs(spoilt))
-    masked = ~to_inputs(spoilt).loss_mask
+    inputs = with_kl(to_inputs(spoilt), algorithm)
+    token_loss, metrics = make_loss(algorithm)(inputs)
+    masked = ~inputs.loss_mask
     for values in (spoilt_gradient, token_loss, *metrics.values()):
         assert (values[masked] == 0.0).all()
 
@@ -172,10 +200,10 @@ def test_an_empty_micro_batch_adds_nothing(algorithm: AlgorithmSpec) -> None:
 @pytest.mark.parametrize("distance", [60.0, -60.0, 1e4, -1e4])
 def test_policies_far_apart_give_finite_losses_in_float32(algorithm: AlgorithmSpec, distance: float) -> None:
     tokens = [
-        Token(-1e4 - 1.0, -1e4 - 1.0 - distance, -1e4 - 1.0 + 2 * distance, sign, True, place)
+        Token(-1e4 - 1.0, -1e4 - 1.0 - distance, -1e4 - 1.0 + 2 * distance, sign, True, place, -1e4 - 1.0 - distance)
         for place, sign in enumerate((1.0, -1.0))
     ]
-    inputs = to_inputs(tokens, dtype=torch.float32)
+    inputs = with_kl(to_inputs(tokens, dtype=torch.float32), algorithm)
     token_loss, metrics = make_loss(algorithm)(inputs)
     (gradient,) = torch.autograd.grad(token_loss.sum(), inputs.trainer_logprobs)
     for values in (token_loss, gradient, *metrics.values()):
@@ -255,8 +283,10 @@ def test_mask_fractions_count_the_tokens_outside_the_band_and_the_denominator_st
 
 
 @pytest.mark.parametrize("algorithm", ALL.values(), ids=ALL.keys())
-def test_only_the_trainers_logprobs_get_a_gradient_and_metrics_get_none(algorithm: AlgorithmSpec) -> None:
-    inputs = to_inputs(smooth_tokens(7, algorithm))
+def test_only_the_trainers_logprobs_and_a_wanted_entropy_get_a_gradient_and_metrics_get_none(
+    algorithm: AlgorithmSpec,
+) -> None:
+    inputs = with_kl(to_inputs(smooth_tokens(7, algorithm)), algorithm)
     for field in fields(inputs):
         value = getattr(inputs, field.name)
         if isinstance(value, torch.Tensor) and value.is_floating_point():
@@ -264,10 +294,31 @@ def test_only_the_trainers_logprobs_get_a_gradient_and_metrics_get_none(algorith
     token_loss, metrics = make_loss(algorithm)(inputs)
     torch.autograd.backward(token_loss.sum())
     assert inputs.trainer_logprobs.grad is not None
-    for other in (inputs.old_logprobs, inputs.inference_logprobs, inputs.advantages):
+    assert (inputs.entropy.grad is not None) is (algorithm.entropy_coefficient > 0.0)
+    assert inputs.reference_logprobs is not None
+    for other in (inputs.old_logprobs, inputs.inference_logprobs, inputs.advantages, inputs.reference_logprobs):
         assert other.grad is None
     assert not any(value.requires_grad for value in metrics.values())
     assert all(value.shape == token_loss.shape and value.dtype == token_loss.dtype for value in metrics.values())
+
+
+@pytest.mark.parametrize("name", ["entropy", "masked_and_regularized", "masked_sequences", "regularized_sequence_mean"])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_gradient_of_an_entropy_is_that_of_the_naive_loop(name: str, seed: int) -> None:
+    algorithm = ALL[name]
+    tokens = smooth_tokens(seed, algorithm)
+    inputs = with_kl(to_inputs(tokens), algorithm)
+    token_loss, _ = make_loss(algorithm)(inputs)
+    (gradient,) = torch.autograd.grad(token_loss.sum() / inputs.global_tokens, inputs.entropy)
+    expected = []
+    for place, token in enumerate(tokens):
+        up, down = (
+            [*tokens[:place], replace(token, entropy=token.entropy + step), *tokens[place + 1 :]]
+            for step in (0.5, -0.5)
+        )
+        expected.append(naive_total(up, algorithm) - naive_total(down, algorithm))  # it is linear
+    torch.testing.assert_close(gradient.tolist(), expected, rtol=1e-9, atol=1e-12)
+    assert gradient.abs().max() > 0.0
 
 
 def correction_case(correction: str, revision: int = 2, **bounds: float) -> list[float]:
@@ -301,3 +352,56 @@ def test_without_a_correction_both_revisions_of_gspo_have_the_same_losses_and_gr
     )
     assert ours[0] == before[0]
     torch.testing.assert_close(ours[1], before[1], rtol=1e-12, atol=1e-16)
+
+
+def test_penalties_of_a_masked_weight_stay_whole() -> None:
+    """The correction masks the policy loss and the proximal penalty, not the KL to the reference and the entropy."""
+    token = Token(-1.0, -1.0, -9.0, 1.0, True, 0, reference=-1.5, entropy=2.0)
+    algorithm = ALL["masked_and_regularized"]
+    total, gradient = total_and_gradient(to_inputs([token]), algorithm)
+    assert total == pytest.approx(0.3 * (math.exp(-0.5) + 0.5 - 1.0) - 0.05 * 2.0)
+    assert gradient.item() == pytest.approx(0.3 * (1.0 - math.exp(-0.5)))
+
+
+def test_the_reference_kl_is_k3_before_the_coefficient_wherever_the_kl_is_placed() -> None:
+    token = Token(-1.0, -1.0, -1.0, 1.0, True, 0, reference=-1.5)
+    for algorithm in ALL.values():
+        _, metrics = make_loss(algorithm)(to_inputs([token]))
+        assert metrics["reference_kl"].item() == pytest.approx(math.exp(-0.5) + 0.5 - 1.0)
+        _, metrics = make_loss(algorithm)(replace(to_inputs([token]), reference_logprobs=None))
+        assert "reference_kl" not in metrics
+
+
+def test_the_coefficient_of_the_step_wins_over_the_one_where_it_began() -> None:
+    token = Token(-1.0, -1.0, -1.0, 0.0, True, 0, reference=-1.5)
+    loss = make_loss(ALL["reference_k2"])
+    losses = [loss(replace(to_inputs([token]), kl_coefficient=beta))[0].item() for beta in (0.0, 1.0, 2.0)]
+    assert losses == pytest.approx([0.0, 0.125, 0.25])
+
+
+@pytest.mark.parametrize("estimator", KlEstimator)
+def test_a_token_that_the_reference_finds_impossible_is_pulled_back_with_a_gradient(estimator: KlEstimator) -> None:
+    token = Token(-0.1, -0.1, -0.1, 0.0, True, 0, reference=-100.0)
+    _, gradient = total_and_gradient(to_inputs([token]), AlgorithmSpec(**REFERENCE, kl_estimator=estimator))
+    assert gradient.item() >= 0.3
+
+
+def test_missing_inputs_are_named() -> None:
+    inputs = replace(to_inputs(random_tokens(1)), reference_logprobs=None, importance_kept=None, kl_coefficient=0.1)
+    with pytest.raises(ValueError, match="reference_logprobs"):
+        make_loss(AlgorithmSpec(kl_coefficient=0.1))(inputs)
+    with pytest.raises(ValueError, match="importance_kept"):
+        make_loss(ALL["m2po"])(inputs)
+
+
+def test_the_surrogate_has_the_whole_gradient_on_both_sides_of_every_clip() -> None:
+    for ratio, advantage in ((1e6, 1.0), (1e-6, -1.0), (1e6, -1.0), (1e-6, 1.0)):
+        assert gradient_at(ratio, advantage, AlgorithmSpec(**SURROGATE)) == pytest.approx(-ratio * advantage)
+
+
+def test_m2po_counts_the_tokens_that_it_left_out_by_the_sign_of_the_advantage() -> None:
+    tokens = [Token(-1.0, -1.0, -2.0, sign, True, 0, kept=kept) for sign in (1.0, -1.0) for kept in (True, False)]
+    _, metrics = make_loss(ALL["m2po"])(to_inputs(tokens))
+    assert metrics["mask_fraction_positive"].tolist() == [0, 1, 0, 0]
+    assert metrics["mask_fraction_negative"].tolist() == [0, 0, 0, 1]
+    torch.testing.assert_close(metrics["importance_weight"].tolist(), [math.e, 0.0, math.e, 0.0])
