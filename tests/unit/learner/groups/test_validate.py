@@ -78,7 +78,7 @@ def test_one_empty_response_among_others_is_left_out_and_the_group_is_trained() 
     assert sequence.response_len == 3
 
 
-@pytest.mark.parametrize("estimator", AdvantageEstimator)
+@pytest.mark.parametrize("estimator", sorted(set(AdvantageEstimator) - {AdvantageEstimator.GAE}))
 @pytest.mark.parametrize("reward", [MAX_ABS_REWARD, -MAX_ABS_REWARD])
 def test_what_is_fit_can_be_assembled_at_the_very_limits(estimator: AdvantageEstimator, reward: float) -> None:
     spec = make_spec(advantage_estimator=estimator)
