@@ -1,6 +1,6 @@
 """Admission: the checks before a job is accepted, by child processes that may be killed.
 
-    body ──► child: parse, validate ──► spec ──► child: model, data, load ──► limits, verifiers ──► queue
+    body ──► child: parse, validate ──► spec ──► child: models, data, load ──► limits, verifiers ──► queue
                 │ too long, too large, broken                 │ a file not read in time: unchecked
                 └──► 422 with the field
 
@@ -23,6 +23,7 @@ from services.common.config.settings import Settings
 from services.common.config.verifiers import check_overrides, choose_verifier
 from services.common.errors import ChildDied, ChildLost, ChildTimeout, ConfigError, Problem, SandboxError
 from services.common.models.directory import ModelInfo
+from services.common.models.roles import named_models
 from services.common.models.trial import ModelFacts
 from services.common.sandbox.limits import MIB, Limits
 from services.common.sandbox.pool import Child, Sandbox
@@ -98,11 +99,14 @@ class _SpecChecks:
 
     async def run(self) -> None:
         """Runs every check, whatever the results of the others."""
-        sources, load = _sources(self.spec), self.spec.checkpoint.load
-        remaining = 1 + len(sources) + (load is not None)
+        sources, roles, load = _sources(self.spec), named_models(self.spec), self.spec.checkpoint.load
+        remaining = 1 + len(roles) + len(sources) + (load is not None)
         facts: ModelFacts | None = await self._check("model.path", "model", self._share(remaining), remaining=remaining)
         model = None if facts is None else ModelInfo(**facts["shape"])
-        parameters = None if facts is None else facts["parameters"]
+        parameters = {} if facts is None else {"model": facts["parameters"]}
+        for role in roles:
+            remaining -= 1
+            parameters |= await self._role(role, remaining=remaining)
         self.problems += over_limits(self.spec, self.settings, Machine.here(), model, parameters)
         fields: dict[str, str] = {}
         for section, source in sources:
@@ -117,6 +121,12 @@ class _SpecChecks:
         """Ends the child."""
         if self.child is not None:
             await self.child.close()
+
+    async def _role(self, role: str, *, remaining: int) -> dict[str, int]:
+        """The number of parameters of a role's own model, by its section; empty when it is not known."""
+        arguments = role, self._share(remaining)
+        facts: ModelFacts | None = await self._check(f"{role}.path", "role", *arguments, remaining=remaining)
+        return {} if facts is None else {role: facts["parameters"]}
 
     async def _data(self, section: str, source: DataSourceSpec, *, remaining: int) -> list[str]:
         """The `data_source`s of a section's tasks."""
