@@ -33,12 +33,11 @@ class RoleModels:
     @classmethod
     def of(cls, spec: JobSpec, settings: Settings) -> Self:
         """The directories that the spec names. Raises ModelError as `resolve_model`, with the role's field."""
-        named = {role: resolve_role(role, path, settings) for role, path in named_models(spec).items()}
+        named = {role: _resolved(role, path, settings) for role, path in named_models(spec).items()}
         return cls(actor=resolve_model(spec.model.path, settings), **named)
 
 
-def resolve_role(role: str, path: str, settings: Settings) -> Path:
-    """`resolve_model` of what a role's section names. Raises ModelError with the role's field."""
+def _resolved(role: str, path: str, settings: Settings) -> Path:
     with naming(f"{role}.path"):
         return resolve_model(path, settings)
 

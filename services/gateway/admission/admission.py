@@ -1,6 +1,6 @@
 """Admission: the checks before a job is accepted, by child processes that may be killed.
 
-    body ──► child: parse, validate ──► spec ──► child: models, data, load ──► limits, verifiers ──► queue
+    body ──► child: parse, validate ──► spec ──► child: models, data, load ──► limits, plug-ins ──► queue
                 │ too long, too large, broken                 │ a file not read in time: unchecked
                 └──► 422 with the field
 
@@ -19,6 +19,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from services.common.config.plugins import check_installed
 from services.common.config.settings import Settings
 from services.common.config.verifiers import check_overrides, choose_verifier
 from services.common.errors import ChildDied, ChildLost, ChildTimeout, ConfigError, Problem, SandboxError
@@ -107,6 +108,7 @@ class _SpecChecks:
         for role in roles:
             remaining -= 1
             parameters |= await self._role(role, remaining=remaining)
+        self._installed()
         self.problems += over_limits(self.spec, self.settings, Machine.here(), model, parameters)
         fields: dict[str, str] = {}
         for section, source in sources:
@@ -147,6 +149,13 @@ class _SpecChecks:
         facts = await self._check("checkpoint.load", "load", self._share(1), remaining=1)
         if facts is None and before == (len(self.unchecked), len(self.problems)):
             self.unchecked.append("checkpoint.load")
+
+    def _installed(self) -> None:
+        """Every function of section `algorithm` that an installed package is to offer exists."""
+        try:
+            check_installed(self.spec.algorithm)
+        except ConfigError as error:
+            self.problems += error.problems
 
     def _verifiers(self, fields: dict[str, str]) -> None:
         """Every verifier of the spec exists, and each `data_source` has one; `fields`: the field of each `data_source`."""

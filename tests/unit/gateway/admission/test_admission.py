@@ -131,6 +131,13 @@ async def test_roles_that_begin_with_the_actors_weights_are_not_tried(sandbox: S
     assert await found(sandbox, "EndlessRole", **begins) == ([], ())
 
 
+async def test_names_that_no_installed_package_offers_are_refused_with_those_that_exist(sandbox: Sandbox) -> None:
+    problems, _ = await found(sandbox, "Good", algorithm={"loss": "dappo", "advantage_estimator": "grppo"})
+    assert [field for field, _ in problems] == ["algorithm.advantage_estimator", "algorithm.loss"]
+    assert "there is no advantage_estimator 'grppo'; there are grpo, dr_grpo" in problems[0][1]
+    assert "there is no loss 'dappo'; there are dapo, gspo" in problems[1][1]
+
+
 async def test_a_procedural_source_that_makes_no_first_task_is_refused(sandbox: Sandbox) -> None:
     train = {"source": "reasoning_gym:prime_factorization", "config": {"min_value": 2}}
     problems, _ = await found(sandbox, "Endless", deadline_s=2.0, data={"train": train})
