@@ -148,7 +148,7 @@ def dashboard() -> Dashboard:
         ),
         graph(
             "Optimizer steps",
-            "Of the actor in the newest step: mini-batches × ppo_epochs. 0 while only the critic is trained.",
+            "Of the actor in the newest step, where a batch has several: mini-batches × ppo_epochs. 0 while only the critic is trained.",
             "none",
             _of("optimizer_steps", "optimizer steps"),
         ),

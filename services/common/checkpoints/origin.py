@@ -102,8 +102,6 @@ def check_origin(origin: Origin, spec: JobSpec, identity: Identity) -> None:
     compared = [name for name in ("dataset", "tokenizer") if getattr(identity, name)]
     problems = [f"{name} differs" for name in compared if recorded.get(name) != getattr(identity, name)]
     problems += _layout_differences(recorded["spec"], spec)
-    if spec.critic is not None and recorded["spec"].get("critic") is None:
-        problems.append("it has no critic, and this job has a section critic")
     if origin.checkpoint.step >= spec.learner.steps:
         problems.append(f"it is at step {origin.checkpoint.step}, and learner.steps is {spec.learner.steps}")
     if problems:

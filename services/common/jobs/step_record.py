@@ -72,7 +72,8 @@ class StepRecord(BaseModel):
     grad_norm: float | None = Field(default=None, description="Before clipping; null as the loss is.")
     lr: float | None = Field(default=None, description="Learning rate of the step.")
     optimizer_steps: int | None = Field(
-        default=None, description="The actor's optimizer steps in this step; 0 while only the critic is trained."
+        default=None,
+        description="The actor's optimizer steps in this step, where a batch has several; 0 while only the critic is trained.",
     )
     reference_kl: float | None = Field(
         default=None,
@@ -80,7 +81,7 @@ class StepRecord(BaseModel):
         examples=[0.012],
     )
     kl_coefficient: float | None = Field(
-        default=None, description="What that KL was multiplied by in this step; 0 where it is only measured."
+        default=None, description="What that KL was multiplied by in this step; null where it is only measured."
     )
     value_loss: float | None = Field(
         default=None, description="The critic's loss, mean over the same tokens; only with a critic."

@@ -103,7 +103,9 @@ STEP_GAUGES: Mapping[str, Gauge] = {
     "mask_fraction_positive": _MASKED.labels("positive"),
     "mask_fraction_negative": _MASKED.labels("negative"),
     "importance_weight": _gauge("importance_weight", "Mean weight of the newest step's tokens by the correction."),
-    "optimizer_steps": _gauge("optimizer_steps", "Optimizer steps of the actor in the newest step."),
+    "optimizer_steps": _gauge(
+        "optimizer_steps", "Optimizer steps of the actor in the newest step, where a batch has several."
+    ),
     "reference_kl": _gauge("reference_kl_nats", "KL of the policy to the reference, k3; 0 without a reference."),
     "kl_coefficient": _gauge("kl_coefficient", "What the KL to the reference is multiplied by; 0 without a reference."),
     "value_loss": _gauge("value_loss", "Loss of the critic in the newest step; 0 without a critic."),
