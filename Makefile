@@ -11,7 +11,7 @@ MODEL ?= tiny
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down serve test-unit test test-all coverage chaos test-compose test-ascend-versions lint format proto dashboards bench bench-peers lock lock-peers lock-ascend audit clean
+.PHONY: help setup demo up down serve test-unit test test-all coverage chaos test-compose test-ascend-versions lint format proto dashboards bench bench-algorithms bench-peers lock lock-peers lock-ascend audit clean
 
 help: ## Shows the verbs
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-20s %s\n", $$1, $$2}'
@@ -77,6 +77,9 @@ dashboards: setup ## Writes the dashboards' JSON, then trains a job under a real
 
 bench: setup ## Prints the figures of benchmarks/
 	@for bench in benchmarks/[a-z]*.py; do $(BIN)/python -m benchmarks.$$(basename $$bench .py) || exit 1; done
+
+bench-algorithms: setup ## Every preset on the demo's task, and DAPO with older and older data; writes docs/algorithms.md (about half an hour)
+	@$(BIN)/python -m benchmarks.algorithms.run --write
 
 bench-peers: setup ## TRL's plain loop against ours on the same jobs; writes docs/performance.md (GSM8K=FILE: its train.jsonl, for the third job)
 	@PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" deploy/install.sh .venv-peers deploy/lock/peers.txt

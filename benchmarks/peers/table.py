@@ -18,7 +18,6 @@ from benchmarks.peers.figures import (
 )
 from benchmarks.peers.limits import MachineLimits, ShapeLimits
 
-BEGIN, END = "<!-- peers -->", "<!-- /peers -->"
 GIB = 1 << 30
 UNKNOWN = "–"
 """For a threshold that was not reached, and a ratio to nothing."""
@@ -111,13 +110,14 @@ def machine_section(limits: MachineLimits, shapes: Mapping[str, ShapeLimits]) ->
     ]  # fmt: skip
 
 
-def put_between(document: str, lines: Sequence[str]) -> str:
-    """The document with these lines between its two markers. Raises ValueError unless it has both, once, in order."""
-    before, begin, rest = document.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end or BEGIN in after or END in before:
-        raise ValueError(f"there must be one {BEGIN}, and one {END} after it")
-    return "\n".join([before + BEGIN, *lines, END]) + after
+def put_between(document: str, lines: Sequence[str], name: str = "peers") -> str:
+    """The document with these lines between its two markers of that name. Raises ValueError unless it has both, once, in order."""
+    opening, closing = f"<!-- {name} -->", f"<!-- /{name} -->"
+    before, begin, rest = document.partition(opening)
+    _, end, after = rest.partition(closing)
+    if not begin or not end or opening in after or closing in before:
+        raise ValueError(f"there must be one {opening}, and one {closing} after it")
+    return "\n".join([before + opening, *lines, closing]) + after
 
 
 def _cores(count: int) -> str:

@@ -22,7 +22,7 @@ def draw_curve(path: Path, title: str, steps: list[dict[str, Any]], evals: list[
     numbers = [step["step"] for step in steps]
     accuracy = [step["accuracy"] for step in steps]
     top.plot(numbers, accuracy, color="#9bbbe0", linewidth=1, label="training rollouts, accuracy per step")
-    top.plot(numbers, _smooth(accuracy), color="#1f5fa8", linewidth=2, label=f"the same, mean of {WINDOW} steps")
+    top.plot(numbers, smooth(accuracy), color="#1f5fa8", linewidth=2, label=f"the same, mean of {WINDOW} steps")
     top.plot(
         [e["step"] for e in evals], [e["avg_at_k"] for e in evals], "o-", color="#c0392b",
         label=f"held-out tasks, avg@{evals[0]['k'] if evals else 'k'}",
@@ -45,9 +45,10 @@ def draw_curve(path: Path, title: str, steps: list[dict[str, Any]], evals: list[
     plt.close(figure)
 
 
-def _smooth(values: list[float | None]) -> list[float | None]:
+def smooth(values: list[float | None], window: int = WINDOW) -> list[float | None]:
+    """The mean of the last values up to each one; None where there is none."""
     smoothed: list[float | None] = []
     for end in range(1, len(values) + 1):
-        window = [v for v in values[max(0, end - WINDOW) : end] if v is not None]
-        smoothed.append(sum(window) / len(window) if window else None)
+        known = [v for v in values[max(0, end - window) : end] if v is not None]
+        smoothed.append(sum(known) / len(known) if known else None)
     return smoothed

@@ -65,9 +65,33 @@ class StepRecord(BaseModel):
     sequences: int | None = Field(default=None, description="Sequences in the batch.")
     micro_batches: int | None = Field(default=None, description="Micro-batches of each rank.")
     skipped: str = Field(default="", description="Why the weights were left unchanged; empty when they were not.")
-    loss: float | None = Field(default=None, description="Mean over the batch's unmasked response tokens.")
-    grad_norm: float | None = Field(default=None, description="Before clipping.")
+    loss: float | None = Field(
+        default=None,
+        description="Mean over the batch's unmasked response tokens; null too while only the critic is trained.",
+    )
+    grad_norm: float | None = Field(default=None, description="Before clipping; null as the loss is.")
     lr: float | None = Field(default=None, description="Learning rate of the step.")
+    optimizer_steps: int | None = Field(
+        default=None,
+        description="The actor's optimizer steps in this step, where a batch has several; 0 while only the critic is trained.",
+    )
+    reference_kl: float | None = Field(
+        default=None,
+        description="KL of the policy to the reference, k3, nats; only with a reference.",
+        examples=[0.012],
+    )
+    kl_coefficient: float | None = Field(
+        default=None, description="What that KL was multiplied by in this step; null where it is only measured."
+    )
+    value_loss: float | None = Field(
+        default=None, description="The critic's loss, mean over the same tokens; only with a critic."
+    )
+    explained_variance: float | None = Field(
+        default=None,
+        description="1 − var(return − value) / var(return): 1 for a perfect critic, 0 for a constant; only with a critic.",
+    )
+    critic_grad_norm: float | None = Field(default=None, description="The critic's, before clipping.")
+    critic_lr: float | None = Field(default=None, description="The critic's learning rate of the step.")
     padding_share: float | None = Field(default=None, description="Computed positions that hold no token, 0 to 1.")
     record_digest: str | None = Field(default=None, description="Digest of the journal record of its batch.")
     replayed: bool = Field(default=False, description="Trained again from the journal after a restart.")

@@ -96,18 +96,25 @@ def check_parallel_sizes(info: ModelInfo, spec: JobSpec) -> None:
         raise ModelError(*problems)
 
 
-def _size_problems(info: ModelInfo, spec: JobSpec) -> Iterator[Problem]:
+def split_problems(info: ModelInfo, spec: JobSpec, whose: str = "the model's") -> Iterator[Problem]:
+    """Sizes of the model that the job's ranks do not divide; `whose`: the model in the messages."""
     tp, pp = spec.learner.tensor_parallel_size, spec.learner.pipeline_parallel_size
-    heads, kv_heads = info.num_attention_heads, info.num_key_value_heads
     parts = {
-        "attention heads": heads,
-        "key-value heads": kv_heads,
+        "attention heads": info.num_attention_heads,
+        "key-value heads": info.num_key_value_heads,
         "feed-forward columns": info.intermediate_size,
         "vocabulary entries": info.vocab_size,
     }
     for part, size in parts.items():
         if size % tp:
-            yield Problem("learner.tensor_parallel_size", f"{tp} does not divide the model's {size} {part}")
+            yield Problem("learner.tensor_parallel_size", f"{tp} does not divide {whose} {size} {part}")
+    if info.num_layers % pp:
+        yield Problem("learner.pipeline_parallel_size", f"{pp} does not divide {whose} {info.num_layers} layers")
+
+
+def _size_problems(info: ModelInfo, spec: JobSpec) -> Iterator[Problem]:
+    yield from split_problems(info, spec)
+    heads, kv_heads = info.num_attention_heads, info.num_key_value_heads
     engine, field = spec.rollout.tensor_parallel_size, "rollout.tensor_parallel_size"
     if heads % engine:
         yield Problem(field, f"{engine} does not divide the model's {heads} attention heads")
@@ -120,8 +127,6 @@ def _size_problems(info: ModelInfo, spec: JobSpec) -> Iterator[Problem]:
     length = min(limit or positions, positions)
     if length <= response:
         yield Problem("rollout.rollout_max_tokens", f"{response} leaves no room for a prompt within {length} tokens")
-    if info.num_layers % pp:
-        yield Problem("learner.pipeline_parallel_size", f"{pp} does not divide the model's {info.num_layers} layers")
 
 
 def _files(path: Path) -> list[Path]:

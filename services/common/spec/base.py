@@ -14,3 +14,12 @@ class Section(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False, strict=True)
+
+
+class FieldError(ValueError):
+    """What a validator of the whole spec finds wrong with one field."""
+
+    def __init__(self, field: str, message: str) -> None:
+        """`field`: dotted path below the validated section; `message`: what is wrong, with the other field's name."""
+        super().__init__(f"{field}: {message}")
+        self.field, self.message = field, message

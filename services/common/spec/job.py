@@ -9,7 +9,7 @@ from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from services.common.errors import ConfigError, Problem
 from services.common.spec.algorithm import AlgorithmSpec
-from services.common.spec.base import RECORDED, Section
+from services.common.spec.base import RECORDED, FieldError, Section
 from services.common.spec.choices import AdvantageEstimator, KlPlacement
 from services.common.spec.data import DataSpec
 from services.common.spec.document import dump_document, parse_document, parse_recorded
@@ -23,6 +23,9 @@ from services.common.spec.learner import (
 )
 from services.common.spec.presets import DIVIDE_BY_LONGEST
 from services.common.spec.rollout import ModelSpec, RewardSpec, RolloutSpec
+
+_UNION_BRANCHES = ("str-enum[", "constrained-str")
+"""Parts that pydantic adds to a field's path: which type of a union a value was tried as."""
 
 
 class JobSpec(Section):
@@ -58,55 +61,46 @@ class JobSpec(Section):
 
     @model_validator(mode="after")
     def _roles_agree(self) -> Self:
-        estimator, critic, reference = self.algorithm.advantage_estimator, self.critic, self.reference
+        estimator, critic, algorithm = self.algorithm.advantage_estimator, self.critic, self.algorithm
         if estimator == AdvantageEstimator.GAE and critic is None:
-            raise ValueError(
-                "algorithm.advantage_estimator gae needs the values of a critic: add a section critic (`critic: {}`)"
-            )
+            message = "gae needs the values of a critic: add a section critic (`critic: {}`)"
+            raise FieldError("algorithm.advantage_estimator", message)
         if critic is not None and isinstance(estimator, AdvantageEstimator) and estimator is not AdvantageEstimator.GAE:
-            raise ValueError(
-                f"critic has no use for algorithm.advantage_estimator {estimator}: leave it out, or set gae"
-            )
-        if self.algorithm.wants_reference and reference is None:
-            coefficient = f"algorithm.kl_coefficient ({self.algorithm.kl_coefficient:g})"
-            raise ValueError(
-                f"{coefficient} needs a reference: add a section reference (`reference: {{}}`), or set it to 0"
-            )
+            message = f"has no use for algorithm.advantage_estimator {estimator}: leave it out, or set gae"
+            raise FieldError("critic", message)
+        if algorithm.wants_reference and self.reference is None:
+            message = f"{algorithm.kl_coefficient:g} needs a reference: add a section reference (`reference: {{}}`), or set it to 0"
+            raise FieldError("algorithm.kl_coefficient", message)
         if critic is not None and critic.warmup_steps >= self.learner.steps:
-            raise ValueError(
-                f"critic.warmup_steps ({critic.warmup_steps}) leaves no step of learner.steps ({self.learner.steps}) to the actor"
-            )
+            message = f"{critic.warmup_steps} leaves no step of learner.steps ({self.learner.steps}) to the actor"
+            raise FieldError("critic.warmup_steps", message)
         return self
 
     @model_validator(mode="after")
     def _group_sizes_agree(self) -> Self:
         algorithm, fewest = self.algorithm, self.rollout.fewest_rollouts
         field = "rollout.group_size" if self.rollout.min_group_size is None else "rollout.min_group_size"
+        least = f"{fewest} must be at least 2 for algorithm"
         if fewest < 2 and algorithm.compares_group:
-            raise ValueError(
-                f"{field} ({fewest}) must be at least 2 for algorithm.advantage_estimator {algorithm.advantage_estimator}"
-            )
+            raise FieldError(field, f"{least}.advantage_estimator {algorithm.advantage_estimator}")
         if fewest < 2 and algorithm.filter_groups_enable:
-            raise ValueError(
-                f"{field} ({fewest}) must be at least 2 for algorithm.filter_groups_enable: a group of one never differs"
-            )
+            raise FieldError(field, f"{least}.filter_groups_enable: a group of one never differs")
         size, groups = self.learner.mini_batch_size, algorithm.groups_per_step
         if size is not None and groups % size:
-            raise ValueError(
-                f"learner.mini_batch_size ({size}) does not divide algorithm.filter_groups_train_batch_size ({groups})"
-            )
+            message = f"{size} does not divide algorithm.filter_groups_train_batch_size ({groups})"
+            raise FieldError("learner.mini_batch_size", message)
         return self
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
         if self.eval.enabled and self.data.eval is None:
-            raise ValueError("eval.enabled needs held-out tasks: set data.eval")
+            raise FieldError("eval.enabled", "needs held-out tasks: set data.eval")
         buffer, limit = self.algorithm.overlong_buffer, self.model.max_model_len
-        response = f"rollout_max_tokens ({self.rollout.rollout_max_tokens})"
+        response = f"rollout.rollout_max_tokens ({self.rollout.rollout_max_tokens})"
         if self.algorithm.overlong_buffer_enable and buffer > self.rollout.rollout_max_tokens:
-            raise ValueError(f"algorithm.overlong_buffer ({buffer}) is longer than rollout.{response}")
+            raise FieldError("algorithm.overlong_buffer", f"{buffer} is longer than {response}")
         if limit is not None and limit <= self.rollout.rollout_max_tokens:
-            raise ValueError(f"model.max_model_len ({limit}) leaves no room for a prompt beside {response}")
+            raise FieldError("model.max_model_len", f"{limit} leaves no room for a prompt beside {response}")
         return self
 
     @property
@@ -156,10 +150,14 @@ def _parse(parse: Callable[[str | bytes], object], text: str | bytes, context: s
 def problems_of(error: ValidationError, prefix: str = "") -> list[Problem]:
     """One problem per wrong field, below `prefix`: `learner.lr: Input should be greater than 0 (got -1)`."""
     problems = []
-    for item in error.errors(include_url=False, include_context=False):
-        path = ".".join(str(part) for part in item["loc"]) or "spec"
-        got = "" if item["type"] in {"missing", "value_error"} else f" (got {str(item['input'])[:80]!r})"
-        problems.append(Problem(f"{prefix}{path}", f"{item['msg']}{got}"))
+    for item in error.errors(include_url=False):
+        path = ".".join(str(part) for part in item["loc"] if not str(part).startswith(_UNION_BRANCHES))
+        if isinstance(cause := item.get("ctx", {}).get("error"), FieldError):
+            path, message = f"{path}.{cause.field}".removeprefix("."), cause.message
+        else:
+            got = "" if item["type"] in {"missing", "value_error"} else f" (got {str(item['input'])[:80]!r})"
+            message = f"{item['msg']}{got}"
+        problems.append(Problem(f"{prefix}{path or 'spec'}", message))
     return problems
 
 

@@ -1,6 +1,6 @@
 """Admission: the checks before a job is accepted, by child processes that may be killed.
 
-    body ──► child: parse, validate ──► spec ──► child: model, data, load ──► limits, verifiers ──► queue
+    body ──► child: parse, validate ──► spec ──► child: models, data, load ──► limits, plug-ins ──► queue
                 │ too long, too large, broken                 │ a file not read in time: unchecked
                 └──► 422 with the field
 
@@ -19,10 +19,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from services.common.config.plugins import check_installed
 from services.common.config.settings import Settings
 from services.common.config.verifiers import check_overrides, choose_verifier
 from services.common.errors import ChildDied, ChildLost, ChildTimeout, ConfigError, Problem, SandboxError
 from services.common.models.directory import ModelInfo
+from services.common.models.roles import named_models
 from services.common.models.trial import ModelFacts
 from services.common.sandbox.limits import MIB, Limits
 from services.common.sandbox.pool import Child, Sandbox
@@ -98,11 +100,15 @@ class _SpecChecks:
 
     async def run(self) -> None:
         """Runs every check, whatever the results of the others."""
-        sources, load = _sources(self.spec), self.spec.checkpoint.load
-        remaining = 1 + len(sources) + (load is not None)
+        sources, roles, load = _sources(self.spec), named_models(self.spec), self.spec.checkpoint.load
+        remaining = 1 + len(roles) + len(sources) + (load is not None)
         facts: ModelFacts | None = await self._check("model.path", "model", self._share(remaining), remaining=remaining)
         model = None if facts is None else ModelInfo(**facts["shape"])
-        parameters = None if facts is None else facts["parameters"]
+        parameters = {} if facts is None else {"model": facts["parameters"]}
+        for role in roles:
+            remaining -= 1
+            parameters |= await self._role(role, remaining=remaining)
+        self._installed()
         self.problems += over_limits(self.spec, self.settings, Machine.here(), model, parameters)
         fields: dict[str, str] = {}
         for section, source in sources:
@@ -117,6 +123,12 @@ class _SpecChecks:
         """Ends the child."""
         if self.child is not None:
             await self.child.close()
+
+    async def _role(self, role: str, *, remaining: int) -> dict[str, int]:
+        """The number of parameters of a role's own model, by its section; empty when it is not known."""
+        arguments = role, self._share(remaining)
+        facts: ModelFacts | None = await self._check(f"{role}.path", "role", *arguments, remaining=remaining)
+        return {} if facts is None else {role: facts["parameters"]}
 
     async def _data(self, section: str, source: DataSourceSpec, *, remaining: int) -> list[str]:
         """The `data_source`s of a section's tasks."""
@@ -137,6 +149,13 @@ class _SpecChecks:
         facts = await self._check("checkpoint.load", "load", self._share(1), remaining=1)
         if facts is None and before == (len(self.unchecked), len(self.problems)):
             self.unchecked.append("checkpoint.load")
+
+    def _installed(self) -> None:
+        """Every function of section `algorithm` that an installed package is to offer exists."""
+        try:
+            check_installed(self.spec.algorithm)
+        except ConfigError as error:
+            self.problems += error.problems
 
     def _verifiers(self, fields: dict[str, str]) -> None:
         """Every verifier of the spec exists, and each `data_source` has one; `fields`: the field of each `data_source`."""

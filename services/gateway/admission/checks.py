@@ -22,6 +22,7 @@ from services.common.data.source import data_roots
 from services.common.data.trial import SourceFacts, check_source
 from services.common.errors import ConfigError
 from services.common.models.directory import ModelInfo, check_parallel_sizes, resolve_model
+from services.common.models.roles import check_role, named_models, naming
 from services.common.models.trial import ModelFacts, check_model
 from services.common.spec.data import DataSourceSpec
 from services.common.spec.job import JobSpec
@@ -54,6 +55,7 @@ class JobChecks:
         self._spec = JobSpec.model_validate_json(spec)
         self._settings = Settings(**settings)
         self._model_dir: Path | None = None
+        self._actor: ModelFacts | None = None
         self._dataset = ""
 
     def model(self, seconds: float) -> ModelFacts:
@@ -62,7 +64,19 @@ class JobChecks:
             path = resolve_model(self._spec.model.path, self._settings)
             facts = check_model(str(path), time.monotonic() + seconds / 2)
             check_parallel_sizes(ModelInfo(**facts["shape"]), self._spec)
-        self._model_dir = path
+        self._model_dir, self._actor = path, facts
+        return facts
+
+    def role(self, role: str, seconds: float) -> ModelFacts:
+        """The same of the model that a role's section names, which must also take the actor's tokens; that is known once `model` passed."""
+        field = f"{role}.path"
+        with _readable(field), naming(field):
+            path = resolve_model(named_models(self._spec)[role], self._settings)
+            if path == self._model_dir and self._actor is not None:
+                return self._actor
+            facts = check_model(str(path), time.monotonic() + seconds / 2)
+            actor = None if self._actor is None else ModelInfo(**self._actor["shape"])
+            check_role(role, ModelInfo(**facts["shape"]), actor, self._spec)
         return facts
 
     def data(self, section: str, seconds: float) -> SourceFacts:

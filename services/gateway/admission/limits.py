@@ -7,15 +7,17 @@ the defaults are wide.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Self
 
 import psutil
 
 from services.common.config.settings import Platform, Settings
 from services.common.errors import Problem
-from services.common.models.directory import ModelInfo
+from services.common.models.directory import FIELD, ModelInfo
+from services.common.models.roles import ROLES, named_models
 from services.common.spec.job import JobSpec
 from services.common.spec.rollout import DType
 from services.common.streams.limits import largest_group, needed_bytes
@@ -100,11 +102,15 @@ class InstallationLimits:
 
 
 def over_limits(
-    spec: JobSpec, settings: Settings, machine: Machine, model: ModelInfo | None = None, parameters: int | None = None
+    spec: JobSpec,
+    settings: Settings,
+    machine: Machine,
+    model: ModelInfo | None = None,
+    parameters: Mapping[str, int] = MappingProxyType({}),
 ) -> list[Problem]:
     """Each field by which the job requests more than this installation allows; the message has the limit's name and both numbers.
 
-    Without `parameters`, the number of the model's parameters, memory is not checked.
+    `parameters`: those of `model`, and of each role that has a model of its own, by section. What is missing is unknown and not counted.
     """
     limits = InstallationLimits.of(settings, machine)
     return [
@@ -162,18 +168,38 @@ def _lengths(spec: JobSpec, limits: InstallationLimits, model: ModelInfo | None)
     yield from _over("rollout.rollout_max_tokens", spec.rollout.rollout_max_tokens, "tokens", "sequence_tokens", limits)
 
 
-def _memory(spec: JobSpec, limits: InstallationLimits, parameters: int | None) -> Iterator[Problem]:
-    if parameters is None:
+def _memory(spec: JobSpec, limits: InstallationLimits, parameters: Mapping[str, int]) -> Iterator[Problem]:
+    """The field is that of the role by which the job becomes too large, in the order actor, critic, reference."""
+    if "model" not in parameters:
         return
-    learner, dtype = spec.learner, spec.model.dtype
-    model_bytes, optimizer_bytes = _TRAINED_BYTES[dtype]
-    replicas = learner.data_parallel_size
-    optimizers = 1 if learner.use_distributed_optimizer else replicas
-    ranks = parameters * (model_bytes * replicas + optimizer_bytes * optimizers)
-    copies = parameters * (4 if dtype is DType.FLOAT32 else 2) * (1 + _STAGED)
-    needed = (ranks + copies) / GIB + spec.rollout.kv_cache_gib
-    what = f"GiB of memory for {parameters} parameters in ranks and one engine"
-    yield from _over("model.path", round(needed, 1), what, "memory_gib", limits)
+    named = named_models(spec)
+    staged = parameters["model"] * _weight_bytes(spec) * (1 + _STAGED)
+    needed, counts = staged / GIB + spec.rollout.kv_cache_gib, []
+    for role in ("model", *ROLES):
+        count = parameters.get(role) if role in {"model", *named} else parameters["model"]
+        if getattr(spec, role) is None or count is None:
+            continue
+        needed += count * _rank_bytes(spec, role) / GIB
+        counts.append(f"{count} parameters" if role == "model" else f"{count} of the {role}")
+        field = FIELD if role == "model" else f"{role}.path" if role in named else role
+        what = f"GiB of memory for {' + '.join(counts)} in ranks and one engine"
+        problems = [*_over(field, round(needed, 1), what, "memory_gib", limits)]
+        if problems:
+            yield from problems
+            return
+
+
+def _weight_bytes(spec: JobSpec) -> int:
+    return 4 if spec.model.dtype is DType.FLOAT32 else 2
+
+
+def _rank_bytes(spec: JobSpec, role: str) -> int:
+    """Bytes that all ranks together hold of a role for each of its parameters; a reference has neither gradients nor an optimizer."""
+    learner, replicas = spec.learner, spec.learner.data_parallel_size
+    if role == "reference":
+        return _weight_bytes(spec) * replicas
+    model_bytes, optimizer_bytes = _TRAINED_BYTES[spec.model.dtype]
+    return model_bytes * replicas + optimizer_bytes * (1 if learner.use_distributed_optimizer else replicas)
 
 
 def _over(field: str, value: float, what: str, name: str, limits: InstallationLimits) -> Iterator[Problem]:

@@ -12,7 +12,7 @@ const SHOWN_STEPS = 12;
 const ZERO = { zero: true };
 const SHARE = { most: 1 };
 
-/** Each chart: its title and unit, and for each of its curves a label and the record's field. */
+/** Each chart: its title and unit, and for each of its curves a label and the record's field; `ifAny`: hidden until a step has one. */
 const charts = ({ spec }) => [
   { title: "Reward and accuracy", axis: SHARE, curves: [["reward", "reward"], ["accuracy", "accuracy"]] },
   { title: "Held-out evaluation", axis: SHARE, evals: true, curves: [
@@ -30,6 +30,14 @@ const charts = ({ spec }) => [
   { title: "Gradient norm", axis: ZERO, curves: [["before clipping", "grad_norm"]] },
   { title: "Response length", unit: "tokens", axis: ZERO, curves: [
     ["mean", "response_length_mean"], ["95th percentile", "response_length_p95"]] },
+  { title: "Reference KL", unit: "nats", ifAny: true, axis: ZERO, curves: [["KL", "reference_kl"], ["coefficient", "kl_coefficient"]] },
+  { title: "Value loss", ifAny: true, axis: ZERO, curves: [["value loss", "value_loss"]] },
+  { title: "Explained variance", unit: "of the returns", ifAny: true, axis: SHARE, curves: [["explained variance", "explained_variance"]] },
+  { title: "Values and returns", ifAny: true, curves: [["values", "value_mean"], ["returns", "return_mean"]] },
+  { title: "Clipped tokens", unit: "share", ifAny: true, axis: ZERO, curves: [["above", "clip_fraction_high"], ["below", "clip_fraction_low"]] },
+  { title: "Clipped by dual_clip", unit: "share", ifAny: true, axis: ZERO, curves: [["clipped", "clip_fraction_dual"]] },
+  { title: "Masked tokens", unit: "share, by advantage", ifAny: true, axis: ZERO, curves: [
+    ["positive", "mask_fraction_positive"], ["negative", "mask_fraction_negative"]] },
 ];
 
 /** The curves of a job; follows its events until it ends or the view goes. */
@@ -42,6 +50,7 @@ export async function showCurves(place, signal, job, changes) {
     plan,
     chart: new Chart({ ...plan, series: plan.curves.map(([label, , plain]) => ({ label, plain, dots: plan.evals })) }, cursor, signal),
   }));
+  for (const { plan, chart } of drawn) chart.element.hidden = plan.ifAny === true;
   put(place,
     h("section", { "aria-labelledby": "fates-title" }, h("h2", { id: "fates-title" }, "Groups by fate"), fates.element),
     h("section", { "aria-labelledby": "curves-title" },
@@ -62,6 +71,7 @@ export async function showCurves(place, signal, job, changes) {
     for (const { plan, chart } of drawn) {
       const records = plan.evals ? evals : steps;
       const points = plan.curves.map(([, field]) => records.map((record) => [record.step, record[field]]));
+      chart.element.hidden = plan.ifAny === true && !points.flat().some(([, y]) => Number.isFinite(y));
       chart.show(points, last, smoothing.checked);
     }
     table.show(steps.slice(-SHOWN_STEPS).reverse());

@@ -6,7 +6,7 @@ const MAIN = [
   ["Job", ["name", "model.path", "model.dtype"]],
   ["Data", ["data.train.source", "data.train.size", "data.eval.source"]],
   ["Sampling", ["rollout.group_size", "rollout.rollout_max_tokens", "rollout.temperature"]],
-  ["Learning", ["learner.steps", "learner.lr", "algorithm.loss",
+  ["Learning", ["learner.steps", "learner.lr", "algorithm.preset", "algorithm.loss",
     "algorithm.filter_groups_train_batch_size", "off_policy.max_off_policy_steps"]],
   ["Evaluation", ["eval.enabled", "eval.interval_steps", "eval.tasks"]],
 ];
@@ -27,7 +27,7 @@ export class Fields {
       if (document === null || input === window.document.activeElement) continue;
       const value = path.split(".").reduce((at, key) => at?.[key], document);
       if (input.type === "checkbox") input.checked = value ?? false;
-      else input.value = value === undefined || value === null ? "" : typeof value === "object" ? JSON.stringify(value) : value;
+      else setValue(input, value === undefined || value === null ? "" : typeof value === "object" ? JSON.stringify(value) : value);
     }
   }
 
@@ -65,7 +65,7 @@ function control(schema, id) {
   const standard = schema.default === undefined || schema.default === null ? "" : String(schema.default);
   if (schema.enum) {
     const others = schema.enum.filter((word) => word !== standard);
-    return h("select", described, h("option", { value: "" }, `${standard} (default)`),
+    return h("select", described, h("option", { value: "" }, `${standard || "none"} (default)`),
       others.map((word) => h("option", { value: word }, word)));
   }
   const numeric = schema.type === "integer" || schema.type === "number";
@@ -73,6 +73,14 @@ function control(schema, id) {
     ...described, type: "text", inputmode: numeric ? "decimal" : "text", autocomplete: "off", spellcheck: "false",
     placeholder: standard || (schema.examples?.[0] ?? "not set"),
   });
+}
+
+/** Sets the value; a choice that the schema does not list (an installed function's name, say) is added. */
+function setValue(input, value) {
+  if (input.tagName === "SELECT" && ![...input.options].some((option) => option.value === String(value))) {
+    input.append(h("option", { value }, value));
+  }
+  input.value = value;
 }
 
 /** The value as it goes into the document; what is not a number stays text, so that the API can say so beside the field. */
@@ -83,7 +91,7 @@ function valueOf(input, { type }) {
   return type === "integer" || type === "number" ? (Number.isFinite(Number(text)) ? Number(text) : text) : text;
 }
 
-/** The schema of a dotted path, references and optional types resolved. */
+/** The schema of a dotted path, references resolved; of several types the first that is not null: before a free name, the choices. */
 function find(root, path) {
   const resolve = (schema) => {
     const { $ref, anyOf, ...own } = schema;

@@ -56,10 +56,15 @@ class Sources:
         return open_source(self.spec.data.eval, self.settings, field="data.eval")
 
     def check_model(self) -> None:
-        """Raises ModelError if the model's files are not complete and safe, or its sizes cannot be split as the job requests."""
+        """Raises ModelError if a model's files are not complete and safe, or its sizes do not fit the job's; every role's."""
         from services.common.models.directory import check_parallel_sizes, inspect_model, resolve_model
+        from services.common.models.roles import check_role, named_models, naming
 
-        check_parallel_sizes(inspect_model(resolve_model(self.spec.model.path, self.settings)), self.spec)
+        actor = inspect_model(resolve_model(self.spec.model.path, self.settings))
+        check_parallel_sizes(actor, self.spec)
+        for role, path in named_models(self.spec).items():
+            with naming(f"{role}.path"):
+                check_role(role, inspect_model(resolve_model(path, self.settings)), actor, self.spec)
 
     def open_train(self) -> dict[str, Any]:
         """Size and fingerprint of the training source."""

@@ -70,7 +70,19 @@ UNJUDGED_ROLLOUTS = Counter(
     "millrace_learner_unjudged_rollouts", "Training rollouts that arrived without a verdict: their verifier broke."
 )
 
-_CLIPPED = _gauge("clipped_tokens_ratio", "Share of the step's tokens whose ratio was clipped: low or high.", "side")
+_CLIPPED = _gauge(
+    "clipped_tokens_ratio",
+    "Share of the step's tokens whose ratio was clipped: low, high, or dual by dual_clip.",
+    "side",
+)
+_MASKED = _gauge(
+    "masked_tokens_ratio",
+    "Share of the step's tokens that the correction left out, by the sign of their advantage.",
+    "advantage",
+)
+_VALUE = _gauge(
+    "value", "Mean over the step's tokens of the critic's values, and of the returns that they predict.", "of"
+)
 _LENGTH = _gauge("response_length_tokens", "Response length in the newest step's batch: mean or p95.", "statistic")
 
 STEP_GAUGES: Mapping[str, Gauge] = {
@@ -87,10 +99,31 @@ STEP_GAUGES: Mapping[str, Gauge] = {
     "truncated_share": _gauge("truncated_ratio", "Share of the newest step's responses that hit the length limit."),
     "clip_fraction_low": _CLIPPED.labels("low"),
     "clip_fraction_high": _CLIPPED.labels("high"),
+    "clip_fraction_dual": _CLIPPED.labels("dual"),
+    "mask_fraction_positive": _MASKED.labels("positive"),
+    "mask_fraction_negative": _MASKED.labels("negative"),
+    "importance_weight": _gauge("importance_weight", "Mean weight of the newest step's tokens by the correction."),
+    "optimizer_steps": _gauge(
+        "optimizer_steps", "Optimizer steps of the actor in the newest step, where a batch has several."
+    ),
+    "reference_kl": _gauge("reference_kl_nats", "KL of the policy to the reference, k3; 0 without a reference."),
+    "kl_coefficient": _gauge("kl_coefficient", "What the KL to the reference is multiplied by; 0 without a reference."),
+    "value_loss": _gauge("value_loss", "Loss of the critic in the newest step; 0 without a critic."),
+    "explained_variance": _gauge(
+        "explained_variance_ratio",
+        "Share of the returns' variance that the critic's values explain; 0 without a critic.",
+    ),
+    "value_clip_fraction": _gauge("clipped_values_ratio", "Share of the step's tokens whose value was clipped."),
+    "value_mean": _VALUE.labels("values"),
+    "return_mean": _VALUE.labels("returns"),
+    "critic_grad_norm": _gauge(
+        "critic_gradient_norm", "The critic's gradient norm before clipping; NaN when not finite."
+    ),
+    "critic_lr": _gauge("critic_learning_rate", "The critic's learning rate of the newest step."),
     "response_length_mean": _LENGTH.labels("mean"),
     "response_length_p95": _LENGTH.labels("p95"),
 }
-"""Figure of a step's record → its gauge."""
+"""Figure of a step's record → its gauge, which stays 0 where the job has no such figure."""
 
 
 class Stopwatch:

@@ -56,6 +56,41 @@ async def test_what_the_api_refuses_is_shown_at_field_and_line_and_what_it_takes
     assert (job.spec.learner.lr, job.spec.rollout.group_size, job.spec.data.train.size) == (0.001, 4, 8000)
 
 
+async def test_a_preset_is_chosen_from_a_list_and_what_it_needs_is_said_at_its_line(
+    console: Console, store: JobStore
+) -> None:
+    console.expected.append(UNPROCESSABLE)
+    page = console.page
+    await console.sign_in("#/submit")
+    preset, loss = page.get_by_label("algorithm.preset"), page.get_by_label("algorithm.loss")
+    assert (await preset.locator("option").all_text_contents())[:3] == ["none (default)", "dapo", "grpo"]
+    assert await loss.locator("option").all_text_contents() == ["dapo (default)", "gspo", "cispo", "surrogate"]
+    await preset.select_option("grpo")
+    editor = page.get_by_role("textbox", name="The whole spec")
+    document = json.loads(await editor.input_value())
+    assert document["algorithm"]["preset"] == "grpo"
+    await page.get_by_role("button", name="Submit the job").click()
+    problems = page.get_by_role("alert").filter(has_text="not taken in")
+    await expect(problems).to_contain_text("algorithm.kl_coefficient 0.04 needs a reference")
+    await editor.fill(json.dumps(document | {"reference": {}}))
+    await page.get_by_role("button", name="Submit the job").click()
+    await expect(page.get_by_role("heading", level=1)).to_have_text(re.compile(r"-[0-9a-f]{8}"))
+    [row] = await store.list()
+    assert (await store.get(row.id)).spec.algorithm.preset == "grpo"
+
+
+async def test_the_name_of_an_installed_loss_is_kept_by_the_form(console: Console) -> None:
+    page = console.page
+    await console.sign_in("#/submit")
+    editor = page.get_by_role("textbox", name="The whole spec")
+    document = json.loads(await editor.input_value())
+    document["algorithm"]["loss"] = "my_loss"
+    await editor.fill(json.dumps(document))
+    await expect(page.get_by_label("algorithm.loss")).to_have_value("my_loss")
+    await page.get_by_label("learner.steps").fill("7")
+    assert json.loads(await editor.input_value())["algorithm"]["loss"] == "my_loss"
+
+
 async def test_an_unknown_key_a_missing_section_and_text_that_is_no_yaml_are_named_by_line(console: Console) -> None:
     console.expected.append(UNPROCESSABLE)
     page = console.page

@@ -77,6 +77,30 @@ async def test_a_step_that_is_told_twice_counts_once_and_a_figure_that_is_none_i
     )
 
 
+async def test_charts_of_roles_are_there_only_for_jobs_that_have_them(
+    console: Console, store: JobStore, job_id: str
+) -> None:
+    page = console.page
+    await make_step(store, job_id, 1)
+    await console.sign_in(f"#/jobs/{job_id}")
+    await expect(page.get_by_role("img", name="Entropy")).to_be_visible()
+    for title in ("Value loss", "Explained variance", "Reference KL", "Clipped tokens", "Masked tokens"):
+        await expect(page.get_by_role("img", name=title)).to_have_count(0)
+        await expect(page.get_by_role("heading", name=title)).to_be_hidden()
+    await make_step(store, job_id, 2, value_loss=0.5, explained_variance=-0.25)
+    await make_step(store, job_id, 3, value_loss=0.25, explained_variance=0.5, reference_kl=0.02, kl_coefficient=0.04)
+    for told in (
+        "Value loss, at step 3: value loss 0.250",
+        "Explained variance, at step 3: explained variance 0.500",
+        "Reference KL, at step 3: KL 0.0200, coefficient 0.0400",
+    ):
+        await expect(page.get_by_role("img", name=told, exact=True)).to_be_visible()
+    points = await page.get_by_role("img", name="Explained variance").locator("polyline").last.get_attribute("points")
+    assert points is not None
+    assert len(points.split()) == 2, "drawn at its full width once it is shown"
+    await expect(page.get_by_role("img", name="Masked tokens")).to_have_count(0)
+
+
 async def test_the_slider_shows_every_chart_at_one_step(console: Console, store: JobStore, job_id: str) -> None:
     page = console.page
     for step in range(1, 11):

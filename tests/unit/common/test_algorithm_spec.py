@@ -58,6 +58,52 @@ def test_a_setting_that_does_not_fit_is_named(field: str, values: dict[str, Any]
         AlgorithmSpec.model_validate(values)
 
 
+MASKED = {"importance_correction": "masked", "importance_weight_cap": 2.0}
+M2PO = {"importance_correction": "m2po", "importance_m2_threshold": 0.04}
+
+
+@pytest.mark.parametrize(
+    ("values", "fields"),
+    [
+        ({"loss": "gspo", "token_level_loss": True}, ("loss gspo", "token_level_loss")),
+        ({"loss": "cispo", "dual_clip": 3.0}, ("loss cispo", "dual_clip")),
+        ({"constant_length": 8}, ("constant_length", "token_level_loss")),
+        ({"importance_correction": "truncated"}, ("importance_correction truncated", "importance_weight_cap")),
+        ({"importance_correction": "masked"}, ("importance_correction masked", "importance_weight_cap")),
+        ({"importance_weight_cap": 2.0}, ("importance_weight_cap", "importance_correction")),
+        ({**M2PO, "importance_weight_cap": 2.0}, ("importance_weight_cap", "importance_correction")),
+        ({"importance_weight_floor": 0.5}, ("importance_weight_floor", "importance_correction")),
+        ({**MASKED, "importance_weight_floor": 3.0}, ("importance_weight_floor", "importance_weight_cap")),
+        (
+            {"importance_correction": "decoupled", "proximal_policy": "inference"},
+            ("importance_correction decoupled", "proximal_policy"),
+        ),
+        ({"importance_level": "sequence"}, ("importance_level sequence", "importance_correction none")),
+        ({**M2PO, "importance_level": "geometric"}, ("importance_level geometric", "importance_correction m2po")),
+        ({"importance_correction": "m2po"}, ("importance_correction m2po", "importance_m2_threshold")),
+        ({"importance_m2_threshold": 0.04}, ("importance_m2_threshold", "importance_correction")),
+        ({**M2PO, "loss": "cispo"}, ("importance_correction m2po", "loss cispo")),
+        ({**M2PO, "loss": "gspo", "token_level_loss": False}, ("importance_correction m2po", "loss gspo")),
+        ({**M2PO, "loss": "installed"}, ("importance_correction m2po", "loss installed")),
+        ({**M2PO, "proximal_policy": "interpolated"}, ("importance_correction m2po", "proximal_policy")),
+        ({"kl_target": 0.1}, ("kl_target", "kl_coefficient")),
+    ],
+)
+def test_an_impossible_combination_names_both_fields(values: dict[str, Any], fields: tuple[str, str]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        AlgorithmSpec.model_validate(values)
+    [problem] = caught.value.errors()
+    assert all(field in problem["msg"] for field in fields), problem["msg"]
+
+
+@pytest.mark.parametrize("field", ["loss", "advantage_estimator"])
+@pytest.mark.parametrize("value", ["Not A Name", "", 3, None, ["dapo"]])
+def test_a_name_that_no_function_can_have_is_a_problem_of_its_field_alone(field: str, value: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_spec(JOB + json.dumps({field: value}))
+    assert {problem.field for problem in caught.value.problems} == {f"algorithm.{field}"}
+
+
 def test_the_defaults_are_dapos_without_correction_or_penalty() -> None:
     spec = AlgorithmSpec()
     assert (spec.loss, spec.clip_ratio_low, spec.clip_ratio_high, spec.token_level_loss) == (

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from services.cli.overrides import load_job
 from services.common.config.settings import Settings
 from services.common.models.directory import ModelInfo, check_parallel_sizes
-from services.common.spec.job import parse_spec
+from services.common.spec.job import JobSpec, parse_spec
 from services.learner.ranks.launch import Nodes
 
 JOBS = sorted((Path(__file__).parents[3] / "deploy/config/jobs").glob("*.yaml"))
@@ -28,6 +30,26 @@ QWEN_2_5_32B = ModelInfo(
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
 def test_every_job_file_is_a_valid_spec(path: Path) -> None:
     assert parse_spec(path.read_text()).name
+
+
+@pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
+def test_the_changes_that_a_job_files_head_names_make_a_valid_spec(path: Path) -> None:
+    changes = re.findall(r"^#.*?--set .*$", path.read_text(), re.MULTILINE)
+    settings = [change for line in changes for change in re.findall(r"--set (\S+=\S+)", line)]
+    assert JobSpec.model_validate(load_job(path, settings)).name
+
+
+def test_the_ppo_job_is_verls_example_and_its_smaller_form_keeps_four_optimizer_steps_a_batch() -> None:
+    path = next(path for path in JOBS if path.stem == "ppo-gsm8k-smollm2")
+    spec = parse_spec(path.read_text())
+    assert (spec.algorithm.advantage_estimator, spec.algorithm.lam, spec.algorithm.kl_coefficient) == ("gae", 1.0, 1e-3)
+    assert spec.critic is not None
+    assert (spec.learner.lr, spec.critic.lr, spec.critic.value_clip) == (1e-6, 1e-5, 0.5)
+    changes = re.findall(r"--set (\S+=\d\S*)", path.read_text())
+    smaller = JobSpec.model_validate(load_job(path, changes))
+    for job in (spec, smaller):
+        assert job.algorithm.groups_per_step == 4 * (job.learner.mini_batch_size or 0)
+    assert (smaller.learner.steps, smaller.rollout.rollout_max_tokens) == (2, 96)
 
 
 def test_the_ascend_job_divides_its_model_and_its_machines() -> None:

@@ -29,6 +29,10 @@ class Good:
         shape = asdict(ModelInfo("LlamaForCausalLM", 2, 4, 2, 32, 48, 96, 1024, tie_word_embeddings=True))
         return {"shape": shape, "parameters": 10_000}
 
+    def role(self, role: str, seconds: float) -> dict[str, Any]:
+        assert 0 < seconds <= 20
+        return {"shape": {}, "parameters": 10_000}
+
     def load(self, seconds: float) -> dict[str, Any] | None:
         return {"path": "/jobs/other", "step": 3}
 
@@ -92,3 +96,18 @@ class Misled(Good):
 class Unloaded(Good):
     def load(self, seconds: float) -> dict[str, Any] | None:
         return None
+
+
+class Roles(Good):
+    """A critic that needs more memory than any machine has, and a reference that is not a model."""
+
+    def role(self, role: str, seconds: float) -> dict[str, Any]:
+        if role == "reference":
+            raise ModelError("there is no model 'b'", field="reference.path")
+        return {"shape": {}, "parameters": 10**15}
+
+
+class EndlessRole(Good):
+    def role(self, role: str, seconds: float) -> dict[str, Any]:
+        time.sleep(60)
+        return {}

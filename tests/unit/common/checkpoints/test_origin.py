@@ -186,3 +186,11 @@ def test_other_ranks_without_an_export_are_refused(settings: Settings) -> None:
 def test_the_facts_are_message_pack_values(settings: Settings) -> None:
     facts = tried(settings, spec())
     assert json.loads(json.dumps(facts)) == facts
+
+
+def test_roles_that_a_checkpoint_does_not_have_are_no_difference_they_begin_anew(settings: Settings) -> None:
+    roles: dict[str, Any] = {"algorithm": {"preset": "ppo"}, "critic": {}, "reference": {}}
+    asked = JobSpec.model_validate(spec().model_dump() | roles)
+    assert tried(settings, asked) == {"path": str(checkpoint(settings)), "step": 10}
+    rewrite(lambda manifest: manifest["state"]["identity"]["spec"].update(critic={"path": None}))(settings)
+    assert tried(settings, spec()) == {"path": str(checkpoint(settings)), "step": 10}

@@ -107,6 +107,37 @@ async def test_what_a_job_would_begin_with_is_looked_at_before_it_is_taken_in(sa
     assert await found(sandbox, "Unloaded", **begins) == ([], ("checkpoint.load",))
 
 
+ROLES: dict[str, Any] = {
+    "algorithm": {"preset": "ppo"},
+    "critic": {"path": "a"},
+    "reference": {"path": "b"},
+}
+
+
+async def test_the_models_of_roles_are_tried_as_the_actors_and_counted(sandbox: Sandbox) -> None:
+    assert await found(sandbox, "Good", **ROLES) == ([], ())
+    problems, _ = await found(sandbox, "Roles", **ROLES)
+    assert problems[0] == ("reference.path", "there is no model 'b'")
+    assert [field for field, _ in problems[1:]] == ["critic.path"]
+    assert "1000000000000000 of the critic" in problems[1][1]
+
+
+async def test_a_roles_model_that_is_not_read_in_time_is_left_to_the_learner(sandbox: Sandbox) -> None:
+    assert await found(sandbox, "EndlessRole", deadline_s=2.0, **ROLES) == ([], ("critic.path", "reference.path"))
+
+
+async def test_roles_that_begin_with_the_actors_weights_are_not_tried(sandbox: Sandbox) -> None:
+    begins = {"algorithm": {"preset": "ppo"}, "critic": {}, "reference": {}}
+    assert await found(sandbox, "EndlessRole", **begins) == ([], ())
+
+
+async def test_names_that_no_installed_package_offers_are_refused_with_those_that_exist(sandbox: Sandbox) -> None:
+    problems, _ = await found(sandbox, "Good", algorithm={"loss": "dappo", "advantage_estimator": "grppo"})
+    assert [field for field, _ in problems] == ["algorithm.advantage_estimator", "algorithm.loss"]
+    assert "there is no advantage_estimator 'grppo'; there are grpo, dr_grpo" in problems[0][1]
+    assert "there is no loss 'dappo'; there are dapo, gspo" in problems[1][1]
+
+
 async def test_a_procedural_source_that_makes_no_first_task_is_refused(sandbox: Sandbox) -> None:
     train = {"source": "reasoning_gym:prime_factorization", "config": {"min_value": 2}}
     problems, _ = await found(sandbox, "Endless", deadline_s=2.0, data={"train": train})

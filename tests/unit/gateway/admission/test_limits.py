@@ -25,9 +25,14 @@ def spec(**sections: dict[str, Any]) -> JobSpec:
 
 
 def over(
-    asked: JobSpec, machine: Machine = SMALL, parameters: int | None = None, **settings: Any
+    asked: JobSpec,
+    machine: Machine = SMALL,
+    parameters: int | None = None,
+    roles: dict[str, int] | None = None,
+    **settings: Any,
 ) -> list[tuple[str, str]]:
-    problems = over_limits(asked, Settings(**settings), machine, INFO, parameters)
+    known = {} if parameters is None else {"model": parameters}
+    problems = over_limits(asked, Settings(**settings), machine, INFO, known | (roles or {}))
     return [(problem.field, problem.message) for problem in problems]
 
 
@@ -36,9 +41,12 @@ def over(
 def test_the_jobs_that_come_along_are_taken_by_any_machine(path: Path, machine: Machine) -> None:
     asked = settle(parse_spec(path.read_bytes()), Settings(), machine)
     assert over_limits(asked, Settings(), machine) == []
-    assert over_limits(asked, Settings(platform=Platform.NPU, learner_nodes=2), machine, INFO, 32_000_000_000) == []
+    assert (
+        over_limits(asked, Settings(platform=Platform.NPU, learner_nodes=2), machine, INFO, {"model": 32_000_000_000})
+        == []
+    )
     if "smollm2" in path.stem:
-        assert over_limits(asked, Settings(), SMALL, INFO, SMOLLM2) == []
+        assert over_limits(asked, Settings(), SMALL, INFO, {"model": SMOLLM2}) == []
 
 
 @pytest.mark.parametrize(
@@ -134,6 +142,45 @@ def test_memory_is_judged_where_the_parameters_are_known() -> None:
     whole = spec(learner={"data_parallel_size": 8})
     assert over(sharded, parameters=SMOLLM2, max_memory_gib=15) == []
     assert [field for field, _ in over(whole, parameters=SMOLLM2, max_memory_gib=15)] == ["model.path"]
+
+
+PPO: dict[str, Any] = {"preset": "ppo", "kl_coefficient": 0.0}
+
+
+def test_a_critic_costs_as_much_as_an_actor_of_its_size_and_a_reference_its_weights() -> None:
+    """Bytes of a parameter in bfloat16: actor 6 + 12 in its rank and 3 × 2 on the way to the engine, critic 6 + 12, reference 2."""
+    billion = 1_000_000_000
+    alone = spec(model={"path": "tiny", "dtype": "bfloat16"}, rollout={"kv_cache_gib": 1.0})
+    critic = JobSpec.model_validate(alone.model_dump() | {"algorithm": PPO, "critic": {}})
+    both = JobSpec.model_validate(critic.model_dump() | {"reference": {}})
+    for asked, parameter_bytes in ((alone, 24), (critic, 42), (both, 44)):
+        needed = parameter_bytes * billion / GIB + 1.0
+        assert over(asked, parameters=billion, max_memory_gib=needed + 0.1) == []
+        assert over(asked, parameters=billion, max_memory_gib=needed - 0.1) != []
+
+
+@pytest.mark.parametrize(
+    ("sections", "roles", "field", "message"),
+    [
+        ({"algorithm": PPO, "critic": {}}, {}, "critic", "4.9 GiB of memory for 100000000 parameters + 100000000 of the critic in"),
+        (
+            {"algorithm": PPO, "critic": {"path": "large"}},
+            {"critic": 300_000_000},
+            "critic.path",
+            "8.3 GiB of memory for 100000000 parameters + 300000000 of the critic in",
+        ),
+        ({"reference": {"path": "large"}}, {"reference": 900_000_000}, "reference.path", "4.9 GiB of memory for 100000000 "),
+        ({"algorithm": PPO, "critic": {"path": "unread"}}, {}, "", ""),
+        ({"reference": {}}, {}, "", ""),
+    ],
+)  # fmt: skip
+def test_the_role_by_which_a_job_becomes_too_large_is_named(
+    sections: dict[str, Any], roles: dict[str, int], field: str, message: str
+) -> None:
+    asked = spec(model={"path": "tiny", "dtype": "bfloat16"}, rollout={"kv_cache_gib": 1.0}, **sections)
+    found = over(asked, parameters=100_000_000, roles=roles, max_memory_gib=4)
+    assert [name for name, _ in found] == ([field] if field else [])
+    assert all(said.startswith(message) for _, said in found)
 
 
 def test_a_model_of_very_many_positions_needs_a_length() -> None:

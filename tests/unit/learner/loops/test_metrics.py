@@ -45,6 +45,45 @@ def test_a_sound_step_sets_its_figures() -> None:
     assert sample("steps_total") == before + 1
 
 
+ROLES = {
+    "value_loss": 0.5, "explained_variance": -0.25, "value_clip_fraction": 0.125, "value_mean": 0.75, "return_mean": 0.625,
+    "critic_grad_norm": 2.0, "critic_lr": 1e-5, "reference_kl": 0.03, "kl_coefficient": 0.04, "optimizer_steps": 4.0,
+    "clip_fraction_dual": 0.01, "importance_weight": 1.5, "mask_fraction_positive": 0.02, "mask_fraction_negative": 0.03,
+}  # fmt: skip
+
+
+def test_the_figures_of_critic_and_reference_have_gauges_of_their_own() -> None:
+    step = record(StepStats(4, 0.25, 1.0, 1e-4, 10, 2, 1, 0.0, metrics=ROLES))
+    metrics.observe_step(step, [0])
+    assert step.optimizer_steps == 4
+    expected = {
+        "value_loss": 0.5, "explained_variance_ratio": -0.25, "clipped_values_ratio": 0.125, "critic_gradient_norm": 2.0,
+        "critic_learning_rate": 1e-5, "reference_kl_nats": 0.03, "kl_coefficient": 0.04, "optimizer_steps": 4.0,
+        "importance_weight": 1.5,
+    }  # fmt: skip
+    assert {name: sample(name) for name in expected} == expected
+    assert (sample("value", of="values"), sample("value", of="returns")) == (0.75, 0.625)
+    assert sample("clipped_tokens_ratio", side="dual") == 0.01
+    masked = [sample("masked_tokens_ratio", advantage=sign) for sign in ("positive", "negative")]
+    assert masked == [0.02, 0.03]
+
+
+def test_a_step_of_the_critic_alone_shows_no_loss_of_the_actor() -> None:
+    metrics.observe_step(record(stats(0.25)), [0])
+    before = sample("skipped_steps_total", reason="not_finite")
+    warm_up = {"value_loss": 0.5, "optimizer_steps": 0.0}
+    step = record(StepStats(1, math.nan, math.nan, 0.0, 10, 2, 1, 0.0, metrics=warm_up))
+    metrics.observe_step(step, [0])
+    assert (step.loss, step.grad_norm, step.optimizer_steps) == (None, None, 0)
+    assert math.isnan(sample("loss"))
+    assert sample("optimizer_steps") == 0
+    assert sample("skipped_steps_total", reason="not_finite") == before, "it is no failure"
+
+
+def test_a_job_without_roles_leaves_their_figures_out_of_its_record() -> None:
+    assert not ROLES.keys() & record(stats(0.25)).as_json().keys()
+
+
 def test_rollouts_without_a_verdict_are_counted() -> None:
     before = sample("unjudged_rollouts_total")
     metrics.observe_step(record(stats(0.25), not_judged=3), [0])
