@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from services.common.spec.choices import AdvantageEstimator, KlEstimator, KlPlacement, LossName, Preset, ProximalPolicy
+from services.common.spec.choices import AdvantageEstimator, KlEstimator, KlPlacement, LossName, Preset
 
 GSPO_CLIPS = {"clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4}
 """Clips of the sequence's ratio (arXiv 2507.18071), which never reaches the usual bounds of a token's ratio."""
@@ -44,7 +44,7 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = {
     Preset.CISPO: {"loss": LossName.CISPO},
     Preset.PPO: {
         **_SYMMETRIC, **_EVERY_GROUP, **_KL_IN_REWARD, "kl_coefficient": 1e-3, "advantage_estimator": AdvantageEstimator.GAE,
-        "lam": 0.95, "proximal_policy": ProximalPolicy.TRAINER,
+        "lam": 0.95,
     },
 }  # fmt: skip
 DIVIDE_BY_LONGEST = frozenset({Preset.DR_GRPO, Preset.RLOO})
