@@ -9,10 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("verl", reason="verl is not installed", exc_type=ImportError)
-
-from verl.trainer.ppo import core_algos, rollout_corr_helper
-
 from services.common.spec.algorithm import AlgorithmSpec
 from services.common.spec.choices import AdvantageEstimator, ImportanceCorrection, ImportanceLevel, KlEstimator
 from services.learner.algorithms.advantages import Responses, estimate
@@ -21,6 +17,8 @@ from services.learner.algorithms.kl import adapted_coefficient, reference_kl
 from services.learner.algorithms.values import value_loss
 from tests.unit.learner.algorithms.responses import naive_token_rewards, random_responses
 
+core_algos: Any = pytest.importorskip("verl.trainer.ppo.core_algos", exc_type=ImportError)
+rollout_corr_helper: Any = pytest.importorskip("verl.trainer.ppo.rollout_corr_helper", exc_type=ImportError)
 SEEDS = range(10)
 
 
