@@ -130,12 +130,12 @@ def test_without_a_preset_the_values_are_dapos() -> None:
     assert named.model_dump(exclude={"preset"}) == plain.model_dump(exclude={"preset"})
 
 
-def test_ppo_is_clipped_against_the_trainers_own_policy_with_values_and_a_kl_in_the_reward() -> None:
+def test_ppo_is_clipped_against_the_policy_that_sampled_with_values_and_a_kl_in_the_reward() -> None:
     algorithm = job(algorithm={"preset": "ppo"}, **ROLES).algorithm
     assert (algorithm.advantage_estimator, algorithm.gamma, algorithm.lam) == (AdvantageEstimator.GAE, 1.0, 0.95)
     assert (algorithm.loss, algorithm.clip_ratio_low, algorithm.clip_ratio_high) == (LossName.DAPO, 0.2, 0.2)
     assert (algorithm.kl_placement, algorithm.kl_estimator) == (KlPlacement.REWARD, KlEstimator.K1)
-    assert algorithm.proximal_policy is ProximalPolicy.TRAINER
+    assert algorithm.proximal_policy is ProximalPolicy.INFERENCE
     assert not algorithm.filter_groups_enable, "a group whose rewards are equal carries an advantage too"
 
 
