@@ -102,8 +102,8 @@ def sample_idle(state: UpState, bench: Bench, groups_per_s: float) -> Sampled:
         time.sleep(bench.seconds)
         last, seconds, after = judged(client), time.monotonic() - began, thread_seconds(state.pid)
         record = client.job(job)
-        if record["step"] or last - before_job + spec.slots > record["groups"]["issued"]:
-            raise SystemExit(f"the learner was not idle, or too few tasks were there: {record['groups']}")
+        if record["step"] or record["groups"]["issued"] - (last - before_job) < spec.rollout.max_concurrent_groups:
+            raise SystemExit(f"a step began, or tasks ran out: {record['groups']}, {last - before_job} judged")
         ours.cancel(client, job)
     return Sampled(last - first, seconds, before, after)
 
