@@ -42,6 +42,7 @@ from services.common.jobs.step_record import StepRecord
 from services.common.spec.job import JobSpec
 
 ROOT = Path(__file__).resolve().parents[1]
+ROLLOUT, TRAINING = SIDES = ("rollout", "training")
 POLL_INTERVAL_S = 0.5
 START_LIMIT_S = 300.0
 WARM_UP_S = 5.0
@@ -179,16 +180,18 @@ def describe_cores() -> str:
     )
 
 
-def measure(bench: Bench, models: Path) -> None:
-    """Measures both ratios, and prints them."""
+def measure(bench: Bench, models: Path, sides: Sequence[str]) -> None:
+    """Measures the ratios of these sides, and prints them."""
     job = bench.job()
     group_size = JobSpec.model_validate(job).rollout.group_size
     with tempfile.TemporaryDirectory(prefix="millrace-sides-") as name:
         folder = Path(name)
-        alone = engine_alone(bench.shape.limits, job, folder, cores=1)["samples_per_s"]
+        alone = engine_alone(bench.shape.limits, job, folder, cores=1)["samples_per_s"] if ROLLOUT in sides else 0.0
         with ours.stack(folder / "home", models, None) as state:
-            sampled = sample_idle(state, bench, alone / group_size)
-            report_sampling(sampled, group_size, alone)
+            if ROLLOUT in sides:
+                report_sampling(sample_idle(state, bench, alone / group_size), group_size, alone)
+            if TRAINING not in sides:
+                return
             identity, beside = train_beside(state, bench)
         with variables({"MILLRACE_MODEL_ROOTS": json.dumps([str(models)])}):
             again = train_again(folder / "home", identity, max(beside), folder)
@@ -199,6 +202,7 @@ def main() -> None:
     """Measures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=DEFAULTS, default="demo", help="shape of the job")
+    parser.add_argument("--side", choices=SIDES, action="append", help="which; both by default")
     parser.add_argument("--steps", type=int, help="of the job that trains; demo: 60, demo-smollm2: 12")
     parser.add_argument("--seconds", type=float, help="in which groups are counted; demo: 20, demo-smollm2: 60")
     parser.add_argument("--set", action="append", default=[], help="a change of the job's spec: section.key=value")
@@ -207,8 +211,8 @@ def main() -> None:
     shape, models = SHAPES[options.model], options.models.resolve()
     steps, seconds = DEFAULTS[options.model]
     print(f"{options.model}: {describe_machine()}\n{describe_cores()}", flush=True)
-    changes = tuple(options.set)
-    measure(Bench(shape, models / shape.folder, changes, options.steps or steps, options.seconds or seconds), models)
+    bench = Bench(shape, models / shape.folder, tuple(options.set), options.steps or steps, options.seconds or seconds)
+    measure(bench, models, options.side or SIDES)
 
 
 if __name__ == "__main__":
