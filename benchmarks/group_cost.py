@@ -81,6 +81,14 @@ class Reading:
 
 def read(root: int, record: dict[str, Any]) -> Reading:
     """Reads every thread of the stack."""
+    seconds = thread_seconds(root)
+    fates = record["groups"]
+    judged = fates["trained"] + fates["degenerate"] + fates["stale"]
+    return Reading(time.monotonic(), seconds, judged, record["step"])
+
+
+def thread_seconds(root: int) -> dict[tuple[str, int], float]:
+    """Processor time of every thread of the stack whose supervisor is `root`, by part and thread id."""
     seconds: dict[tuple[str, int], float] = {}
     for process in family(root):
         try:
@@ -91,9 +99,7 @@ def read(root: int, record: dict[str, Any]) -> Reading:
                 seconds[split, thread.id] = thread.user_time + thread.system_time
         except psutil.Error:
             continue
-    fates = record["groups"]
-    judged = fates["trained"] + fates["degenerate"] + fates["stale"]
-    return Reading(time.monotonic(), seconds, judged, record["step"])
+    return seconds
 
 
 def part_of(process: psutil.Process, root: int) -> str:
@@ -133,9 +139,6 @@ def window(client: GatewayClient, job: str, root: int, steps: int) -> Iterator[R
 def report(first: Reading, last: Reading, records: list[dict[str, Any]], group_size: int, alone: Alone | None) -> None:
     """Prints the table."""
     groups, wall = last.groups - first.groups, last.at - first.at
-    spent: dict[str, float] = defaultdict(float)
-    for (part, thread), seconds in last.seconds.items():
-        spent[part] += seconds - first.seconds.get((part, thread), 0.0)
     inside = [record for record in records if first.step < record["step"] <= last.step]
     trained = sum(record["groups_trained"] for record in inside)
     print(f"{wall:.1f} s, steps {first.step} to {last.step}, {groups} groups judged, {trained} trained")
@@ -143,11 +146,7 @@ def report(first: Reading, last: Reading, records: list[dict[str, Any]], group_s
     for name in ("step_s", "train_s", "wait_s", "sync_s", "pause_s", "generated_tokens_per_s", "policy_age_mean"):
         values = [record[name] for record in inside if record[name] is not None]
         print(f"{name:24} median {median(values):9.3f}   mean {fmean(values):9.3f}")
-    print("part                            ms a group   of one core")
-    for part, seconds in sorted(spent.items(), key=lambda item: -item[1]):
-        print(f"{part:32} {1000 * seconds / groups:8.2f}   {100 * seconds / wall:8.1f} %")
-    total = 1000 * sum(spent.values()) / groups
-    print(f"{'in all':32} {total:8.2f}   {total * groups / wall / 10:8.1f} %")
+    total = print_parts(first.seconds, last.seconds, groups, wall)
     if alone is not None:
         step_s = median(record["train_s"] for record in inside)
         print(f"{'vLLM alone':32} {alone.sampling:8.2f}")
@@ -155,6 +154,21 @@ def report(first: Reading, last: Reading, records: list[dict[str, Any]], group_s
             f"{'learner alone':32} {alone.training:8.2f}   its step takes {step_s / alone.step_s:.2f} times as long here"
         )
         print(f"{'the rest: neither of the two':32} {total - alone.sampling - alone.training * trained / groups:8.2f}")
+
+
+def print_parts(
+    before: dict[tuple[str, int], float], after: dict[tuple[str, int], float], groups: int, wall_s: float
+) -> float:
+    """Prints the processor time of each part between two readings of `thread_seconds`; milliseconds of all for a group."""
+    spent: dict[str, float] = defaultdict(float)
+    for (part, thread), seconds in after.items():
+        spent[part] += seconds - before.get((part, thread), 0.0)
+    print("part                            ms a group   of one core")
+    for part, seconds in sorted(spent.items(), key=lambda item: -item[1]):
+        print(f"{part:32} {1000 * seconds / groups:8.2f}   {100 * seconds / wall_s:8.1f} %")
+    total = 1000 * sum(spent.values()) / groups
+    print(f"{'in all':32} {total:8.2f}   {total * groups / wall_s / 10:8.1f} %")
+    return total
 
 
 def main() -> None:

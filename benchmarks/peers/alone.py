@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.tasks import chat_of, tasks_of
-from services.common.config.settings import Platform
+from services.common.config.settings import Platform, load_settings
 from services.common.spec.job import JobSpec
+from services.gateway.admission.automatic import settle
+from services.gateway.admission.limits import Machine
 
 SIDE = 2048
 """Of the square matrices: well beyond the caches."""
@@ -71,6 +73,11 @@ def engine(spec: JobSpec) -> dict[str, float]:
     return _rates(lambda: generate(chats), len(chats) * spec.rollout.group_size)
 
 
+def settled(job: Path) -> JobSpec:
+    """The spec in a file as the gateway would accept it: its element type is the one that the stack's engine has on this machine."""
+    return settle(JobSpec.model_validate_json(job.read_bytes()), load_settings(), Machine.here())
+
+
 def _rates(generate: Callable[[], int], samples: int) -> dict[str, float]:
     tokens, runs, began = 0, 0, time.perf_counter()
     while (took := time.perf_counter() - began) < ENGINE_S:
@@ -88,7 +95,7 @@ def main() -> None:
     os.sched_setaffinity(0, options.cores)
     os.environ["OMP_NUM_THREADS"] = str(len(options.cores))
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, options.cores))
-    figures = matmul() if options.part == "matmul" else engine(JobSpec.model_validate_json(options.job.read_bytes()))
+    figures = matmul() if options.part == "matmul" else engine(settled(options.job))
     print(json.dumps(figures), flush=True)
 
 

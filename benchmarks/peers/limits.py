@@ -14,8 +14,8 @@ from typing import Any
 from benchmarks.learner import PLAIN, SHARED, batch_of, timings
 from benchmarks.learner import SHAPES as LEARNER_SHAPES
 from benchmarks.learner import Shape as LearnerShape
-from benchmarks.peers.hops import bare_hops_per_s
 from benchmarks.peers.processes import Child, SideError
+from benchmarks.simulated.hops import bare_hops_per_s
 from benchmarks.weight_sync import bare_rate
 
 PART_LIMIT_S = 400.0
@@ -32,7 +32,7 @@ class MachineLimits:
     grpc_bytes_per_s: float
     """270 MB over loopback in chunks of 1 MiB, neither checked nor kept."""
     hops_per_s: float
-    """Atomic hops of one client."""
+    """Atomic hops of one client: the services' script, called on a plain connection."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ def run_job(state: UpState, home: Path, job: dict[str, Any], plan: Plan) -> Run:
             records.append(StepRecord.model_validate(line))
             if is_measured(_steps(records), plan):
                 break
-        _cancel(client, identity)
+        cancel(client, identity)
     trained = dict(journalled(home / "jobs" / identity, JobSpec.model_validate(job)))
     counted = (
         replace(step, samples=trained[n][0], informative=trained[n][1]) for n, step in enumerate(_steps(records), 1)
@@ -62,7 +62,8 @@ def run_job(state: UpState, home: Path, job: dict[str, Any], plan: Plan) -> Run:
     return Run(tuple(counted), memory.peak_bytes, started)
 
 
-def _cancel(client: GatewayClient, identity: str) -> None:
+def cancel(client: GatewayClient, identity: str) -> None:
+    """Cancels a job that is measured, and waits for its end. Raises SideError when it has ended already."""
     record = client.job(identity)
     if record["state"] in ENDED:
         raise SideError(f"the job {record['state']} before it was measured: {record['cause']}")

@@ -3,6 +3,7 @@
     python -m benchmarks.simulated.hops REDIS_URL CONNECTIONS ENTRIES BYTES
 
 One process, each connection with one hop at a time. Prints {"bare": …, "ours": …} as JSON: seconds of the whole, and of each call.
+`hop_rates` serves the simulation of many servers, `bare_hops_per_s` the limits of the machine beside the peers.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from redis.asyncio import Redis
 
+from benchmarks.large_entries import own_redis
 from services.common.redis import keys
 from services.common.redis.connection import connect
 from services.common.redis.keys import Stage
@@ -30,7 +34,10 @@ from services.common.streams.limits import MIN_ENTRY_BYTES
 from services.common.streams.stream import MAX_STREAM_LENGTH
 
 Hop = Callable[..., Awaitable[Any]]
+ROOT = Path(__file__).resolve().parents[2]
 _ENTRIES = 4096
+_ENTRY_BYTES = 4096
+"""About a judged group of eight short rollouts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +54,27 @@ class HopRates:
 
 
 def hop_rates(url: str, connections: int, size: int) -> HopRates:
-    """Measures in new processes, which nothing else disturbs."""
-
-    def measured(count: int) -> Any:  # noqa: ANN401  JSON
-        words = [url, str(count), str(_ENTRIES), str(size)]
-        done = subprocess.run([sys.executable, "-m", __spec__.name, *words], stdout=subprocess.PIPE, check=True)
-        return json.loads(done.stdout)
-
-    one, many = measured(1), measured(connections)
-    rates = {name: len(found["calls"]) / found["seconds"] for name, found in many.items()}
+    """Measures on one connection and on as many as there are servers; entries of `size` bytes."""
+    one, many = _measured(url, 1, size), _measured(url, connections, size)
     p99 = {name: sorted(found["calls"])[int(len(found["calls"]) * 0.99)] for name, found in many.items()}
-    return HopRates(
-        len(one["bare"]["calls"]) / one["bare"]["seconds"], rates["bare"], rates["ours"], p99["bare"], p99["ours"]
-    )
+    return HopRates(_rate(one["bare"]), _rate(many["bare"]), _rate(many["ours"]), p99["bare"], p99["ours"])
+
+
+def bare_hops_per_s() -> float:
+    """Bare hops of one connection, one after the other, on an embedded server of their own with its append-only file."""
+    with tempfile.TemporaryDirectory(prefix="hops-") as folder, own_redis(Path(folder) / "redis") as server:
+        return _rate(_measured(server.url, 1, _ENTRY_BYTES)["bare"])
+
+
+def _measured(url: str, connections: int, size: int) -> Any:  # noqa: ANN401  JSON
+    """Output of `main` in a new process, which nothing else disturbs."""
+    words = [url, str(connections), str(_ENTRIES), str(size)]
+    done = subprocess.run([sys.executable, "-m", __spec__.name, *words], stdout=subprocess.PIPE, check=True, cwd=ROOT)
+    return json.loads(done.stdout)
+
+
+def _rate(found: dict[str, Any]) -> float:
+    return float(len(found["calls"]) / found["seconds"])
 
 
 _GROUP = "hops"
