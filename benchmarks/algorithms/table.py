@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from benchmarks.algorithms.figures import LAST_STEPS, Outcome
 from services.common.spec.choices import ImportanceCorrection, Preset
@@ -34,7 +34,7 @@ def preset_section(head: str, outcomes: Mapping[Preset, Outcome]) -> list[str]:
     note = (
         f"KL, entropy and explained variance are means of the last {LAST_STEPS} steps, in nats where they have a unit."
     )
-    return ["", head, "", *_table(columns, rows), "", note, *_failures(outcomes), ""]
+    return ["", head, "", *_table(columns, rows), "", note, *_failures(outcomes.items()), ""]
 
 
 def age_section(
@@ -60,9 +60,7 @@ def age_section(
         ]
         for (age, correction), outcome in outcomes.items()
     ]  # fmt: skip
-    failures = _failures(
-        {f"age {age}, {correction}": outcome for (age, correction), outcome in outcomes.items()},
-    )
+    failures = _failures((f"age {age}, {correction}", outcome) for (age, correction), outcome in outcomes.items())
     image = [] if picture is None else [f"![Reward over steps and seconds by age of the data]({picture})", ""]
     return ["", head, "", *_table(columns, rows), "", *image, *failures]
 
@@ -71,9 +69,9 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
 
 
-def _failures(outcomes: Mapping[str, Outcome]) -> list[str]:
-    ended = {name: outcome for name, outcome in outcomes.items() if outcome.state != "succeeded"}
-    return [f"{name}: {outcome.state}: {outcome.cause or 'no cause'}" for name, outcome in ended.items()]
+def _failures(outcomes: Iterable[tuple[str, Outcome]]) -> list[str]:
+    ended = [(name, outcome) for name, outcome in outcomes if outcome.state != "succeeded"]
+    return [f"{name}: {outcome.state}: {outcome.cause or 'no cause'}" for name, outcome in ended]
 
 
 def _accuracies(outcome: Outcome) -> list[str]:

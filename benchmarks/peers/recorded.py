@@ -79,6 +79,7 @@ def run_rank(folder: Path, last: int) -> None:
     prepare(settings.platform)
     import torch.distributed as dist
 
+    from services.common.models.roles import RoleModels
     from services.common.service.lifecycle import freeze_heap
     from services.learner.megatron.rendezvous import leave_process_group
     from services.learner.rank import take_cores
@@ -88,7 +89,7 @@ def run_rank(folder: Path, last: int) -> None:
     if cores := plan_cores(available_cores(), 1).learner:
         os.sched_setaffinity(0, cores)
     take_cores(int(os.environ["LOCAL_WORLD_SIZE"]) * spec.learner.threads_per_rank)
-    trainer = build_trainer(spec, Path(spec.model.path), settings.platform)
+    trainer = build_trainer(spec, RoleModels(Path(spec.model.path)), settings.platform)
     freeze_heap()
     ranks = Ranks() if dist.get_rank() == 0 else None
     if ranks is not None:

@@ -15,7 +15,7 @@ from services.common.spec.job import JobSpec, dump_spec, parse_recorded_spec, pa
 from services.common.spec.presets import DIVIDE_BY_LONGEST, PRESETS
 
 SMALL: dict[str, Any] = {"model": {"path": "tiny"}, "data": {"train": {"source": "tasks.jsonl"}}}
-ROLES = {"critic": {}, "reference": {}}
+ROLES: dict[str, Any] = {"critic": {}, "reference": {}}
 WITH_CRITIC = frozenset({Preset.PPO})
 WITH_REFERENCE = frozenset(
     {
@@ -26,7 +26,7 @@ WITH_REFERENCE = frozenset(
         Preset.PPO,
     }
 )
-OLD = {
+OLD: dict[str, dict[str, Any]] = {
     "model": {"path": "tiny"},
     "data": {"train": {"source": "tasks.jsonl"}},
     "rollout": {"group_size": 8, "rollout_max_tokens": 512},
@@ -41,7 +41,7 @@ OLD = {
 
 
 def roles_of(preset: Preset) -> dict[str, Any]:
-    sections = {"critic": {}} if preset in WITH_CRITIC else {}
+    sections: dict[str, Any] = {"critic": {}} if preset in WITH_CRITIC else {}
     return sections | ({"reference": {}} if preset in WITH_REFERENCE else {})
 
 
@@ -72,7 +72,7 @@ def test_a_record_does_not_depend_on_what_its_preset_says_later(
 ) -> None:
     spec = job(algorithm={"preset": preset}, **roles_of(preset))
     record = dump_spec(spec)
-    later = {preset: PRESETS[preset] | {"clip_ratio_low": 0.9, "clip_ratio_high": 9.0, "gamma": 0.5}}
+    later = {preset: dict(PRESETS[preset]) | {"clip_ratio_low": 0.9, "clip_ratio_high": 9.0, "gamma": 0.5}}
     monkeypatch.setattr("services.common.spec.algorithm.PRESETS", later)
     assert parse_recorded_spec(record) == spec
     assert job(algorithm={"preset": preset}, **roles_of(preset)).algorithm.gamma == 0.5

@@ -127,7 +127,7 @@ async def test_a_roles_model_that_is_not_read_in_time_is_left_to_the_learner(san
 
 
 async def test_roles_that_begin_with_the_actors_weights_are_not_tried(sandbox: Sandbox) -> None:
-    begins = {"algorithm": {"preset": "ppo"}, "critic": {}, "reference": {}}
+    begins: dict[str, Any] = {"algorithm": {"preset": "ppo"}, "critic": {}, "reference": {}}
     assert await found(sandbox, "EndlessRole", **begins) == ([], ())
 
 
