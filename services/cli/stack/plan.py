@@ -151,7 +151,7 @@ def _plan_service(
     elif kind == "reward":
         own["OMP_NUM_THREADS"] = "1"
     elif kind == "rollout" and cores:
-        # Only vLLM's computing threads are bound; the process that feeds them may run on any core.
+        # vLLM binds the process that computes, all its threads; the service that feeds it may run on any core.
         bound = ",".join(map(str, sorted(cores)))
         own["VLLM_CPU_OMP_THREADS_BIND"] = env.get("VLLM_CPU_OMP_THREADS_BIND") or bound
         cores = frozenset()
