@@ -11,7 +11,7 @@ MODEL ?= tiny
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down serve test-unit test test-all coverage chaos test-compose test-ascend-versions lint format proto dashboards bench bench-algorithms bench-peers lock lock-peers lock-ascend audit clean
+.PHONY: help setup demo up down serve test-unit test test-all coverage chaos test-compose test-ascend-versions test-verl lint format proto dashboards bench bench-algorithms bench-peers lock lock-peers lock-ascend audit clean
 
 help: ## Shows the verbs
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-20s %s\n", $$1, $$2}'
@@ -56,6 +56,10 @@ test-compose: setup ## The whole stack in containers, with a real Docker engine:
 
 test-ascend-versions: ## The rollout service's and the learner's tests on the versions that Ascend pairs with, on the CPU, in environments of their own
 	@PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" deploy/test-ascend-versions.sh
+
+test-verl: setup ## Our formulas against verl's own functions, which are installed into a folder of their own
+	@$(BIN)/python -m pip install --quiet --quiet --no-deps --upgrade --target .venv-verl -r deploy/lock/verl.txt
+	@PYTHONPATH=.:.venv-verl $(BIN)/python -m pytest -q tests/unit/learner/algorithms/test_verl.py
 
 lint: setup ## ruff, mypy, the generated protobuf code, the import boundaries
 	@$(BIN)/ruff format --check $(SOURCES)
