@@ -92,7 +92,7 @@ async def test_charts_of_roles_are_there_only_for_jobs_that_have_them(
     for told in (
         "Value loss, at step 3: value loss 0.250",
         "Explained variance, at step 3: explained variance 0.500",
-        "Reference KL, at step 3: KL 0.0200, coefficient 0.0400",
+        "Reference KL, at step 3: KL 0.02, coefficient 0.04",
     ):
         await expect(page.get_by_role("img", name=told, exact=True)).to_be_visible()
     points = await page.get_by_role("img", name="Explained variance").locator("polyline").last.get_attribute("points")
