@@ -10,6 +10,12 @@ from tests.integration.learner.megatron_cases import VOCABULARY
 
 MODELS = ("llama", "qwen2")
 """Tied, and untied with biases."""
+LAYOUTS: dict[str, int] = {"one": 1, "tp": 2, "pp": 2, "dp": 2, "dist": 2, "sp": 2, "sp_pp": 4, "sp_dist": 4}
+"""Ranks of each layout; sp is tp with sequence parallelism, dist is dp with the distributed optimizer."""
+QUICK = ("one", "pp", "dist", "sp")
+"""Layouts whose tests are not slow: of more than one rank each, they train fewer jobs, and only one dtype is saved and loaded."""
+DTYPES = ("float32", "bfloat16")
+QUICK_DTYPES = DTYPES[1:]
 TEMPERATURE = 0.8
 STEPS = 3
 GROUPS = (4, 4, 3)
@@ -17,11 +23,11 @@ GROUPS = (4, 4, 3)
 
 # A large eps keeps Adam's update smooth in the gradient. The roles differ in everything.
 ACTOR: dict[str, Any] = {
-    "lr": 0.1, "lr_warmup_steps": 2, "lr_schedule": "cosine", "lr_min_ratio": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.99, "adam_eps": 0.1,
+    "lr": 0.06, "lr_warmup_steps": 2, "lr_schedule": "cosine", "lr_min_ratio": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.99, "adam_eps": 0.1,
     "weight_decay": 0.01, "clip_grad": 0.5, "steps": 8,
 }  # fmt: skip
 CRITIC: dict[str, Any] = {
-    "lr": 0.2, "lr_warmup_steps": 0, "lr_warmup_share": 0.25, "lr_schedule": "linear", "lr_min_ratio": 0.2, "adam_beta1": 0.8,
+    "lr": 0.1, "lr_warmup_steps": 0, "lr_warmup_share": 0.25, "lr_schedule": "linear", "lr_min_ratio": 0.2, "adam_beta1": 0.8,
     "adam_beta2": 0.95, "adam_eps": 0.2, "weight_decay": 0.05, "clip_grad": 0.3, "value_clip": 0.05,
 }  # fmt: skip
 _TWICE = {"mini_batch_size": 2, "ppo_epochs": 2}

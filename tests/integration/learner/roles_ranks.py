@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from services.common.config.settings import Platform
 from services.common.models.roles import RoleModels
 from services.common.spec.job import JobSpec
 from services.learner.megatron.platform import prepare
-from tests.integration.learner.roles_cases import ACTOR, CASES, TEMPERATURE
+from tests.integration.learner.roles_cases import ACTOR, CASES, DTYPES, LAYOUTS, QUICK, QUICK_DTYPES, TEMPERATURE
 
 torch.set_num_threads(1)
 prepare(Platform.CPU)
@@ -36,11 +35,9 @@ from services.learner.ranks.loop import build_trainer  # noqa: E402
 
 TP, PP, DIST = {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}, {"use_distributed_optimizer": True}
 SEQUENCE = TP | {"sequence_parallel": True}
-LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
-    1: {"one": {}},
-    2: {"tp": TP, "pp": PP, "dp": {}, "dist": DIST, "sp": SEQUENCE},
-    4: {"sp_pp": SEQUENCE | PP, "sp_dist": SEQUENCE | DIST},
-}
+SIZES: dict[str, dict[str, Any]] = {
+    "one": {}, "tp": TP, "pp": PP, "dp": {}, "dist": DIST, "sp": SEQUENCE, "sp_pp": SEQUENCE | PP, "sp_dist": SEQUENCE | DIST,
+}  # fmt: skip
 WAYS: dict[str, dict[str, Any]] = {
     "rows": {"shared_prompts": False, "max_tokens_per_micro_batch": 64},
     "shared": {"max_tokens_per_micro_batch": 64},
@@ -50,11 +47,11 @@ WAYS: dict[str, dict[str, Any]] = {
 """Divisions of a batch into micro-batches."""
 EVERY_CASE = [(case, model, "rows") for case in CASES for model in ("llama", "qwen2")]
 DIVISIONS = [("ppo", "llama", way) for way in ("shared", "small", "large")] + [("grpo", "llama", "small")]
+QUICK_CASES = [("ppo", "llama", "shared"), ("ppo", "qwen2", "small"), ("grpo", "qwen2", "shared")]
 SOME_CASES = [
-    ("ppo", "llama", "rows"), ("ppo", "llama", "shared"), ("ppo", "qwen2", "small"), ("grpo", "qwen2", "shared"),
-    ("m2po", "llama", "small"), ("interpolated", "qwen2", "rows"), ("rloo", "llama", "shared"),
+    ("ppo", "llama", "rows"), *QUICK_CASES, ("m2po", "llama", "small"), ("interpolated", "qwen2", "rows"), ("rloo", "llama", "shared"),
 ]  # fmt: skip
-"""What more than one rank trains."""
+"""What more than one rank trains, and within the tests that are not slow."""
 
 
 def spec_of(case: str, sizes: dict[str, Any], way: str = "shared", dtype: str = "float32", **sections: Any) -> JobSpec:
@@ -301,35 +298,37 @@ def write(weights: dict[str, torch.Tensor] | None, path: Path) -> None:
         save_file(weights, path)
 
 
-def scenario(name: str, bench: Bench) -> dict[str, Any]:
+def scenario(name: str, bench: Bench, *, everything: bool) -> dict[str, Any]:
     """All that is asked of one layout."""
+    whole = everything or name == "one"
+    cases = [*EVERY_CASE, *DIVISIONS] if name == "one" else SOME_CASES if whole else QUICK_CASES
     said: dict[str, Any] = {
-        "trained": follow_the_reference(bench, name, [*EVERY_CASE, *DIVISIONS] if name == "one" else SOME_CASES),
+        "trained": follow_the_reference(bench, name, cases),
         "warm_up": warm_the_critic_up(bench),
         "broken": step_over_a_broken_critic(bench),
     }
     for key, check in {"continued": continue_from_a_checkpoint, "begun": begin_with_a_checkpoint_without_roles}.items():
-        of = partial(check, bench)
         said[key] = {
-            dtype: on_every_rank(of(bench.out / f"{name}.{key}.{dtype}", dtype)) for dtype in ("float32", "bfloat16")
+            dtype: on_every_rank(check(bench, bench.out / f"{name}.{key}.{dtype}", dtype))
+            for dtype in (DTYPES if whole else QUICK_DTYPES)
         }
     return said
 
 
-def main(root: Path) -> None:
-    """Every layout, in this one set of processes."""
+def main(root: Path, *, everything: bool) -> None:
+    """The layouts of this number of ranks, in one set of processes; `everything`: those of slow tests too."""
     (root / "out").mkdir(exist_ok=True)
     if not dist.is_initialized():
         dist.init_process_group("gloo")
-    said = {}
-    for name, sizes in LAYOUTS[dist.get_world_size()].items():
-        said[name] = scenario(name, Bench(root, sizes))
+    ranks, said = dist.get_world_size(), {}
+    for name in (name for name, size in LAYOUTS.items() if size == ranks and (everything or name in QUICK)):
+        said[name] = scenario(name, Bench(root, SIZES[name]), everything=everything)
         parallel_state.destroy_model_parallel()
         parallel_state._POSITION_EMBEDDING_GLOBAL_RANKS = None  # which 0.12 leaves to the next layout
     if dist.get_rank() == 0:
-        (root / "out" / f"ranks{dist.get_world_size()}.json").write_text(json.dumps(said))
+        (root / "out" / f"ranks{ranks}.json").write_text(json.dumps(said))
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), everything="everything" in sys.argv)

@@ -318,7 +318,7 @@ def main(root: Path) -> None:
     torch.set_num_threads(1)
     said: dict[str, dict[str, list[dict[str, float]]]] = {}
     for name in MODELS:
-        actor = build(name)
+        actor = build(name, layers=2)
         roles = {"": actor, "-critic": near(actor), "-reference": near(actor)}
         for suffix, model in roles.items():
             model.save_pretrained(root / (name + suffix))

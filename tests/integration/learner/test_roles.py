@@ -11,17 +11,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.integration.learner.roles_cases import ACTOR, CASES, CRITIC, STEPS
-from tests.integration.learner.test_megatron_trainer import LAYOUTS, RANKS, TIMEOUT_S, run, update_error
+from tests.integration.learner.roles_cases import ACTOR, CASES, CRITIC, DTYPES, LAYOUTS, QUICK, QUICK_DTYPES, STEPS
+from tests.integration.learner.test_megatron_trainer import TIMEOUT_S, run, update_error
 
 HERE = Path(__file__).parent
-MOST_RANKS = {"sp_pp", "sp_dist"}
-TRAINED = [
-    *((case, model, "rows") for case in CASES for model in ("llama", "qwen2")),
-    ("ppo", "llama", "shared"), ("ppo", "llama", "small"), ("ppo", "llama", "large"), ("grpo", "llama", "small"),
-    ("ppo", "qwen2", "small"), ("grpo", "qwen2", "shared"), ("m2po", "llama", "small"), ("rloo", "llama", "shared"),
-]  # fmt: skip
-"""What is trained in any layout: the job, the model and the division into micro-batches."""
+EVERY_LAYOUT = [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in LAYOUTS]
+SAVED = [
+    pytest.param(
+        name, dtype, marks=[pytest.mark.slow] * (name not in QUICK or (name != "one" and dtype not in QUICK_DTYPES))
+    )
+    for name in LAYOUTS
+    for dtype in DTYPES
+]
+ACCUMULATED = ("grad_norm", "importance_weight", "max_abs_logprob_difference")
+"""Figures that are no means of single tokens' log-probs or losses: they amplify or add up the rounding of many."""
 pytestmark = pytest.mark.timeout(3 * TIMEOUT_S)  # the first test waits for the ranks
 
 
@@ -48,16 +51,16 @@ def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     layouts: dict[str, dict[str, Any]] = {}
     for ranks in (1, 2, 4) if slow else (1, 2):
         launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        run([*launch, str(HERE / "roles_ranks.py"), str(root)])
+        run([*launch, str(HERE / "roles_ranks.py"), str(root), *(["everything"] if slow else [])])
         layouts |= json.loads((root / "out" / f"ranks{ranks}.json").read_text())
     return Outcome(root, json.loads((root / "reference.json").read_text()), layouts)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", EVERY_LAYOUT)
 class TestAgainstPlainTorch:
     def test_every_figure_of_a_step_is_that_of_the_float64_reference(self, outcome: Outcome, layout: str) -> None:
         trained = outcome.layouts[layout]["trained"]
-        assert len(trained) >= 7
+        assert len(trained) >= 3
         for name, said in trained.items():
             case, model, _ = name.split()
             expected = outcome.reference[model][case]
@@ -65,10 +68,10 @@ class TestAgainstPlainTorch:
             for found, wanted in zip(said["records"], expected, strict=True):
                 assert found["skipped"] == ""
                 for figure, value in wanted.items():
-                    # token losses are of order 1 and cancel in a mean; a norm and an explained variance divide by what is left
-                    relative = figure.endswith(("grad_norm", "variance"))
-                    tolerance = {"rel": 5e-6} if relative else {"rel": 1e-6, "abs": 1e-6}
-                    assert found[figure] == pytest.approx(value, **tolerance), (name, found["optimizer_step"], figure)
+                    # float32 against float64, after up to twelve optimizer steps; token losses are of order 1 and cancel in a mean
+                    tolerance = 1e-5 if figure.endswith(ACCUMULATED) else 2e-6
+                    close = pytest.approx(value, rel=tolerance, abs=2e-6)
+                    assert found[figure] == close, (name, found["optimizer_step"], figure)
 
     def test_trained_weights_of_actor_and_critic_are_those_of_the_float64_reference(
         self, outcome: Outcome, layout: str
@@ -82,7 +85,8 @@ class TestAgainstPlainTorch:
                 if role == "critic":
                     source["lm_head.weight"] = torch.zeros_like(expected["lm_head.weight"])
                 assert found.keys() == expected.keys() | {"lm_head.weight"}
-                assert update_error(found, expected, source) < 4e-6, (name, role)
+                # rounding to float32 in each of twelve optimizer steps is 5e-6 of the change
+                assert update_error(found, expected, source, least=0.1) < 2e-5, (name, role)
                 assert all(torch.allclose(found[k].double(), expected[k], rtol=1e-6, atol=1e-6) for k in expected), name
 
     def test_copies_of_a_parameter_stay_equal_bit_for_bit_on_all_ranks(self, outcome: Outcome, layout: str) -> None:
@@ -119,9 +123,8 @@ def test_each_role_follows_a_schedule_of_its_own(outcome: Outcome) -> None:
     assert rates[2] == pytest.approx(CRITIC["lr"] * (1 - 0.8 / 6))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "dtype"), SAVED)
 class TestContinuing:
-    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_save_load_continue_is_the_uninterrupted_run_bit_for_bit(
         self, outcome: Outcome, layout: str, dtype: str
     ) -> None:
@@ -129,7 +132,6 @@ class TestContinuing:
         assert all(said.values()), said
         assert len(said) == 5
 
-    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_roles_that_a_checkpoint_lacks_begin_with_the_actors_weights_or_with_their_own_directory(
         self, outcome: Outcome, layout: str, dtype: str
     ) -> None:
@@ -138,7 +140,6 @@ class TestContinuing:
             assert all(said[way].values()), (way, said[way])
             assert len(said[way]) == 8
 
-    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_a_checkpoint_holds_the_actor_under_the_same_names_with_roles_and_without(
         self, outcome: Outcome, layout: str, dtype: str
     ) -> None:
@@ -146,7 +147,7 @@ class TestContinuing:
         assert (said["unprefixed"], said["names"], said["back"]) == (True, True, True)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", EVERY_LAYOUT)
 class TestSteps:
     def test_the_critics_warm_up_leaves_the_actor_as_it_is(self, outcome: Outcome, layout: str) -> None:
         *warm_up, after = outcome.layouts[layout]["warm_up"]
@@ -163,7 +164,7 @@ class TestSteps:
 
     def test_a_critic_that_is_not_finite_changes_nothing_on_any_rank(self, outcome: Outcome, layout: str) -> None:
         said = outcome.layouts[layout]["broken"]
-        assert len(said["skips"]) == RANKS[layout]
+        assert len(said["skips"]) == LAYOUTS[layout]
         assert set(said["skips"]) == {said["record"]["skipped"]}
         assert "not both finite" in said["record"]["skipped"]
         assert said["unchanged"]
