@@ -54,7 +54,7 @@ SOME_CASES = [
 """What more than one rank trains, and within the tests that are not slow."""
 
 
-def spec_of(case: str, sizes: dict[str, Any], way: str = "shared", dtype: str = "float32", **sections: Any) -> JobSpec:
+def spec_of(case: str, sizes: dict[str, Any], way: str = "large", dtype: str = "float32", **sections: Any) -> JobSpec:
     """A case's job; `sections` change some of its settings, or leave out a section that is None."""
     parts = CASES[case]
     algorithm = {"filter_groups_train_batch_size": 4, "filter_groups_enable": False, "kl_coefficient": 0.0}
