@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +169,7 @@ def begin_with_a_checkpoint_without_roles(bench: Bench, folder: Path, dtype: str
     files_of(plain)
     saved, spec = state_of(plain), spec_of("ppo", bench.sizes, dtype=dtype)
     said: dict[str, Any] = {"unprefixed": not any(name.startswith(("critic", "reference")) for name in saved)}
-    begins = {
+    begins: dict[str, Callable[[MegatronTrainer], None]] = {
         "load": lambda trainer: trainer.load(folder),
         "no_load_optim": lambda trainer: trainer.load(folder, optimizer=False),
         "finetune": lambda trainer: trainer.load_weights(folder, hugging_face=False),
@@ -262,7 +262,7 @@ def head_is_zero(trainer: MegatronTrainer) -> bool:
 def masters_follow(trainer: MegatronTrainer) -> bool:
     """Whether every float32 master weight of this rank is that of the model: rounded, it occurs there."""
     for role in trainer._roles():
-        held = torch.cat([p.detach().flatten() for p in role.chunk.parameters()]).unique()
+        held = torch.cat([p.detach().flatten() for p in role.chunk.parameters()])
         masters = [parameter.detach().flatten() for _, _, _, parameter in role.groups()]
         if masters and not torch.isin(torch.cat(masters).to(held.dtype), held).all():
             return False
