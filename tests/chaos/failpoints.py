@@ -71,7 +71,15 @@ SITES = (
     Site("reward", "consumer.hop", f"{_CONSUMER}.hop"),
 )
 
+TRAINING_SITES = (
+    Site("training", "passes.collect", f"{_LEARNER}.megatron.passes:Passes.collect"),
+    Site("training", "critic.update", f"{_LEARNER}.megatron.critic:Critic.update"),
+    Site("training", "actor.update", f"{_LEARNER}.megatron.actor:Actor.update"),
+)
+"""Within a step of real ranks; scripted ones never come by."""
+
 POINTS = tuple(point for site in SITES for point in site.points)
+TRAINING_POINTS = tuple(point for site in TRAINING_SITES for point in site.points)
 AT_THE_END = tuple(point for point in POINTS if point.startswith(("rank.store.transition", "rank.store.retire")))
 """Points that a job passes when it ends (and `transition` when it begins to run)."""
 
@@ -89,7 +97,7 @@ def arm(folder: Path, point: str, passes: int = 0, delay_s: float = 0.0, *, stop
     Raises:
         ValueError: there is no such point.
     """
-    if point not in POINTS:
+    if point not in POINTS + TRAINING_POINTS:
         raise ValueError(f"there is no fail point {point!r}")
     path = armed_file(folder, point)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,7 +114,7 @@ def install(service: str, folder: Path) -> None:
     Raises:
         AttributeError: a site is not where it was; names it.
     """
-    for site in SITES:
+    for site in SITES + TRAINING_SITES:
         if site.service == service:
             _wrap(site, folder)
 

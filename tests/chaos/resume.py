@@ -47,7 +47,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "DP 2": {"data_parallel_size": 2},
     "DP 2, distributed optimizer": {"data_parallel_size": 2, "use_distributed_optimizer": True},
 }
-_MAKE_MODEL = "import sys, pathlib; from tests.integration.rollout.conftest import write_model; write_model(pathlib.Path(sys.argv[1]))"
+MAKE_MODEL = "import sys, pathlib; from tests.integration.rollout.conftest import write_model; write_model(pathlib.Path(sys.argv[1]))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def resume(options: Options) -> Result:
     """`count` values of k below STEPS in each layout."""
     started, result = time.monotonic(), Result("stop at step k and resume", 0, options.seed)
     dice = random.Random(options.seed)
-    command = [sys.executable, "-c", _MAKE_MODEL, str(options.home / "models" / "tiny")]
+    command = [sys.executable, "-c", MAKE_MODEL, str(options.home / "models" / "tiny")]
     subprocess.run(command, cwd=ROOT, check=True, timeout=WAIT_S)
     seconds: dict[str, dict[str, float]] = {}
     with redis_server(options.home / "redis") as url:

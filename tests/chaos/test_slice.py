@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos import bombs, chunks, faults, files, hostile, pairs, points
+from tests.chaos import bombs, chunks, faults, files, hostile, pairs, points, training
 from tests.chaos.faults import Options
 from tests.chaos.grammar.cases import Case, Unrest
 from tests.chaos.hostile import Paces
@@ -61,6 +61,12 @@ def outside(home: Path) -> list[Path]:
 @pytest.mark.timeout(240)
 def test_a_death_between_two_side_effects_loses_nothing_and_trains_nothing_twice(tmp_path: Path) -> None:
     check(points.points(Options(tmp_path, count=1, seed=1), TYPICAL_POINTS))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_death_between_the_optimizer_steps_of_one_training_step_leaves_no_half_of_it(tmp_path: Path) -> None:
+    check(training.training(Options(tmp_path, seed=1)))
 
 
 @pytest.mark.slow

@@ -82,7 +82,7 @@ class LoadedState:
 
     step: int
     kl_coefficient: float | None
-    """β of the KL to the reference; None in a checkpoint without one."""
+    """The adaptive β of the KL to the reference; None in the checkpoint of a job whose β is constant, or that has none."""
     absent: set[str]
     """Roles of the job that it has nothing of."""
 
@@ -97,8 +97,8 @@ class RankState:
     _roles: list[Role]
     """The actor first."""
 
-    def copy(self, step: int, kl_coefficient: float) -> StateCopy:
-        """Copies the present state; training may continue."""
+    def copy(self, step: int, kl_coefficient: float | None) -> StateCopy:
+        """Copies the present state; training may continue. `kl_coefficient`: see LoadedState."""
         tensors = self._weights(self._roles)
         counters: dict[str, Any] = {}
         for key, part, group, parameter in (item for role in self._roles for item in role.groups()):

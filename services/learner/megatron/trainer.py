@@ -95,7 +95,9 @@ class MegatronTrainer:
         self.step += 1
         batch = self._passes.prepare(sequences)
         if batch.tokens == 0:
-            return self._stats(sequences, [batch], [], [], {}, skipped="no token to train on")
+            stats = self._stats(sequences, [batch], [], [], {}, skipped="no token to train on")
+            self._follow(stats)
+            return stats
         columns = self._estimator.columns(batch, self.step, self._kl_coefficient)
         figures = self._figures(batch, columns)
         parts = self._mini_batches(batch)
@@ -147,7 +149,8 @@ class MegatronTrainer:
         With `export`, rank 0 also writes `hf/`, a Hugging Face directory: weights in the initial model's dtypes, config, tokenizer.
         Returns when the copy is made; with it the state needs twice its host memory. `saved` reports the end of the writing.
         """
-        state = self._state.copy(self.step, self._kl_coefficient)
+        adaptive = self._spec.algorithm.kl_target is not None
+        state = self._state.copy(self.step, self._kl_coefficient if adaptive else None)
         weights = self._exporter.gather(None) if export else None
 
         def write() -> list[WrittenFile]:
@@ -169,7 +172,7 @@ class MegatronTrainer:
         loaded = self._state.load(Path(folder), optimizer=optimizer, rng=rng)
         self.step = loaded.step
         self._begin(loaded.absent)
-        if loaded.kl_coefficient is not None:
+        if self._spec.algorithm.kl_target is not None and loaded.kl_coefficient is not None:
             self._kl_coefficient = loaded.kl_coefficient
         dist.barrier()
 

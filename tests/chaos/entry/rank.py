@@ -1,22 +1,36 @@
-"""A rank that computes the script; head, journal, checkpoints and publisher are the real ones."""
+"""A rank that computes the script, or a real one; head, journal, checkpoints and publisher are the real ones."""
 
 from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
+from services.common.config.settings import Platform
 from services.learner import rank
-from services.learner.megatron import platform
+from services.learner.megatron import platform as adapted
 from services.learner.storage import lock
 from services.learner.weights import publisher
+from tests.chaos import failpoints
 from tests.chaos.entry import tamper
 from tests.chaos.scripted import trainer
 from tests.chaos.stack import BLIND, GOOD, REAL
 
+prepare_platform = adapted.prepare
+
+
+def prepare(platform: Platform) -> None:
+    """As the real one; then the modules of the training step can be imported, and get their fail points."""
+    prepare_platform(platform)
+    failpoints.install("training", Path(os.environ["MILLRACE_HOME"]) / "chaos")
+
+
 if __name__ == "__main__":
     if REAL not in os.environ or os.environ["MILLRACE_JOB"].startswith(GOOD):
         sys.modules["services.learner.megatron.trainer"] = trainer
-        platform.prepare = lambda *_, **__: None  # it adapts Megatron, which is not there
+        adapted.prepare = lambda *_, **__: None  # it adapts Megatron, which is not there
+    else:
+        adapted.prepare = prepare
     if BLIND in os.environ:
         vars(rank)["die_with_parent"] = lambda *_: None
         vars(lock)["_locked"] = lambda _handle: True  # as where the lock of a machine that was cut off has lapsed

@@ -51,14 +51,15 @@ LLAMA3_ROPE = {
 }
 
 
-def build(name: str) -> PreTrainedModel:
+def build(name: str, layers: int = SIZES["num_hidden_layers"]) -> PreTrainedModel:
     """A random model; every tensor is random, the norms and biases too."""
+    sizes = SIZES | {"num_hidden_layers": layers}
     rope = {"rope_type": "default", "rope_theta": 30_000.0}
     model: PreTrainedModel = {
-        "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=True, rope_parameters=LLAMA3_ROPE)),
-        "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=False, rope_parameters=rope)),
+        "llama": lambda: LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=True, rope_parameters=LLAMA3_ROPE)),
+        "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**sizes, tie_word_embeddings=False, rope_parameters=rope)),
         "qwen3": lambda: Qwen3ForCausalLM(
-            Qwen3Config(**SIZES, head_dim=24, tie_word_embeddings=True, rope_parameters=rope)
+            Qwen3Config(**sizes, head_dim=24, tie_word_embeddings=True, rope_parameters=rope)
         ),
     }[name]()
     with torch.no_grad():

@@ -42,9 +42,10 @@ ROOT = Path(__file__).parents[3]
 class Learner:
     """`python -m services.learner`, that can be killed and started again."""
 
-    def __init__(self, redis_url: str, home: Path) -> None:
+    def __init__(self, redis_url: str, home: Path, module: str = "services.learner", **environment: str) -> None:
         """Starts nothing yet."""
         self._process: subprocess.Popen[bytes] | None = None
+        self._module = module
         self.log = home / "learner.log"
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("MILLRACE_")},
@@ -52,12 +53,13 @@ class Learner:
             "MILLRACE_HOME": str(home),
             "MILLRACE_WORKER": "learner-of-this-test",
             "PYTHONPATH": str(ROOT),
+            **environment,
         }
 
     def start(self) -> None:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "services.learner"], env=self._environment, stdout=log, stderr=log
+                [sys.executable, "-m", self._module], env=self._environment, stdout=log, stderr=log
             )
 
     def kill_ranks(self) -> None:

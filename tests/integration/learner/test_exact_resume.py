@@ -35,12 +35,21 @@ pytestmark = [
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one": {},
-    "tp": {"tensor_parallel_size": 2},
-    "pp": {"pipeline_parallel_size": 2},
-    "dp": {"data_parallel_size": 2, "use_distributed_optimizer": True},
-}
-KILLS = {"one": (2, 5, 7, 9, 12, 14, 17, 20, 22, 26), "tp": (3, 11, 19), "pp": (5, 13, 22), "dp": (7, 8, 16, 24)}
-"""Steps after which the learner is killed: twenty in all."""
+    "tp": {"learner": {"tensor_parallel_size": 2}},
+    "pp": {"learner": {"pipeline_parallel_size": 2}},
+    "dp": {"learner": {"data_parallel_size": 2, "use_distributed_optimizer": True}},
+    "ppo": {
+        "algorithm": {"preset": "ppo", "kl_coefficient": 0.1, "kl_target": 0.01, "kl_horizon": 50, "entropy_coefficient": 0.01},
+        "learner": {"mini_batch_size": 1, "ppo_epochs": 2},
+        "critic": {"lr": 1e-3, "warmup_steps": 3},
+        "reference": {"rebase_interval_steps": 5},
+    },
+}  # fmt: skip
+"""By layout or algorithm, what its job's sections say."""
+KILLS = {
+    "one": (2, 5, 7, 9, 12, 14, 17, 20, 22, 26), "tp": (3, 11, 19), "pp": (5, 13, 22), "dp": (7, 8, 16, 24), "ppo": (2, 11, 19),
+}  # fmt: skip
+"""Steps after which the learner is killed."""
 
 
 @pytest.mark.slow
@@ -48,17 +57,7 @@ KILLS = {"one": (2, 5, 7, 9, 12, 14, 17, 20, 22, 26), "tp": (3, 11, 19), "pp": (
 async def test_killed_and_resumed_is_bitwise_the_uninterrupted_run(
     learner: Learner, redis: Redis, redis_url: str, tmp_path: Path, layout: str
 ) -> None:
-    spec = JobSpec.model_validate(
-        {
-            "name": "resuming",
-            "model": {"path": "tiny", "dtype": "float32"},
-            "data": {"train": {"source": "reasoning_gym:chain_sum", "size": 500}},
-            "rollout": {"group_size": 2, "rollout_max_tokens": 8},
-            "algorithm": {"filter_groups_train_batch_size": 2},
-            "learner": {"steps": STEPS, "lr": 1e-3, **LAYOUTS[layout]},
-            "checkpoint": {"interval_steps": 4, "keep_last": 1000, "export": False},
-        }
-    )
+    spec = job(LAYOUTS[layout])
     store = JobStore(redis)
     job_id = (await store.create(spec)).id
     async with peers_of(redis, redis_url, job_id, delay_s=0.05) as peers:
@@ -82,6 +81,19 @@ async def test_killed_and_resumed_is_bitwise_the_uninterrupted_run(
     trained = [group for record in Journal(folder / "journal").records() for group in record.groups]
     ids = [decode(ScoredGroup, payload, MIN_ENTRY_BYTES).group.task.group_id for payload in trained]
     assert len(ids) == len(set(ids)) == record.groups["trained"]
+
+
+def job(sections: dict[str, Any]) -> JobSpec:
+    spec: dict[str, Any] = {
+        "name": "resuming",
+        "model": {"path": "tiny", "dtype": "float32"},
+        "data": {"train": {"source": "reasoning_gym:chain_sum", "size": 500}},
+        "rollout": {"group_size": 2, "rollout_max_tokens": 8},
+        "algorithm": {"filter_groups_train_batch_size": 2},
+        "learner": {"steps": STEPS, "lr": 1e-3},
+        "checkpoint": {"interval_steps": 4, "keep_last": 1000, "export": False},
+    }
+    return JobSpec.model_validate(spec | {name: spec.get(name, {}) | given for name, given in sections.items()})
 
 
 def has_done(steps: int, job: JobRecord) -> bool:

@@ -35,10 +35,17 @@ STEPS = 7
 """Checkpoints are written about every third step and at the end, and two are kept."""
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one": {},
-    "dp": {"data_parallel_size": 2, "use_distributed_optimizer": True},
-    "tp": {"tensor_parallel_size": 2},
-}
-EVERY_LAYOUT = ["one", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dp", "tp"))]
+    "dp": {"learner": {"data_parallel_size": 2, "use_distributed_optimizer": True}},
+    "tp": {"learner": {"tensor_parallel_size": 2}},
+    "ppo": {
+        "algorithm": {"preset": "ppo", "kl_coefficient": 0.1, "kl_target": 0.01, "kl_horizon": 50, "entropy_coefficient": 0.01},
+        "learner": {"mini_batch_size": 1, "ppo_epochs": 2},
+        "critic": {"lr": 1e-3, "lr_warmup_steps": 0, "warmup_steps": 1},
+        "reference": {"rebase_interval_steps": 2},
+    },
+}  # fmt: skip
+"""By layout or algorithm, what its job's sections say."""
+EVERY_LAYOUT = ["one", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dp", "tp", "ppo"))]
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,8 @@ class Recorded:
 
     home: Path
     id: str
+    roles: bool = False
+    """Whether it has critic and reference, and a first step that trains only the critic."""
 
     @property
     def folder(self) -> Path:
@@ -71,19 +80,18 @@ class Recorded:
         return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def job(layout: dict[str, Any], dtype: str) -> JobSpec:
-    return JobSpec.model_validate(
-        {
-            "name": "recorded",
-            "model": {"path": "tiny", "dtype": dtype},
-            "data": {"train": {"source": "reasoning_gym:chain_sum", "size": 100}},
-            "rollout": {"group_size": 4, "rollout_max_tokens": 8},
-            "algorithm": {"filter_groups_train_batch_size": 2},
-            "learner": {"steps": STEPS, "lr": 1e-3, "lr_warmup_steps": 3, **layout},
-            "checkpoint": {"interval_steps": 3, "keep_last": 2, "export": False},
-            "eval": {"enabled": False},
-        }
-    )
+def job(sections: dict[str, Any], dtype: str) -> JobSpec:
+    spec: dict[str, Any] = {
+        "name": "recorded",
+        "model": {"path": "tiny", "dtype": dtype},
+        "data": {"train": {"source": "reasoning_gym:chain_sum", "size": 100}},
+        "rollout": {"group_size": 4, "rollout_max_tokens": 8},
+        "algorithm": {"filter_groups_train_batch_size": 2},
+        "learner": {"steps": STEPS, "lr": 1e-3, "lr_warmup_steps": 3},
+        "checkpoint": {"interval_steps": 3, "keep_last": 2, "export": False},
+        "eval": {"enabled": False},
+    }
+    return JobSpec.model_validate(spec | {name: spec.get(name, {}) | given for name, given in sections.items()})
 
 
 async def train(home: Path, redis_url: str, spec: JobSpec) -> str:
@@ -124,8 +132,9 @@ def recorded(
     if layout not in trained:
         home = tmp_path_factory.mktemp(f"recorded-{layout}")
         write_model(home / "models" / "tiny")
-        dtype = "bfloat16" if layout == "one" else "float32"  # once with master weights
-        trained[layout] = Recorded(home, asyncio.run(train(home, redis_url, job(LAYOUTS[layout], dtype))))
+        dtype = "bfloat16" if layout in {"one", "ppo"} else "float32"  # those with master weights too
+        spec = job(LAYOUTS[layout], dtype)
+        trained[layout] = Recorded(home, asyncio.run(train(home, redis_url, spec)), spec.critic is not None)
     return trained[layout]
 
 
@@ -142,15 +151,19 @@ def test_every_step_from_the_initial_model_on_is_proved_bit_for_bit(recorded: Re
         [],
         "the model that the job began with",
     )
-    assert len({version["digest"] for version in versions}) == STEPS + 1, "a step that changes nothing proves nothing"
+    warm_up = 1 if recorded.roles else 0
+    digests = [version["digest"] for version in versions]
+    assert len(set(digests[warm_up:])) == STEPS + 1 - warm_up, "a step that changes nothing proves nothing"
+    assert len(set(digests[: warm_up + 1])) == 1, "the critic's warm-up leaves the policy as it is"
     held = {version["step"]: version["checkpoint_tensors"] for version in versions if version["checkpoint_tensors"]}
     assert list(held) == recorded.checkpoints
     assert len(held) == 2
     assert all(count > 20 for count in held.values())
+    assert all(("value_loss" in version["stats"]) is recorded.roles for version in versions[1:])
     assert recorded.contents() == before
 
 
-@pytest.mark.parametrize("recorded", EVERY_LAYOUT[:2], indirect=True)
+@pytest.mark.parametrize("recorded", [*EVERY_LAYOUT[:2], "ppo"], indirect=True)
 def test_a_replay_goes_on_from_a_checkpoint_and_stops_where_it_is_told(recorded: Recorded) -> None:
     first = recorded.checkpoints[0]
     done, report = recorded.replay("--from", str(first))
@@ -161,6 +174,31 @@ def test_a_replay_goes_on_from_a_checkpoint_and_stops_where_it_is_told(recorded:
     done, report = recorded.replay("--from", "1", "--to", "2")
     assert done.returncode == 0, done.stderr[-3000:]
     assert [version["step"] for version in report["versions"]] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("recorded", ["ppo"], indirect=True)
+@pytest.mark.parametrize(
+    ("change", "value", "first_to_differ"),
+    [
+        ("algorithm.lam", 0.9, {"value_loss", "grad_norm"}),
+        ("critic.lr", 1e-2, {"value_loss", "critic_lr"}),
+        ("algorithm.kl_target", 1e-9, set()),
+        ("reference.rebase_interval_steps", 5, set()),
+    ],
+)
+def test_a_what_if_of_a_role_shows_the_difference_from_its_own_settings_on(
+    recorded: Recorded, change: str, value: float, first_to_differ: set[str]
+) -> None:
+    done, report = recorded.replay("--from", "1", "--to", "4", "--set", f"{change}={value}")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert report["set"] == {change: value}
+    assert report["equal"] is True
+    assert [item["step"] for item in report["changed"]] == [2, 3, 4]
+    first, same = report["changed"][0]["stats"], report["versions"][2]["stats"]
+    assert {name for name in first_to_differ if first[name] == same[name]} == set()
+    last, recorded_last = report["changed"][-1]["stats"], report["versions"][4]["stats"]
+    assert last["value_loss"] != recorded_last["value_loss"]
+    assert report["distance"]["apart"] > 0
 
 
 @pytest.mark.parametrize("recorded", ["one"], indirect=True)
