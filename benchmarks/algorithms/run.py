@@ -1,6 +1,6 @@
 """What each algorithm learns: every preset on the demo's task, then DAPO with older and older data, all in one stack.
 
-    python -m benchmarks.algorithms.run [--preset ppo] [--no-ages] [--steps 220] [--set learner.lr=3e-4] [--write]
+    python -m benchmarks.algorithms.run [--preset ppo] [--no-ages | --no-presets] [--steps 220] [--set learner.lr=3e-4] [--write]
 
 stack up ─► for each job: POST /jobs ─► steps ─► held-out accuracy before and after ─► down ─► tables, curves ─► docs/algorithms.md
 """
@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +81,10 @@ def measure(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, li
     changes = (f"learner.steps={options.steps}", *options.changes)
     with ours.stack(folder / "home", models, None) as state:
         bench, began = Bench(state, models / shape.folder, changes), time.time()
-        yield PRESETS_MARK, preset_section(_head(began), bench.presets(options.presets or list(Preset)))
+        if options.preset_table:
+            yield PRESETS_MARK, preset_section(_head(began), bench.presets(options.presets or list(Preset)))
         if options.ages:
-            outcomes = bench.ages()
+            outcomes = replace(bench, changes=(f"learner.steps={options.age_steps}", *options.changes)).ages()
             picture = PICTURE if options.write else folder / PICTURE.name
             draw_ages(picture, outcomes)
             place = str(PICTURE.relative_to(DOCUMENT.parent)) if options.write else None
@@ -102,7 +103,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", dest="presets", type=Preset, action="append", help="which; all by default")
     parser.add_argument("--no-ages", dest="ages", action="store_false", help="leave the study of older data out")
-    parser.add_argument("--steps", type=int, default=220)
+    parser.add_argument("--no-presets", dest="preset_table", action="store_false", help="leave the presets out")
+    parser.add_argument("--steps", type=int, default=220, help="of each preset")
+    parser.add_argument("--age-steps", type=int, default=110, help="of each age of data")
     parser.add_argument("--set", dest="changes", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument(
         "--home", type=Path, default=Path(os.environ.get("MILLRACE_HOME", ".millrace")), help="models lie below it"
