@@ -1,0 +1,84 @@
+"""Result of an import: a job spec, and what became of every key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from services.common.errors import Problem
+
+
+class Outcome(StrEnum):
+    """What became of a key."""
+
+    BECAME = "became"
+    """One or more fields of the spec, with the same meaning."""
+    LEFT_OUT = "left out"
+    """Nothing: it has no effect on what is learned, or Millrace does the same without it."""
+    DIFFERS = "differs"
+    """Nothing, or a field with another meaning: the job does not do what the key says."""
+    UNKNOWN = "unknown"
+    """Nothing: it is no key of the source that is known here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Report on one key."""
+
+    key: str
+    """Dotted, as in the source: `actor_rollout_ref.rollout.n`."""
+    value: object
+    outcome: Outcome
+    text: str
+    """`→ rollout.group_size: 5`, or why not."""
+    fields: tuple[str, ...] = ()
+    """Fields of the spec that it became, or is a part of."""
+
+    def __str__(self) -> str:
+        return f"{self.outcome:<9} {self.key}: {shown(self.value)}  {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class FieldValue:
+    """One field of the spec."""
+
+    value: object
+    keys: tuple[str, ...]
+    """Keys that it comes from; none for a value that Millrace chooses."""
+    comment: str
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """Job spec that an import has made, and the report on it."""
+
+    source: str
+    """Trainer and version: `verl 0.9.1`."""
+    text: str
+    """The spec, YAML with comments."""
+    document: Mapping[str, object]
+    """The same as values."""
+    lines: tuple[Line, ...]
+    """One for each key of the input, in its order."""
+    defaults: tuple[Line, ...]
+    """One for each default of the source that became a field or differs."""
+    notes: tuple[str, ...] = ()
+    """Parts of a shell script that were not followed."""
+    problems: tuple[Problem, ...] = ()
+    """Why the spec is not valid yet; none when it is."""
+
+    def of(self, outcome: Outcome) -> list[Line]:
+        """The lines of this outcome."""
+        return [line for line in self.lines if line.outcome is outcome]
+
+
+def shown(value: object, limit: int = 80) -> str:
+    """A value in one short line, as YAML writes it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list):
+        text = f"[{', '.join(shown(item, limit) for item in value)}]"
+    else:
+        text = " ".join(str(value).split())
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

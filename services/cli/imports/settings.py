@@ -1,0 +1,95 @@
+"""Settings of a source: the keys that the input gives, and the source's own defaults behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from services.common.errors import Problem
+
+MISSING = "???"
+"""OmegaConf's mark of a value that somebody else must give."""
+DELETED = "~"
+"""Before a key that an override deletes."""
+_TRUE, _FALSE = frozenset({"true", "yes", "on"}), frozenset({"false", "no", "off"})
+
+
+class OpenText(str):
+    """A value that only running the script would give, as its text stands there: `$(date +%s)`."""
+
+    __slots__ = ()
+
+
+class Settings:
+    """Values by dotted key. What cannot be read as the type that is asked for becomes a problem, named by its key."""
+
+    def __init__(self, given: Mapping[str, object], defaults: Mapping[str, object]) -> None:
+        """`given` is the input, in its order; `defaults` the source's values of keys that matter."""
+        self.given = dict(given)
+        self.defaults = {key: value for key, value in defaults.items() if not self._replaces(key)}
+        self.problems: list[Problem] = []
+
+    def is_open(self, key: str) -> bool:
+        """Whether the input names the key, but no value is known."""
+        return isinstance(value := self.given.get(key), OpenText) or value == MISSING
+
+    def _replaces(self, key: str) -> bool:
+        return (key in self.given and not self.is_open(key)) or f"{DELETED}{key}" in self.given
+
+    def is_given(self, key: str) -> bool:
+        """Whether the input gives a value, other than null."""
+        return self.given.get(key) is not None and not self.is_open(key)
+
+    def value(self, key: str) -> object:
+        """The value given, else the default, else None."""
+        return self.given[key] if key in self.given and not self.is_open(key) else self.defaults.get(key)
+
+    def first(self, *keys: str) -> str:
+        """The first of these keys that the input gives, else the first with a default, else the first."""
+        found = [key for key in keys if self.is_given(key)] or [key for key in keys if key in self.defaults]
+        return (found or list(keys))[0]
+
+    def number(self, key: str) -> float | None:
+        """The value as a number."""
+        value = self.value(key)
+        if value is None:
+            return None
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return value
+        try:
+            return float(value) if isinstance(value, str) else self._wrong(key, value, "a number")
+        except ValueError:
+            return self._wrong(key, value, "a number")
+
+    def integer(self, key: str) -> int | None:
+        """The value as an integer; `5.0` is one."""
+        value = self.number(key)
+        if value is None:
+            return None
+        return int(value) if value == value // 1 else self._wrong(key, self.value(key), "an integer")
+
+    def truth(self, key: str) -> bool | None:
+        """The value as true or false; `yes`, `no`, `on` and `off` count as in YAML 1.1."""
+        value = self.value(key)
+        if value is None or isinstance(value, bool):
+            return value
+        text = str(value).lower()
+        return text in _TRUE if text in _TRUE | _FALSE else self._wrong(key, value, "true or false")
+
+    def text(self, key: str) -> str | None:
+        """The value as a text."""
+        value = self.value(key)
+        if isinstance(value, dict | list):
+            return self._wrong(key, value, "a text")
+        return None if value is None else str(value)
+
+    def items(self, key: str) -> list[object]:
+        """The value as a list; a single value is a list of one."""
+        value = self.value(key)
+        if value is None:
+            return []
+        return list(value) if isinstance(value, list) else [value]
+
+    def _wrong(self, key: str, value: object, wanted: str) -> None:
+        problem = Problem(key, f"must be {wanted}, not {str(value)[:80]!r}")
+        if problem not in self.problems:
+            self.problems.append(problem)
