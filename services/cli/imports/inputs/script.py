@@ -171,7 +171,7 @@ class _Run:
                 self.notes.append(f"the option {text} of the call is not used")
             elif isinstance(text, OpenText) and not equals:
                 self.notes.append(f"the argument {text} of the call is not known, and not used")
-            else:
+            elif text.strip():
                 call.overrides.append(text)
 
 

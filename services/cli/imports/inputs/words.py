@@ -134,11 +134,14 @@ class Reader:
         return Word(_joined(pieces, keep_empty=quoted), quoted=not (literal and len(pieces) == 1))
 
     def expand(self, text: str) -> str:
-        """A text in which variables are replaced as between double quotes."""
-        inner = Reader(text, self.variables)
+        """A text in which variables are replaced and quotes are taken away, as in the default of a variable."""
+        inner = Reader(text[1:-1] if text[:1] == text[-1:] == "'" and len(text) > 1 else text, self.variables)
         pieces: list[_Piece] = []
         while not inner.ended:
-            pieces.append(inner.quoted_piece(""))
+            if inner.peek() == '"':
+                inner.at += 1
+            else:
+                pieces.append(inner.quoted_piece('"'))
         return _text([part for piece in pieces for part in piece.texts])
 
     def quoted_piece(self, end: str) -> _Piece:
