@@ -56,6 +56,8 @@ class Source:
     fields: Mapping[str, Field]
     fixed: Mapping[str, Fixed]
     derivations: Sequence[Derivation]
+    differing: Mapping[str, str]
+    """Pattern of keys → what the job does instead of what they say; unless they are null or empty."""
     left_out: Mapping[str, str]
     """Pattern of keys → why they are left out; `*` stands for any text, dots included. The first that matches counts."""
 
@@ -78,8 +80,8 @@ def translate(source: Source, settings: Settings) -> Draft:
             draft.differ(key, _why_open(settings.given[key]))
         elif key.startswith(DELETED):
             draft.leave(key, "deleted, and with it its default")
-        elif not draft.has_line(key) and (reason := _reason(source.left_out, key)):
-            draft.leave(key, reason)
+        elif not draft.has_line(key):
+            _match(source, key, settings.given[key], draft)
     return draft
 
 
@@ -91,6 +93,13 @@ def _compare(fixed: Fixed, key: str, settings: Settings, draft: Draft) -> None:
         draft.leave(key, fixed.same)
     else:
         draft.differ(key, fixed.other)
+
+
+def _match(source: Source, key: str, value: object, draft: Draft) -> None:
+    if (reason := _reason(source.differing, key)) and value not in (None, {}, []):
+        draft.differ(key, reason)
+    elif reason := reason or _reason(source.left_out, key):
+        draft.leave(key, reason)
 
 
 def _plain(value: object) -> object:
