@@ -109,7 +109,7 @@ def _result(source: Source, draft: Draft, notes: Sequence[str], request: Request
     fields = _changed(draft.fields, request.changes)
     origin = request.script or request.file
     heading = f"Job spec, imported from {origin.name if origin else 'overrides'} of {source.name}.\nBehind each field: the key that it comes from."
-    text = write(fields, heading)
+    text = write(fields, heading, draft.settings.given)
     lines = draft.lines()
     return Imported(source.name, text, nested(fields), lines, draft.default_lines(), tuple(notes), _problems(text, fields))
 

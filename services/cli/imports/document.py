@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from dataclasses import replace
 from typing import Any
 
 from services.cli.imports.result import FieldValue
@@ -29,10 +30,15 @@ def nested(fields: Mapping[str, FieldValue]) -> dict[str, Any]:
     return found
 
 
-def write(fields: Mapping[str, FieldValue], heading: str) -> str:
-    """The YAML text; `heading` is its first comment."""
+def write(fields: Mapping[str, FieldValue], heading: str, given: Container[str]) -> str:
+    """The YAML text; `heading` is its first comment. A key that is not `given` is marked as a default of the source."""
+    fields = {name: replace(field, keys=tuple(_marked(key, given) for key in field.keys)) for name, field in fields.items()}
     lines = [f"# {line}".rstrip() for line in heading.splitlines()]
     return "\n".join([*lines, *_section(nested(fields), fields, ())]) + "\n"
+
+
+def _marked(key: str, given: Container[str]) -> str:
+    return key if key in given or key.startswith("--") else f"{key} (default)"
 
 
 def _section(values: Mapping[str, Any], fields: Mapping[str, FieldValue], path: tuple[str, ...]) -> list[str]:

@@ -75,13 +75,13 @@ def translate(source: Source, settings: Settings) -> Draft:
         _compare(fixed, key, settings, draft)
     for derive in source.derivations:
         derive(settings, draft)
-    for key in settings.given:
-        if settings.is_open(key):
-            draft.differ(key, _why_open(settings.given[key]))
-        elif key.startswith(DELETED):
+    for key, value in settings.given.items():
+        if key.startswith(DELETED):
             draft.leave(key, "deleted, and with it its default")
         elif not draft.has_line(key):
-            _match(source, key, settings.given[key], draft)
+            _match(source, key, value, draft)
+        elif settings.is_open(key):
+            draft.differ(key, _why_open(value))
     return draft
 
 
@@ -108,7 +108,7 @@ def _plain(value: object) -> object:
 
 
 def _why_open(value: object) -> str:
-    return "no value is given" if value == MISSING else "only running the script would give the value"
+    return "no value is given" if value in {MISSING, ""} else "only running the script would give the value"
 
 
 def _reason(patterns: Mapping[str, str], key: str) -> str:

@@ -30,7 +30,8 @@ class Settings:
 
     def is_open(self, key: str) -> bool:
         """Whether the input names the key, but no value is known."""
-        return isinstance(value := self.given.get(key), OpenText) or value == MISSING
+        value = self.given.get(key)
+        return isinstance(value, OpenText) or (isinstance(value, str) and value in {MISSING, ""})
 
     def _replaces(self, key: str) -> bool:
         return (key in self.given and not self.is_open(key)) or f"{DELETED}{key}" in self.given

@@ -14,7 +14,7 @@ MAX_BYTES = 1_000_000
 """Of a configuration or a script."""
 MAX_REFERENCES = 16
 """References that lead from one to the next."""
-_REFERENCE = re.compile(r"\$\{(?:(oc\.select|oc\.env):)?([^${}:,]+)(?:,([^${}]*))?\}")
+_REFERENCE = re.compile(r"\$\{(?:(oc\.select|oc\.env):)?([^${}:,]+)(?:,([^${}]*|\{\}))?\}")
 
 
 def read_text(path: Path) -> str:

@@ -16,7 +16,7 @@ from services.cli.imports.settings import OpenText
 from services.common.errors import ConfigError
 
 _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<more>\+?)=(?P<value>.*)\Z", re.DOTALL)
-_MODULE = re.compile(r"(?:verl|recipe)(?:\.\w+)*\.\w*main\w*\Z")
+_MODULE = re.compile(r"(?:verl|recipe)(?:\.\w+)*\.(?!main_(?:generation|eval))\w*main\w*\Z")
 _DECLARING = frozenset({"export", "declare", "local", "readonly", "typeset"})
 _NAME_FLAGS, _PATH_FLAGS = frozenset({"--config-name", "-cn"}), frozenset({"--config-path", "-cp", "--config-dir", "-cd"})
 _COMPARISONS = {"-eq": 0, "-ne": 0, "-lt": 0, "-le": 0, "-gt": 0, "-ge": 0}

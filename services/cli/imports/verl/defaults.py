@@ -82,10 +82,16 @@ DEFAULTS: Mapping[str, object] = {
     "trainer.v1.trainer_mode": "sync",
     "trainer.v1.sampler.max_off_policy_threshold": 8,
 }
-FSDP_DEFAULTS: Mapping[str, object] = {f"{ACTOR}.strategy": "fsdp"}
+FSDP_DEFAULTS: Mapping[str, object] = {
+    f"{ACTOR}.strategy": "fsdp",
+    f"{ACTOR}.optim.lr_scheduler_type": "constant",
+    f"{CRITIC}.optim.lr_scheduler_type": "constant",
+}
 """Besides, with the FSDP engine."""
 MEGATRON_DEFAULTS: Mapping[str, object] = {
     f"{ACTOR}.strategy": "megatron",
+    f"{ACTOR}.optim.lr_decay_style": "constant",
+    f"{CRITIC}.optim.lr_decay_style": "constant",
     f"{ACTOR}.megatron.tensor_model_parallel_size": 1,
     f"{ACTOR}.megatron.pipeline_model_parallel_size": 1,
     f"{ACTOR}.megatron.context_parallel_size": 1,

@@ -133,6 +133,9 @@ def memory(settings: Settings, draft: Draft) -> None:
     else:
         draft.leave(dynamic, "micro-batches are always filled by tokens")
         draft.leave(tokens, "use_dynamic_bsz is off")
+    for name in ("ppo_micro_batch_size_per_gpu", "ppo_micro_batch_size"):
+        if not draft.has_line(f"{ACTOR}.{name}"):
+            draft.leave(f"{ACTOR}.{name}", "learner.max_tokens_per_micro_batch counts")
     _recompute(settings, draft)
 
 
