@@ -29,7 +29,9 @@ def about() -> None:
 def import_config(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[FILE.yaml] [OVERRIDE]...", help="The configuration, and Hydra's key=value, +key=value, ~key."),
+        typer.Argument(
+            metavar="[FILE.yaml] [OVERRIDE]...", help="The configuration, and Hydra's key=value, +key=value, ~key."
+        ),
     ] = None,
     script: Annotated[
         Path | None, typer.Option("--script", help="A shell script that calls verl's trainer; it is read and not run.")
@@ -41,10 +43,13 @@ def import_config(
         int | None, typer.Option("--rows", min=1, help="Rows of the training data: verl's epochs become steps.")
     ] = None,
     changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change a field of the spec; may be repeated.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change a field of the spec; may be repeated."),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write the spec here instead of stdout.")] = None,
-    report_file: Annotated[Path | None, typer.Option("--report", help="Write the report here instead of stderr.")] = None,
+    report_file: Annotated[
+        Path | None, typer.Option("--report", help="Write the report here instead of stderr.")
+    ] = None,
     *,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 when a key is unknown.")] = False,
 ) -> None:

@@ -70,7 +70,9 @@ def convert(request: Request, environment: Mapping[str, str]) -> Imported:
         overrides, notes, config_name = [*call.overrides, *overrides], call.notes, call.config_name
     given = hydra.apply(overrides, given)
     if not given:
-        raise ConfigError("nothing to import: give a YAML file, --script FILE.sh, or overrides such as data.train_batch_size=64")
+        raise ConfigError(
+            "nothing to import: give a YAML file, --script FILE.sh, or overrides such as data.train_batch_size=64"
+        )
     source = _source(request.source, given, config_name)
     settings = _settings(source, given, environment, request.rows)
     draft = translate(source, settings)
@@ -91,7 +93,9 @@ def _source(name: SourceName | None, given: Mapping[str, object], config_name: s
     return verl.source(megatron=named or any(key.startswith(f"{ACTOR}.megatron.") for key in given))
 
 
-def _settings(source: Source, given: Mapping[str, object], environment: Mapping[str, str], rows: int | None) -> Settings:
+def _settings(
+    source: Source, given: Mapping[str, object], environment: Mapping[str, str], rows: int | None
+) -> Settings:
     home = environment.get("HOME", "~")
     resolved = {key: _at_home(value, home) for key, value in resolve(given, source.defaults, environment).items()}
     defaults = {key: _at_home(value, home) for key, value in source.defaults.items()}
@@ -108,10 +112,13 @@ def _at_home(value: object, home: str) -> object:
 def _result(source: Source, draft: Draft, notes: Sequence[str], request: Request) -> Imported:
     fields = _changed(draft.fields, request.changes)
     origin = request.script or request.file
-    heading = f"Job spec, imported from {origin.name if origin else 'overrides'} of {source.name}.\nBehind each field: the key that it comes from."
+    name = origin.name if origin else "overrides"
+    heading = f"Job spec, imported from {name} of {source.name}.\nBehind each field: the key that it comes from."
     text = write(fields, heading, draft.settings.given)
     lines = draft.lines()
-    return Imported(source.name, text, nested(fields), lines, draft.default_lines(), tuple(notes), _problems(text, fields))
+    return Imported(
+        source.name, text, nested(fields), lines, draft.default_lines(), tuple(notes), _problems(text, fields)
+    )
 
 
 def _changed(fields: Mapping[str, FieldValue], changes: Sequence[str]) -> dict[str, FieldValue]:
@@ -128,7 +135,7 @@ def _changed(fields: Mapping[str, FieldValue], changes: Sequence[str]) -> dict[s
     return found
 
 
-def _leaves(document: Mapping[object, object], fields: Mapping[str, FieldValue]) -> list[tuple[str, object]]:
+def _leaves(document: Mapping[str, object], fields: Mapping[str, FieldValue]) -> list[tuple[str, object]]:
     """Dotted field → value; a field whose value is a mapping stays whole."""
     whole = {name: value.value for name, value in fields.items() if isinstance(value.value, dict) and value.value}
     values = dict(flat(document))

@@ -32,7 +32,9 @@ def nested(fields: Mapping[str, FieldValue]) -> dict[str, Any]:
 
 def write(fields: Mapping[str, FieldValue], heading: str, given: Container[str]) -> str:
     """The YAML text; `heading` is its first comment. A key that is not `given` is marked as a default of the source."""
-    fields = {name: replace(field, keys=tuple(_marked(key, given) for key in field.keys)) for name, field in fields.items()}
+    fields = {
+        name: replace(field, keys=tuple(_marked(key, given) for key in field.keys)) for name, field in fields.items()
+    }
     lines = [f"# {line}".rstrip() for line in heading.splitlines()]
     return "\n".join([*lines, *_section(nested(fields), fields, ())]) + "\n"
 

@@ -27,15 +27,15 @@ class Draft:
         self.fields: dict[str, FieldValue] = {}
         self._entries: dict[str, _Entry] = {}
 
-    def set(self, name: str, value: object, *keys: str, remark: str = "", outcome: Outcome = Outcome.BECAME) -> None:
-        """Sets a field of the spec, which these keys became."""
+    def set(self, name: str, value: object, *keys: str, remark: str = "", fits: bool = True) -> None:
+        """Sets a field of the spec, which these keys became; it `fits` when it has their meaning."""
         self.fields[name] = FieldValue(value, keys, remark)
         for key in keys:
-            self._note(key, outcome, remark, name)
+            self._note(key, Outcome.BECAME if fits else Outcome.DIFFERS, remark, name)
 
-    def leave(self, key: str, remark: str) -> None:
-        """The key becomes nothing, and nothing is lost."""
-        self._note(key, Outcome.LEFT_OUT, remark)
+    def leave(self, key: str, remark: str, *, fits: bool = True) -> None:
+        """The key becomes nothing; nothing is lost by it when it `fits`."""
+        self._note(key, Outcome.LEFT_OUT if fits else Outcome.DIFFERS, remark)
 
     def differ(self, key: str, remark: str) -> None:
         """The job does not do what the key says."""

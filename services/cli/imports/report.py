@@ -22,5 +22,7 @@ def summary(found: Imported) -> str:
     counts = {outcome: len(found.of(outcome)) for outcome in Outcome}
     named = ", ".join(line.key for line in found.of(Outcome.UNKNOWN))
     unknown = f", {counts[Outcome.UNKNOWN]} unknown ({named})" if named else ""
-    shares = f"{counts[Outcome.BECAME]} became fields, {counts[Outcome.LEFT_OUT]} left out, {counts[Outcome.DIFFERS]} differ"
+    shares = (
+        f"{counts[Outcome.BECAME]} became fields, {counts[Outcome.LEFT_OUT]} left out, {counts[Outcome.DIFFERS]} differ"
+    )
     return f"{len(found.lines)} keys: {shares}{unknown}"

@@ -77,8 +77,6 @@ def shown(value: object, limit: int = 80) -> str:
     """A value in one short line, as YAML writes it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, list):
-        text = f"[{', '.join(shown(item, limit) for item in value)}]"
-    else:
-        text = " ".join(str(value).split())
+    listed = ", ".join(shown(item, limit) for item in value) if isinstance(value, list) else None
+    text = f"[{listed}]" if listed is not None else " ".join(str(value).split())
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 
 from services.common.errors import Problem
@@ -10,6 +12,7 @@ MISSING = "???"
 """OmegaConf's mark of a value that somebody else must give."""
 DELETED = "~"
 """Before a key that an override deletes."""
+_NUMBER = re.compile(r"\s*[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?\s*\Z")
 _TRUE, _FALSE = frozenset({"true", "yes", "on"}), frozenset({"false", "no", "off"})
 
 
@@ -56,17 +59,20 @@ class Settings:
             return None
         if isinstance(value, int | float) and not isinstance(value, bool):
             return value
-        try:
-            return float(value) if isinstance(value, str) else self._wrong(key, value, "a number")
-        except ValueError:
-            return self._wrong(key, value, "a number")
+        if isinstance(value, str) and _NUMBER.match(value):
+            return float(value)
+        self._refuse(key, value, "a number")
+        return None
 
     def integer(self, key: str) -> int | None:
         """The value as an integer; `5.0` is one."""
         value = self.number(key)
         if value is None:
             return None
-        return int(value) if value == value // 1 else self._wrong(key, self.value(key), "an integer")
+        if math.isfinite(value) and value == int(value):
+            return int(value)
+        self._refuse(key, self.value(key), "an integer")
+        return None
 
     def truth(self, key: str) -> bool | None:
         """The value as true or false; `yes`, `no`, `on` and `off` count as in YAML 1.1."""
@@ -74,13 +80,17 @@ class Settings:
         if value is None or isinstance(value, bool):
             return value
         text = str(value).lower()
-        return text in _TRUE if text in _TRUE | _FALSE else self._wrong(key, value, "true or false")
+        if text in _TRUE | _FALSE:
+            return text in _TRUE
+        self._refuse(key, value, "true or false")
+        return None
 
     def text(self, key: str) -> str | None:
         """The value as a text."""
         value = self.value(key)
         if isinstance(value, dict | list):
-            return self._wrong(key, value, "a text")
+            self._refuse(key, value, "a text")
+            return None
         return None if value is None else str(value)
 
     def items(self, key: str) -> list[object]:
@@ -90,7 +100,7 @@ class Settings:
             return []
         return list(value) if isinstance(value, list) else [value]
 
-    def _wrong(self, key: str, value: object, wanted: str) -> None:
+    def _refuse(self, key: str, value: object, wanted: str) -> None:
         problem = Problem(key, f"must be {wanted}, not {str(value)[:80]!r}")
         if problem not in self.problems:
             self.problems.append(problem)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from services.cli.imports.draft import Draft
-from services.cli.imports.result import Outcome
 from services.cli.imports.settings import Settings
 
 SCHEDULES = frozenset({"constant", "linear", "cosine"})
@@ -24,7 +23,7 @@ def schedule(settings: Settings, draft: Draft, section: str, style: str, ratio: 
     """Learning rate after the warm-up. `ratio` is the key of the last rate ÷ lr, `least` that of the last rate."""
     name = settings.text(style) or "constant"
     if name not in SCHEDULES:
-        draft.set(f"{section}.lr_schedule", "constant", style, remark=f"{name} has no counterpart", outcome=Outcome.DIFFERS)
+        draft.set(f"{section}.lr_schedule", "constant", style, remark=f"{name} has no counterpart", fits=False)
     else:
         draft.set(f"{section}.lr_schedule", name, style)
     falls = name in {"linear", "cosine"}

@@ -71,18 +71,18 @@ class _Parser:
 
     def factor(self) -> int:
         """A number, a variable, a sum in brackets, or one of them with a sign."""
-        token = self.tokens.pop(0)
-        if token in {"+", "-"}:
-            return self.factor() if token == "+" else -self.factor()
-        if token == "(":
+        part = self.tokens.pop(0)
+        if part in {"+", "-"}:
+            return self.factor() if part == "+" else -self.factor()
+        if part == "(":
             value = self.sum()
             if self.tokens.pop(0) != ")":
                 raise ValueError("bracket")
             return value
-        if token.isdigit():
-            return int(token)
-        found = self.variable(token)
+        if part.isdigit():
+            return int(part)
+        found = self.variable(part)
         value_of = None if found is None else calculate(found, self.variable, self.depth + 1)
         if value_of is None:
-            raise ValueError(token)
+            raise ValueError(part)
         return value_of

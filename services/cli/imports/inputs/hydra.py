@@ -71,7 +71,9 @@ class _Parser:
         value = self.element(stop=",")
         if self.at < len(self.text):
             sweep = self.text[self.at] == ","
-            raise ValueError("a sweep of several values is not one job" if sweep else f"unexpected {self.text[self.at:][:20]!r}")
+            raise ValueError(
+                "a sweep of several values is not one job" if sweep else f"unexpected {self.text[self.at :][:20]!r}"
+            )
         return value
 
     def element(self, stop: str) -> object:

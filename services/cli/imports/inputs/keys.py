@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from services.cli.imports.settings import OpenText
 from services.common.errors import ConfigError
@@ -42,7 +43,7 @@ def read_yaml(path: Path) -> dict[str, object]:
     return dict(flat(document))
 
 
-def flat(values: Mapping[object, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+def flat(values: Mapping[Any, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     """Dotted key → value of nested mappings; lists and empty mappings are values."""
     for key, value in values.items():
         path = f"{prefix}{key}"
@@ -52,7 +53,9 @@ def flat(values: Mapping[object, object], prefix: str = "") -> Iterator[tuple[st
             yield path, value
 
 
-def resolve(given: Mapping[str, object], defaults: Mapping[str, object], environment: Mapping[str, str]) -> dict[str, object]:
+def resolve(
+    given: Mapping[str, object], defaults: Mapping[str, object], environment: Mapping[str, str]
+) -> dict[str, object]:
     """The values with OmegaConf's references replaced: `${data.x}`, `${.x}`, `${oc.select:a.b,default}`, `${oc.env:NAME,default}`.
 
     A text with a reference that leads nowhere becomes an OpenText.

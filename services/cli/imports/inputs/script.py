@@ -6,8 +6,9 @@ script's own. What is not followed (loops, functions, other conditions) is noted
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -18,8 +19,14 @@ from services.common.errors import ConfigError
 _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<more>\+?)=(?P<value>.*)\Z", re.DOTALL)
 _MODULE = re.compile(r"(?:verl|recipe)(?:\.\w+)*\.(?!main_(?:generation|eval))\w*main\w*\Z")
 _DECLARING = frozenset({"export", "declare", "local", "readonly", "typeset"})
-_NAME_FLAGS, _PATH_FLAGS = frozenset({"--config-name", "-cn"}), frozenset({"--config-path", "-cp", "--config-dir", "-cd"})
-_COMPARISONS = {"-eq": 0, "-ne": 0, "-lt": 0, "-le": 0, "-gt": 0, "-ge": 0}
+_NAME_FLAGS, _PATH_FLAGS = (
+    frozenset({"--config-name", "-cn"}),
+    frozenset({"--config-path", "-cp", "--config-dir", "-cd"}),
+)
+_COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
+    "-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le, "-gt": operator.gt, "-ge": operator.ge,
+}  # fmt: skip
+_INTEGER = re.compile(r"-?[0-9]{1,18}\Z")
 _ENDS = {"if": "fi", "for": "done", "while": "done", "until": "done", "function": "}", "{": "}"}
 
 
@@ -105,7 +112,9 @@ class _Run:
             if not open_branch:
                 self.block(frozenset({"then"}), active=False)
             if holds is None:
-                self.notes.append(f"line {line}: the condition of `if` is not known, and none of its branches is followed")
+                self.notes.append(
+                    f"line {line}: the condition of `if` is not known, and none of its branches is followed"
+                )
                 open_branch = False
             end = self.block(frozenset({"elif", "else", "fi"}), active=bool(holds))
             open_branch = open_branch and not holds
@@ -138,7 +147,9 @@ class _Run:
                 self._assign(word)
             return
         arguments = [text for word in texts for text in word]
-        at = next((index for index, text in enumerate(arguments) if _MODULE.match(text) and "-m" in arguments[:index]), None)
+        at = next(
+            (index for index, text in enumerate(arguments) if _MODULE.match(text) and "-m" in arguments[:index]), None
+        )
         if at is None:
             return
         if self.call is not None:
@@ -152,7 +163,11 @@ class _Run:
         if match is None:
             return
         name, listed = match["name"], match["value"] == "(" and texts[0].endswith("=(")
-        new = list(texts[1:]) if listed else [OpenText(match["value"]) if isinstance(texts[0], OpenText) else match["value"]]
+        new = (
+            list(texts[1:])
+            if listed
+            else [OpenText(match["value"]) if isinstance(texts[0], OpenText) else match["value"]]
+        )
         before = (self.variables.get(name) or []) if match["more"] else []
         if not listed and before:
             kind = OpenText if isinstance(new[0], OpenText) or isinstance(before[0], OpenText) else str
@@ -181,25 +196,24 @@ def _is_assignment(texts: tuple[str, ...]) -> bool:
 
 def _test(arguments: list[str]) -> bool | None:
     """Whether `[ a = b ]` and its like hold; None when it is not known."""
-    if len(arguments) < 3 or arguments[0] not in {"[", "[[", "test"} or any(isinstance(text, OpenText) for text in arguments):
+    first, *rest = arguments
+    if first not in {"[", "[[", "test"} or any(isinstance(text, OpenText) for text in rest):
         return None
-    match arguments[1:] if arguments[0] == "test" else arguments[1:-1]:
-        case ["!", *rest]:
-            inner = _test(["test", *rest, ""][:-1]) if len(rest) >= 2 else None
-            return None if inner is None else not inner
-        case ["-z", text]:
-            return not text
-        case ["-n", text]:
-            return bool(text)
-        case [left, "=" | "==", right]:
-            return fnmatchcase(left, right) if arguments[0] == "[[" else left == right
-        case [left, "!=", right]:
-            return not fnmatchcase(left, right) if arguments[0] == "[[" else left != right
-        case [left, operator, right] if operator in _COMPARISONS and _is_integer(left) and _is_integer(right):
-            a, b = int(left), int(right)
-            return {"-eq": a == b, "-ne": a != b, "-lt": a < b, "-le": a <= b, "-gt": a > b, "-ge": a >= b}[operator]
+    rest = rest if first == "test" else rest[:-1]
+    if rest[:1] == ["!"]:
+        inner = _compare(rest[1:], patterns=first == "[[")
+        return None if inner is None else not inner
+    return _compare(rest, patterns=first == "[[")
+
+
+def _compare(arguments: list[str], *, patterns: bool) -> bool | None:
+    """Whether a comparison of texts or integers holds; None when it is another. `patterns`: the right side is one."""
+    match arguments:
+        case ["-z" | "-n" as sign, text]:
+            return bool(text) == (sign == "-n")
+        case [left, "=" | "==" | "!=" as sign, right]:
+            same = fnmatchcase(left, right) if patterns else left == right
+            return same == (sign != "!=")
+        case [left, sign, right] if sign in _COMPARISONS and _INTEGER.match(left) and _INTEGER.match(right):
+            return _COMPARISONS[sign](int(left), int(right))
     return None
-
-
-def _is_integer(text: str) -> bool:
-    return re.fullmatch(r"-?\d{1,18}", text) is not None

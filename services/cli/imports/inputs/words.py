@@ -6,20 +6,40 @@ A part that only running the script would give, such as `$(date)` or `$1`, stays
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from services.cli.imports.inputs.arithmetic import calculate
 from services.cli.imports.settings import OpenText
 
 KEYWORDS = frozenset(
-    {"if", "then", "elif", "else", "fi", "for", "while", "until", "do", "done", "case", "esac", "function", "{", "}", "!"}
+    {
+        "if",
+        "then",
+        "elif",
+        "else",
+        "fi",
+        "for",
+        "while",
+        "until",
+        "do",
+        "done",
+        "case",
+        "esac",
+        "function",
+        "{",
+        "}",
+        "!",
+    }
 )
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
 _HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
 _BRACED = re.compile(
-    r"(?P<name>\w+|[@*])(?:\[(?P<index>[@*])\])?(?P<change>,,|\^\^)?(?:(?P<operator>:?[-=+?])(?P<word>.*))?\Z", re.DOTALL
+    r"(?P<name>\w+|[@*])(?:\[(?P<index>[@*])\])?(?P<change>,,|\^\^)?(?:(?P<operator>:?[-=+?])(?P<word>.*))?\Z",
+    re.DOTALL,
 )
 _SEPARATORS = "\n;&|()"
 
@@ -64,13 +84,15 @@ class Reader:
     """Reads the commands of a script in their order. The variables may change between two commands."""
 
     def __init__(self, text: str, variables: Variables) -> None:
-        self.text, self.at, self.variables = text.replace("\\\r\n", "").replace("\\\n", ""), 0, variables
+        parts = text.replace("\r\n", "\n").split("\\\n")
+        self.text, self.at, self.variables = "".join(parts), 0, variables
+        self._joins = list(accumulate(len(part) for part in parts[:-1]))
         self._heredocs: list[str] = []
 
     @property
     def line(self) -> int:
-        """Number of the line here, from 1; lines that a backslash joins are one."""
-        return self.text.count("\n", 0, self.at) + 1
+        """Number of the line here, from 1."""
+        return self.text.count("\n", 0, self.at) + bisect_right(self._joins, self.at) + 1
 
     @property
     def ended(self) -> bool:

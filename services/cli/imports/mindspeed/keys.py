@@ -32,7 +32,9 @@ _DATA = (
 )  # fmt: skip
 _INITIAL = ("init_method_std", "load", "save", "pretrained_checkpoint", "load_checkpoint_loosely", "no_save_optim", "no_save_rng",
             "no_shared_storage", "finetune", "no_load_optim", "no_load_rng")  # fmt: skip
-_OTHERS = ("log_interval", "eval_iters", "eval_interval", "skip_train", "algorithm", "do_sample", "dpo_loss_type", "ref_model", "refer_model_iter")  # fmt: skip
+_OTHERS = (
+    "log_interval", "eval_iters", "eval_interval", "skip_train", "algorithm", "do_sample", "dpo_loss_type", "ref_model", "refer_model_iter",
+)  # fmt: skip
 REASONS: Mapping[str, tuple[str, ...]] = {
     "the architecture is that of the model's config.json": _ARCHITECTURE,
     "a choice of kernels, memory or communication, of the learner": _KERNELS,
@@ -78,5 +80,8 @@ def left_out() -> dict[str, str]:
     found |= {f"generate_config.{name}": reason for reason, names in GENERATE_REASONS.items() for name in names}
     found |= {"profiler_config.*": "profiling has no counterpart", "msprobe_config.*": "profiling has no counterpart"}
     found |= {"ref_config.*": "the reference has the actor's ranks and layout"}
-    found |= {"defaults": "names files of the model's architecture, which config.json has", "model.*": "the architecture is that of the model's config.json"}  # fmt: skip
+    found |= {
+        "defaults": "names files of the model's architecture, which config.json has",
+        "model.*": "the architecture is that of the model's config.json",
+    }
     return found

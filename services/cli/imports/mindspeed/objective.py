@@ -5,7 +5,6 @@ from __future__ import annotations
 from enum import StrEnum
 
 from services.cli.imports.draft import Draft
-from services.cli.imports.result import Outcome
 from services.cli.imports.settings import Settings
 from services.common.errors import ConfigError
 
@@ -39,12 +38,16 @@ def stage(settings: Settings, draft: Draft) -> None:
     chosen = stage_of(settings)
     draft.set("algorithm.loss", "dapo", STAGE, remark="PPO's clipped surrogate, as in all three stages")
     draft.set("algorithm.proximal_policy", "trainer", STAGE, remark="MindSpeed-RL's old log-probs are the trainer's")
-    token_level = "rl_config.token_level_loss"
+    mean_over_tokens = "rl_config.token_level_loss"
     if chosen is Stage.DAPO:
-        draft.set("algorithm.token_level_loss", bool(settings.truth(token_level)), token_level)
+        draft.set("algorithm.token_level_loss", bool(settings.truth(mean_over_tokens)), mean_over_tokens)
     else:
         draft.set("algorithm.token_level_loss", True, STAGE)
-        (draft.differ if settings.truth(token_level) is False else draft.leave)(token_level, f"{chosen} always takes the mean over tokens")
+        draft.leave(
+            mean_over_tokens,
+            f"{chosen} always takes the mean over tokens",
+            fits=settings.truth(mean_over_tokens) is not False,
+        )
     _clips(settings, draft, chosen)
 
 
@@ -68,7 +71,7 @@ def advantages(settings: Settings, draft: Draft) -> None:
     name = settings.text(key) or "group_norm"
     estimator = {"group_norm": "grpo", "gae": "gae"}.get(name)
     remark = "" if estimator else f"{name} has no counterpart"
-    draft.set("algorithm.advantage_estimator", estimator or "grpo", key, remark=remark, outcome=Outcome.BECAME if estimator else Outcome.DIFFERS)  # fmt: skip
+    draft.set("algorithm.advantage_estimator", estimator or "grpo", key, remark=remark, fits=bool(estimator))
     for discount in ("gamma", "lam"):
         source = f"rl_config.{discount}"
         if estimator == "gae":
@@ -90,7 +93,8 @@ def kl(settings: Settings, draft: Draft) -> None:
         draft.set("algorithm.kl_placement", "loss" if chosen is Stage.GRPO else "reward", STAGE)
         name = settings.text(kind) or ""
         known = name in KL_ESTIMATORS
-        draft.set("algorithm.kl_estimator", KL_ESTIMATORS.get(name, "k3"), kind, remark="" if known else f"{name} has no counterpart", outcome=Outcome.BECAME if known else Outcome.DIFFERS)  # fmt: skip
+        remark = "" if known else f"{name} has no counterpart"
+        draft.set("algorithm.kl_estimator", KL_ESTIMATORS.get(name, "k3"), kind, remark=remark, fits=known)
         if settings.text(adaptive) == "adaptive":
             draft.set("algorithm.kl_target", settings.number(target), adaptive, target)
             draft.set("algorithm.kl_horizon", settings.integer(horizon), horizon)
@@ -109,7 +113,9 @@ def filter_groups(settings: Settings, draft: Draft) -> None:
         draft.set("algorithm.filter_groups_metric", "accuracy", metric, remark="the verifier's accuracy")
         batches = settings.integer(most) or 0
         bounded = batches > 0
-        remark = "then a step trains on what it has; MindSpeed-RL stops" if bounded else "0 or less is without bound there"
+        remark = (
+            "then a step trains on what it has; MindSpeed-RL stops" if bounded else "0 or less is without bound there"
+        )
         draft.set("algorithm.filter_groups_max_batches", batches if bounded else MOST_BATCHES, most, remark=remark)
     for key in (metric, most):
         if not draft.has_line(key):
@@ -129,7 +135,9 @@ def overlong_buffer(settings: Settings, draft: Draft) -> None:
     for name in names:
         key = f"rl_config.{name}"
         if enabled and settings.value(key) is not None:
-            draft.set(f"algorithm.{name}", settings.number(key) if name.endswith("factor") else settings.integer(key), key)
+            draft.set(
+                f"algorithm.{name}", settings.number(key) if name.endswith("factor") else settings.integer(key), key
+            )
         else:
             draft.leave(key, "the overlong buffer is off")
 
@@ -149,6 +157,12 @@ def verifiers(settings: Settings, draft: Draft) -> None:
     exact = len(names) == 1 and names[0] in VERIFIERS
     chosen = next((VERIFIERS[name] for name in names if name in VERIFIERS), NEAREST_VERIFIER)
     remark = "" if exact else f"the nearest for {', '.join(names)}: rewards or formats differ"
-    draft.set("reward.verifiers", {"*": chosen}, functions, remark=remark, outcome=Outcome.BECAME if exact else Outcome.DIFFERS)
-    plain = all(weight in {1, 1.0} for weight in settings.items(weights)) and len(names) == 1
-    (draft.leave if plain else draft.differ)(weights, "one verifier, with weight 1")
+    draft.set(
+        "reward.verifiers",
+        {"*": chosen},
+        functions,
+        remark=remark,
+        fits=exact,
+    )
+    plain = all(weight == 1 for weight in settings.items(weights)) and len(names) == 1
+    draft.leave(weights, "one verifier, with weight 1", fits=plain)

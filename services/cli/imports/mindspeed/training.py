@@ -1,4 +1,4 @@
-"""Training of MindSpeed-RL: batches, ranks, optimizers, lengths and data. `actor_config` and `critic_config` stand over `megatron_training`."""
+"""Training of MindSpeed-RL: batches, ranks, optimizers, lengths and data; `actor_config` goes before `megatron_training`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ from pathlib import PurePosixPath
 
 from services.cli.imports.draft import Draft
 from services.cli.imports.mindspeed.objective import Stage, filters, stage_of
-from services.cli.imports.result import Outcome
 from services.cli.imports.settings import Settings
 from services.cli.imports.shared import fitting_mini_batch, schedule
 
-COMMON, ACTOR, CRITIC, RL, GENERATE = "megatron_training", "actor_config", "critic_config", "rl_config", "generate_config"
+COMMON, ACTOR, CRITIC, RL, GENERATE = (
+    "megatron_training",
+    "actor_config",
+    "critic_config",
+    "rl_config",
+    "generate_config",
+)
 OPTIMIZER = ("lr", "weight_decay", "clip_grad", "adam_beta1", "adam_beta2")
 OF_ACTOR = ("sequence_parallel", "use_distributed_optimizer", "seed", "recompute_granularity", "bf16")
 """Keys that are the actor's and are usually in `megatron_training`."""
@@ -23,13 +28,17 @@ def of_role(settings: Settings, role: str, name: str) -> str:
 
 def batches(settings: Settings, draft: Draft) -> None:
     """Prompts of a batch and of one optimizer step."""
-    usual, filtered, part = f"{COMMON}.global_batch_size", f"{RL}.filter_groups_train_batch_size", f"{RL}.mini_batch_size"
+    usual, filtered, part = (
+        f"{COMMON}.global_batch_size",
+        f"{RL}.filter_groups_train_batch_size",
+        f"{RL}.mini_batch_size",
+    )
     whole, other = (filtered, usual) if filters(settings) else (usual, filtered)
     groups = settings.integer(whole) or 1
     draft.set("algorithm.filter_groups_train_batch_size", groups, whole)
     draft.leave(other, f"{whole} counts; sampling is paced by the share of groups that the filter keeps")
     fitting, remark = fitting_mini_batch(groups, settings.integer(part) or 1)
-    draft.set("learner.mini_batch_size", fitting, part, remark=remark, outcome=Outcome.DIFFERS if remark else Outcome.BECAME)
+    draft.set("learner.mini_batch_size", fitting, part, remark=remark, fits=not remark)
 
 
 def actor(settings: Settings, draft: Draft) -> None:
@@ -53,7 +62,7 @@ def actor(settings: Settings, draft: Draft) -> None:
     _micro_batch(settings, draft)
     for name in ("attention_dropout", "hidden_dropout"):
         key = of_role(settings, ACTOR, name)
-        (draft.leave if not settings.number(key) else draft.differ)(key, "there is no dropout")
+        draft.leave(key, "there is no dropout", fits=not settings.number(key))
 
 
 def _micro_batch(settings: Settings, draft: Draft) -> None:
@@ -82,8 +91,11 @@ def critic(settings: Settings, draft: Draft) -> None:
     draft.set("critic.value_clip", settings.number(clip), clip)
     for name in ("tensor", "pipeline"):
         key = f"{CRITIC}.{name}_model_parallel_size"
-        same = settings.integer(key) in {None, settings.integer(of_role(settings, ACTOR, f"{name}_model_parallel_size"))}
-        (draft.leave if same else draft.differ)(key, "the critic has the actor's ranks and layout")
+        same = settings.integer(key) in {
+            None,
+            settings.integer(of_role(settings, ACTOR, f"{name}_model_parallel_size")),
+        }
+        draft.leave(key, "the critic has the actor's ranks and layout", fits=same)
     draft.leave(f"{CRITIC}.micro_batch_size", "the learner fills micro-batches by tokens")
 
 
@@ -102,7 +114,7 @@ def _optimizer(settings: Settings, draft: Draft, role: str, section: str) -> Non
     style, least, lr = (of_role(settings, role, name) for name in ("lr_decay_style", "min_lr", "lr"))
     schedule(settings, draft, section, style, "", least, lr)
     kind = of_role(settings, role, "optimizer")
-    (draft.leave if settings.text(kind) in {None, "adam"} else draft.differ)(kind, "the optimizer is AdamW")
+    draft.leave(kind, "the optimizer is AdamW", fits=settings.text(kind) in {None, "adam"})
 
 
 def ranks(settings: Settings, draft: Draft) -> None:
@@ -115,26 +127,37 @@ def ranks(settings: Settings, draft: Draft) -> None:
         draft.set(f"learner.{name}_parallel_size", size, key)
     context = of_role(settings, ACTOR, "context_parallel_size")
     split = settings.integer(context) or 1
-    (draft.leave if split == 1 else draft.differ)(context, "a sequence is computed by one rank of each tensor and pipeline part")
+    draft.leave(context, "a sequence is computed by one rank of each tensor and pipeline part", fits=split == 1)
     for name in ("expert_model_parallel_size", "num_layers_per_virtual_pipeline_stage"):
         key = of_role(settings, ACTOR, name)
-        (draft.leave if settings.integer(key) in {None, 1} else draft.differ)(key, "there is no such split of a model")
+        draft.leave(key, "there is no such split of a model", fits=settings.integer(key) in {None, 1})
     devices = settings.integer(npus)
     if devices is None:
         return
     divided, left = divmod(devices, shared * split)
     remark = f"{devices} NPUs ÷ {shared * split} that share a model"
     remark += " is no integer" if left else "; they only train here: rollout servers have NPUs of their own"
-    draft.set("learner.data_parallel_size", max(1, divided), npus, remark=remark, outcome=Outcome.DIFFERS if left else Outcome.BECAME)
+    draft.set(
+        "learner.data_parallel_size",
+        max(1, divided),
+        npus,
+        remark=remark,
+        fits=not left,
+    )
     critic_npus = f"{RL}.critic_resource.num_npus"
-    (draft.leave if settings.integer(critic_npus) in {None, devices} else draft.differ)(critic_npus, "the critic has the actor's ranks")
+    draft.leave(critic_npus, "the critic has the actor's ranks", fits=settings.integer(critic_npus) in {None, devices})
 
 
 def model(settings: Settings, draft: Draft) -> None:
     """The model's directory."""
     key = of_role(settings, ACTOR, "tokenizer_name_or_path")
     if settings.is_given(key):
-        draft.set("model.path", settings.text(key), key, remark="the Hugging Face directory; actor_config.load is a converted copy")
+        draft.set(
+            "model.path",
+            settings.text(key),
+            key,
+            remark="the Hugging Face directory; actor_config.load is a converted copy",
+        )
     else:
         draft.leave(key, "not set: give model.path")
 
@@ -146,8 +169,10 @@ def data(settings: Settings, draft: Draft) -> None:
     if path is not None:
         fits = path.endswith((".parquet", ".jsonl"))
         name = path if fits else f"{PurePosixPath(path).name or 'data'}.parquet"
-        remark = "" if fits else "a folder of preprocessed rows there: name the parquet or jsonl file that they were made of"
-        draft.set("data.train.source", name, key, remark=remark, outcome=Outcome.BECAME if fits else Outcome.DIFFERS)
+        remark = (
+            "" if fits else "a folder of preprocessed rows there: name the parquet or jsonl file that they were made of"
+        )
+        draft.set("data.train.source", name, key, remark=remark, fits=fits)
     draft.set("data.shuffle", not settings.truth(shuffle), shuffle)
 
 
@@ -157,18 +182,26 @@ def rollouts(settings: Settings, draft: Draft) -> None:
     response = _response(settings)
     draft.set("rollout.rollout_max_tokens", response, tokens)
     same = settings.value(longest) in {None, response} or not settings.truth(f"{RL}.overlong_buffer_enable")
-    (draft.leave if same else draft.differ)(longest, "generate_config.sampling_config.max_tokens counts, as there")
+    draft.leave(longest, "generate_config.sampling_config.max_tokens counts, as there", fits=same)
     prompt, whole = f"{RL}.max_prompt_length", f"{GENERATE}.max_model_len"
     room = (settings.integer(prompt) or 0) + response
     most = settings.integer(whole) or room
-    draft.set("model.max_model_len", min(room, most), prompt, whole, remark="the smaller of max_prompt_length + max_tokens and max_model_len")
+    draft.set(
+        "model.max_model_len",
+        min(room, most),
+        prompt,
+        whole,
+        remark="the smaller of max_prompt_length + max_tokens and max_model_len",
+    )
     seqs, count = f"{GENERATE}.max_num_seqs", settings.integer(f"{RL}.n_samples_per_prompt") or 1
     if settings.is_given(seqs):
         groups = min(4096, max(1, (settings.integer(seqs) or 1) // count))
-        draft.set("rollout.max_concurrent_groups", groups, seqs, remark=f"max_num_seqs ÷ n_samples_per_prompt ({count})")
+        draft.set(
+            "rollout.max_concurrent_groups", groups, seqs, remark=f"max_num_seqs ÷ n_samples_per_prompt ({count})"
+        )
     for name in ("infer_pipeline_parallel_size", "infer_expert_parallel_size"):
         key = f"{GENERATE}.{name}"
-        (draft.leave if settings.integer(key) in {None, 1} else draft.differ)(key, "start more rollout servers instead")
+        draft.leave(key, "start more rollout servers instead", fits=settings.integer(key) in {None, 1})
 
 
 def _response(settings: Settings) -> int:
@@ -179,5 +212,8 @@ def off_policy(settings: Settings, draft: Draft) -> None:
     """How old a policy may be."""
     split = f"{RL}.partial_rollout_max_split"
     count = settings.integer(split) or 1
-    remark = "a response may go on over so many iterations" if count > 1 else "MindSpeed-RL samples with the newest policy; 2 lets servers sample while the learner trains"  # fmt: skip
+    if count > 1:
+        remark = "a response may go on over so many iterations"
+    else:
+        remark = "MindSpeed-RL samples with the newest policy; 2 lets servers sample while the learner trains"
     draft.set("off_policy.max_off_policy_steps", count - 1, split, remark=remark)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from services.cli.imports.draft import Draft
-from services.cli.imports.result import Outcome
 from services.cli.imports.settings import Settings
 from services.cli.imports.verl.defaults import ACTOR, CORRECTION
 
@@ -19,7 +18,9 @@ ESTIMATORS = {
 }
 DISCOUNTED = frozenset({"gae", "reinforce_plus_plus"})
 KL_ESTIMATORS = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
-METRICS = {"acc": "accuracy", "accuracy": "accuracy", "reward": "reward", "score": "reward", "seq_reward": "reward", "seq_final_reward": "reward"}  # fmt: skip
+METRICS = dict.fromkeys(("acc", "accuracy"), "accuracy") | dict.fromkeys(
+    ("reward", "score", "seq_reward", "seq_final_reward"), "reward"
+)
 MOST_BATCHES = 10_000
 OVERLONG = (
     "reward.reward_kwargs.overlong_buffer_cfg",
@@ -39,7 +40,7 @@ def loss(settings: Settings, draft: Draft) -> None:
         draft.set("algorithm.loss", chosen, mode)
     else:
         remark = f"{name} has no counterpart; losses are dapo (vanilla), gspo, cispo, surrogate, or an installed one"
-        draft.set("algorithm.loss", chosen, mode, remark=remark, outcome=Outcome.DIFFERS)
+        draft.set("algorithm.loss", chosen, mode, remark=remark, fits=False)
     _clips(settings, draft, chosen)
     _dual_clip(settings, draft, chosen)
 
@@ -51,8 +52,7 @@ def _clips(settings: Settings, draft: Draft, chosen: str) -> None:
         source = both if key in nulls else key
         if name == "clip_ratio_low" and chosen == "cispo":
             value = settings.number(source)
-            note = draft.leave if value is not None and value >= 1.0 else draft.differ
-            note(source, "loss cispo has no lower clip here")
+            draft.leave(source, "loss cispo has no lower clip here", fits=value is not None and value >= 1.0)
         elif (value := settings.number(source)) is not None:
             draft.set(f"algorithm.{name}", value, source)
         if key in nulls:
@@ -60,7 +60,7 @@ def _clips(settings: Settings, draft: Draft, chosen: str) -> None:
     if not draft.has_line(both):
         unused = "verl reads it only where clip_ratio_low or clip_ratio_high is null, and their default is 0.2"
         same = all(settings.number(both) == settings.number(key) for key in (low, high))
-        (draft.leave if same or all(map(settings.is_given, (low, high))) else draft.differ)(both, unused)
+        draft.leave(both, unused, fits=same or all(map(settings.is_given, (low, high))))
 
 
 def _dual_clip(settings: Settings, draft: Draft, chosen: str) -> None:
@@ -82,12 +82,11 @@ def mean(settings: Settings, draft: Draft) -> None:
     gspo = settings.text(f"{ACTOR}.policy_loss.loss_mode") == "gspo"
     if gspo and mode != "seq-mean-token-mean":
         remark = f"loss gspo is a mean of sequence means here, not {mode}"
-        draft.set("algorithm.token_level_loss", False, key, remark=remark, outcome=Outcome.DIFFERS)
+        draft.set("algorithm.token_level_loss", False, key, remark=remark, fits=False)
     elif mode == "token-mean" or not mode.startswith("seq-mean-token-"):
         fits = mode == "token-mean"
         remark = "" if fits else f"{mode} has no counterpart"
-        outcome = Outcome.BECAME if fits else Outcome.DIFFERS
-        draft.set("algorithm.token_level_loss", True, key, remark=remark, outcome=outcome)
+        draft.set("algorithm.token_level_loss", True, key, remark=remark, fits=fits)
     else:
         draft.set("algorithm.token_level_loss", False, key)
         _constant_length(settings, draft, mode, key, scale)
@@ -117,7 +116,7 @@ def advantages(settings: Settings, draft: Draft) -> None:
         draft.set("algorithm.advantage_estimator", estimator, key)
     else:
         remark = f"{name} has no counterpart: grpo stands there; an installed package can offer an estimator"
-        draft.set("algorithm.advantage_estimator", "grpo", key, remark=remark, outcome=Outcome.DIFFERS)
+        draft.set("algorithm.advantage_estimator", "grpo", key, remark=remark, fits=False)
     for discount in ("gamma", "lam"):
         source = f"algorithm.{discount}"
         used = estimator == "gae" or (discount == "gamma" and estimator in DISCOUNTED)
@@ -162,7 +161,13 @@ def _kl_term(settings: Settings, draft: Draft, placement: str, keys: tuple[str, 
     estimator = KL_ESTIMATORS.get(name.removesuffix("+"))
     if estimator is None:
         remark = f"{name} has no counterpart: k1, k2 and k3 are kl, mse and low_var_kl"
-        draft.set("algorithm.kl_estimator", "k3" if placement == "loss" else "k1", kind, remark=remark, outcome=Outcome.DIFFERS)
+        draft.set(
+            "algorithm.kl_estimator",
+            "k3" if placement == "loss" else "k1",
+            kind,
+            remark=remark,
+            fits=False,
+        )
     elif straight_through and placement == "loss":
         draft.set("algorithm.kl_estimator", "k2", kind, remark=f"the gradient of {name} is that of k2")
     else:
@@ -187,8 +192,8 @@ def filter_groups(settings: Settings, draft: Draft) -> None:
     if enabled:
         name = settings.text(metric) or "reward"
         known = name in METRICS
-        remark, outcome = ("", Outcome.BECAME) if known else (f"{name} is not known: reward stands there", Outcome.DIFFERS)
-        draft.set("algorithm.filter_groups_metric", METRICS.get(name, "reward"), metric, remark=remark, outcome=outcome)
+        remark = "" if known else f"{name} is not known: reward stands there"
+        draft.set("algorithm.filter_groups_metric", METRICS.get(name, "reward"), metric, remark=remark, fits=known)
         batches = settings.integer(most) or 0
         bounded = batches > 0
         remark = "then a step trains on what it has; verl stops" if bounded else "0 or less is without bound there"
@@ -214,7 +219,12 @@ def overlong_buffer(settings: Settings, draft: Draft) -> None:
     for prefix in OVERLONG:
         for key in (f"{prefix}.{name}" for name in ("enable", "len", "penalty_factor", "log")):
             if not draft.has_line(key):
-                draft.leave(key, "the overlong buffer is off, or set elsewhere" if not key.endswith("log") else "metrics always have it")
+                draft.leave(
+                    key,
+                    "the overlong buffer is off, or set elsewhere"
+                    if not key.endswith("log")
+                    else "metrics always have it",
+                )
     for prefix in ("reward.reward_kwargs", "reward_model.reward_kwargs"):
         key, longest = f"{prefix}.max_resp_len", settings.integer("data.max_response_length")
         if settings.is_given(key) and settings.integer(key) != longest:
@@ -227,7 +237,8 @@ def correction(settings: Settings, draft: Draft) -> None:
     """Policy that the loss's ratio is relative to, and the weights between engine and trainer."""
     bypass, level, cap = (f"{CORRECTION}.{name}" for name in ("bypass_mode", "rollout_is", "rollout_is_threshold"))
     bypassed = bool(settings.truth(bypass))
-    draft.set("algorithm.proximal_policy", "inference" if bypassed else "trainer", bypass, remark="" if bypassed else "verl's old log-probs are the trainer's")  # fmt: skip
+    remark = "" if bypassed else "verl's old log-probs are the trainer's"
+    draft.set("algorithm.proximal_policy", "inference" if bypassed else "trainer", bypass, remark=remark)
     granularity = settings.text(level)
     if granularity is None or bypassed:
         reason = "the ratio is relative to the engine's policy" if bypassed and granularity else "no correction"
@@ -238,13 +249,15 @@ def correction(settings: Settings, draft: Draft) -> None:
     rejection, batch = f"{CORRECTION}.rollout_rs", f"{CORRECTION}.rollout_is_batch_normalize"
     threshold = f"{CORRECTION}.rollout_rs_threshold"
     for key in (rejection, threshold):
-        (draft.differ if settings.is_given(rejection) and settings.is_given(key) else draft.leave)(
-            key, "rejection of samples has no counterpart; importance_correction masked leaves out tokens"
+        draft.leave(
+            key,
+            "rejection of samples has no counterpart; importance_correction masked leaves out tokens",
+            fits=not (settings.is_given(rejection) and settings.is_given(key)),
         )
-    (draft.differ if settings.truth(batch) else draft.leave)(batch, "weights are not normalized over the batch")
+    draft.leave(batch, "weights are not normalized over the batch", fits=not (settings.truth(batch)))
     loss_type = f"{CORRECTION}.loss_type"
     plain = settings.text(loss_type) in {None, "ppo_clip"} or not bypassed
-    (draft.leave if plain else draft.differ)(loss_type, "the loss is algorithm.loss")
+    draft.leave(loss_type, "the loss is algorithm.loss", fits=plain)
 
 
 def _weights(settings: Settings, draft: Draft, granularity: str, level: str, cap: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from services.cli.imports.draft import Draft
-from services.cli.imports.result import Outcome
 from services.cli.imports.settings import Settings
 from services.cli.imports.shared import job_name
 from services.cli.imports.verl.defaults import ROLLOUT
@@ -32,7 +31,7 @@ def sources(settings: Settings, draft: Draft) -> None:
             continue
         merged = len(files) > 1
         remark = f"one of {len(files)} files: a source is one file, so merge them" if merged else ""
-        draft.set(field, files[0], key, remark=remark, outcome=Outcome.DIFFERS if merged else Outcome.BECAME)
+        draft.set(field, files[0], key, remark=remark, fits=not merged)
     most = "data.train_max_samples"
     size = settings.integer(most)
     if size is not None and size > 0:
@@ -55,7 +54,7 @@ def truncation(settings: Settings, draft: Draft) -> None:
     overlong, cut = "data.filter_overlong_prompts", "data.truncation"
     draft.leave(overlong, "a group whose prompt is too long fails alone, whether this is set or not")
     cuts = settings.text(cut) in {"left", "right", "middle"}
-    (draft.differ if cuts else draft.leave)(cut, "no prompt is cut: a group whose prompt is too long fails alone")
+    draft.leave(cut, "no prompt is cut: a group whose prompt is too long fails alone", fits=not (cuts))
 
 
 def evaluation(settings: Settings, draft: Draft) -> None:
@@ -64,7 +63,9 @@ def evaluation(settings: Settings, draft: Draft) -> None:
     interval, at_start = settings.integer(frequency) or 0, bool(settings.truth(before))
     files = bool(settings.items("data.val_files"))
     enabled = files and (interval > 0 or at_start)
-    draft.set("eval.enabled", enabled, frequency, before, remark="at the start and at the end always" if enabled else "")
+    draft.set(
+        "eval.enabled", enabled, frequency, before, remark="at the start and at the end always" if enabled else ""
+    )
     if enabled and interval > 0:
         draft.set("eval.interval_steps", interval, frequency)
     most = "data.val_max_samples"
@@ -86,7 +87,7 @@ def _eval_sampling(settings: Settings, draft: Draft, *, enabled: bool) -> None:
         return
     samples = settings.integer(count) or 1
     fits = samples >= 2
-    draft.set("eval.samples", max(2, samples), count, remark="" if fits else "at least 2", outcome=Outcome.BECAME if fits else Outcome.DIFFERS)  # fmt: skip
+    draft.set("eval.samples", max(2, samples), count, remark="" if fits else "at least 2", fits=fits)
     value = settings.number(temperature) or 0.0
     if settings.truth(sample) is not False and value > 0.0:
         draft.set("eval.temperature", value, temperature, sample)
@@ -94,9 +95,9 @@ def _eval_sampling(settings: Settings, draft: Draft, *, enabled: bool) -> None:
         remark = "greedy there; nearly so here"
         draft.set("eval.temperature", NEARLY_GREEDY, temperature, sample, remark=remark)
     full = settings.number(nucleus) in {None, 1.0}
-    (draft.leave if full else draft.differ)(nucleus, "evaluation samples from the whole distribution")
+    draft.leave(nucleus, "evaluation samples from the whole distribution", fits=full)
     whole = settings.integer(top_k) in {None, -1, 0}
-    (draft.leave if whole else draft.differ)(top_k, "evaluation samples from the whole distribution")
+    draft.leave(top_k, "evaluation samples from the whole distribution", fits=whole)
 
 
 def steps(settings: Settings, draft: Draft) -> None:
@@ -110,7 +111,7 @@ def steps(settings: Settings, draft: Draft) -> None:
     times, groups, rows = settings.integer(epochs) or 1, settings.integer(batch) or 0, settings.integer(ROWS)
     if rows is None or groups < 1:
         remark = f"to decide: {times} epochs × (rows ÷ {groups}); --rows N computes it"
-        draft.set("learner.steps", UNDECIDED_STEPS, epochs, remark=remark, outcome=Outcome.DIFFERS)
+        draft.set("learner.steps", UNDECIDED_STEPS, epochs, remark=remark, fits=False)
         return
     remark = f"{times} epochs × ({rows} rows ÷ {groups})"
     if settings.truth("algorithm.filter_groups.enable"):
@@ -134,12 +135,16 @@ def checkpoints(settings: Settings, draft: Draft) -> None:
 
 def off_policy(settings: Settings, draft: Draft) -> None:
     """How old a policy may be."""
-    mode, most, stale = "trainer.v1.trainer_mode", "trainer.v1.sampler.max_off_policy_threshold", "async_training.staleness_threshold"
+    mode, most, stale = (
+        "trainer.v1.trainer_mode",
+        "trainer.v1.sampler.max_off_policy_threshold",
+        "async_training.staleness_threshold",
+    )
     threshold = settings.integer(most)
     if settings.is_given(stale):
         value = settings.number(stale) or 0.0
         remark = "a share of stale samples there, steps here"
-        draft.set("off_policy.max_off_policy_steps", 1 if value > 0.0 else 0, stale, remark=remark, outcome=Outcome.DIFFERS)
+        draft.set("off_policy.max_off_policy_steps", 1 if value > 0.0 else 0, stale, remark=remark, fits=False)
         draft.leave(mode, "async_training.staleness_threshold counts")
     elif settings.text(mode) in ASYNCHRONOUS and threshold is not None:
         remark = f"verl's threshold {threshold} counts the step itself"

@@ -37,20 +37,30 @@ FIXED = {
     f"{ROLLOUT}.top_p": Fixed((1.0,), "the whole distribution", WHOLE),
     f"{ROLLOUT}.top_k": Fixed((-1, 0), "the whole distribution", WHOLE),
     f"{ROLLOUT}.do_sample": Fixed((True,), "rollouts are sampled", "rollouts are always sampled"),
-    f"{ROLLOUT}.ignore_eos": Fixed((False,), "a response ends with its end token", "a response ends with its end token"),
+    f"{ROLLOUT}.ignore_eos": Fixed(
+        (False,), "a response ends with its end token", "a response ends with its end token"
+    ),
     f"{ROLLOUT}.name": Fixed(("vllm",), "the engine is vLLM", "the engine is vLLM"),
     f"{ROLLOUT}.multi_turn.enable": Fixed((False,), "one turn", TOOLS),
-    f"{ROLLOUT}.quantization": Fixed((), "no quantization", "the engine samples with the learner's weights, without quantization"),
+    f"{ROLLOUT}.quantization": Fixed(
+        (), "no quantization", "the engine samples with the learner's weights, without quantization"
+    ),
     f"{ACTOR}.shuffle": Fixed((False,), "a batch is trained in its order", "a batch is trained in its order"),
     f"{ACTOR}.freeze_vision_tower": Fixed((False,), "text models only", "text models only"),
     "actor_rollout_ref.model.lora_rank": Fixed((0,), LORA, LORA),
     "actor_rollout_ref.model.lora.rank": Fixed((0,), LORA, LORA),
     "actor_rollout_ref.model.lora_adapter_path": Fixed((), LORA, LORA),
-    "actor_rollout_ref.model.custom_chat_template": Fixed((), "the model's chat template", "the template is the model's own"),
+    "actor_rollout_ref.model.custom_chat_template": Fixed(
+        (), "the model's chat template", "the template is the model's own"
+    ),
     "actor_rollout_ref.model.mtp.enable": Fixed((False,), "one head", "multi-token prediction has no counterpart"),
     "data.prompt_key": Fixed(("prompt",), "the column is `prompt`", "the column is `prompt`: rename yours"),
-    "data.reward_fn_key": Fixed(("data_source",), "the column is `data_source`", "the column is `data_source`: rename yours"),
-    "data.custom_cls.path": Fixed((), "files are read as they are", "a job carries no code: write the rows into a file"),
+    "data.reward_fn_key": Fixed(
+        ("data_source",), "the column is `data_source`", "the column is `data_source`: rename yours"
+    ),
+    "data.custom_cls.path": Fixed(
+        (), "files are read as they are", "a job carries no code: write the rows into a file"
+    ),
     "reward_model.enable": Fixed((False,), MODEL_REWARD, MODEL_REWARD),
     "reward.reward_model.enable": Fixed((False,), MODEL_REWARD, MODEL_REWARD),
     "reward_model.reward_manager": Fixed(("naive", "dapo", "prime", "batch"), VERIFIER, VERIFIER),
@@ -156,7 +166,10 @@ LEFT_OUT = {
     "trainer.v1.*": AGE,
     **{
         f"trainer.{name}": "of verl's own processes"
-        for name in ("use_v1", "use_legacy_worker_impl", "ray_wait_register_center_timeout", "esi_redundant_time", "checkpoint_callback_class", "rollout_*", "npu_*")
+        for name in (
+            "use_v1", "use_legacy_worker_impl", "ray_wait_register_center_timeout", "esi_redundant_time", "checkpoint_callback_class",
+            "rollout_*", "npu_*", "worker_env.*",
+        )
     },
     "async_training.*": AGE,
     "rollout.*": "start as many rollout servers as you like, at any time",
@@ -180,6 +193,6 @@ DERIVATIONS = (
 
 
 def source(*, megatron: bool) -> Source:
-    """verl's configuration, with the defaults of the FSDP or the Megatron engine."""
+    """The tables of verl, with the defaults of the FSDP or the Megatron engine."""
     defaults = {**DEFAULTS, **(MEGATRON_DEFAULTS if megatron else FSDP_DEFAULTS)}
     return Source(NAME, defaults, FIELDS, FIXED, DERIVATIONS, DIFFERING, LEFT_OUT)

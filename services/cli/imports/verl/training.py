@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from services.cli.imports.draft import Draft
-from services.cli.imports.result import Outcome
 from services.cli.imports.settings import Settings
 from services.cli.imports.shared import fitting_mini_batch, schedule
 from services.cli.imports.verl.defaults import ACTOR, CRITIC, ROLLOUT
@@ -14,7 +13,9 @@ TRANSFORMER = f"{ACTOR}.megatron.override_transformer_config"
 def is_megatron(settings: Settings) -> bool:
     """Whether the Megatron engine trains."""
     strategy = settings.text(f"{ACTOR}.strategy")
-    return strategy == "megatron" or any(key.startswith(f"{ACTOR}.megatron.") for key in (*settings.given, *settings.defaults))
+    return strategy == "megatron" or any(
+        key.startswith(f"{ACTOR}.megatron.") for key in (*settings.given, *settings.defaults)
+    )
 
 
 def batches(settings: Settings, draft: Draft) -> None:
@@ -28,8 +29,7 @@ def batches(settings: Settings, draft: Draft) -> None:
     else:
         draft.set("algorithm.filter_groups_train_batch_size", groups, whole)
     fitting, remark = fitting_mini_batch(groups, size)
-    outcome = Outcome.DIFFERS if remark else Outcome.BECAME
-    draft.set("learner.mini_batch_size", fitting, part, remark=remark, outcome=outcome)
+    draft.set("learner.mini_batch_size", fitting, part, remark=remark, fits=not remark)
 
 
 def actor_optimizer(settings: Settings, draft: Draft) -> None:
@@ -61,7 +61,7 @@ def critic(settings: Settings, draft: Draft) -> None:
     for name in ("ppo_mini_batch_size", "ppo_epochs", "loss_agg_mode"):
         key, actor = f"{CRITIC}.{name}", f"{ACTOR}.{name}"
         same = not settings.is_given(key) or settings.value(key) == settings.value(actor)
-        (draft.leave if same else draft.differ)(key, "the critic trains on the actor's batches, with the actor's mean")
+        draft.leave(key, "the critic trains on the actor's batches, with the actor's mean", fits=same)
 
 
 def _critic_path(settings: Settings, draft: Draft) -> None:
@@ -75,9 +75,14 @@ def _critic_path(settings: Settings, draft: Draft) -> None:
 
 
 def _optimizer(settings: Settings, draft: Draft, role: str, section: str) -> None:
-    name, old_clip, clip, betas = f"{role}.optim.optimizer", f"{role}.grad_clip", f"{role}.optim.clip_grad", f"{role}.optim.betas"
+    name, old_clip, clip, betas = (
+        f"{role}.optim.optimizer",
+        f"{role}.grad_clip",
+        f"{role}.optim.clip_grad",
+        f"{role}.optim.betas",
+    )
     kind = (settings.text(name) or "adamw").lower()
-    (draft.leave if kind in {"adam", "adamw"} else draft.differ)(name, "the optimizer is AdamW")
+    draft.leave(name, "the optimizer is AdamW", fits=kind in {"adam", "adamw"})
     lr, decay = f"{role}.optim.lr", f"{role}.optim.weight_decay"
     draft.set(f"{section}.lr", settings.number(lr), lr)
     draft.set(f"{section}.weight_decay", settings.number(decay), decay)
@@ -86,7 +91,7 @@ def _optimizer(settings: Settings, draft: Draft, role: str, section: str) -> Non
     for key in (clip, f"{role}.optim.grad_clip", old_clip):
         if key != chosen:
             same = settings.value(key) in {None, settings.value(chosen)}
-            (draft.leave if same else draft.differ)(key, f"{chosen} counts")
+            draft.leave(key, f"{chosen} counts", fits=same)
     if len(values := settings.items(betas)) == 2:
         draft.set(f"{section}.adam_beta1", values[0], betas)
         draft.set(f"{section}.adam_beta2", values[1], betas)
@@ -106,12 +111,14 @@ def _schedule(settings: Settings, draft: Draft, role: str, section: str) -> None
         draft.leave(steps, "lr_warmup_steps_ratio counts")
     else:
         draft.set(f"{section}.lr_warmup_steps", 0, steps, share)
-    style = settings.first(*(f"{role}.optim.{name}" for name in ("lr_scheduler_type", "lr_decay_style", "warmup_style")))
+    style = settings.first(
+        *(f"{role}.optim.{name}" for name in ("lr_scheduler_type", "lr_decay_style", "warmup_style"))
+    )
     schedule(settings, draft, section, style, f"{role}.optim.min_lr_ratio", f"{role}.optim.min_lr", f"{role}.optim.lr")
     total, cycles = f"{role}.optim.lr_decay_steps", f"{role}.optim.num_cycles"
-    (draft.differ if settings.is_given(total) else draft.leave)(total, "a schedule falls over learner.steps")
+    draft.leave(total, "a schedule falls over learner.steps", fits=not (settings.is_given(total)))
     usual = settings.number(cycles) in {None, 0.5}
-    (draft.leave if usual else draft.differ)(cycles, "a cosine is half a period")
+    draft.leave(cycles, "a cosine is half a period", fits=usual)
 
 
 def memory(settings: Settings, draft: Draft) -> None:
@@ -122,7 +129,8 @@ def memory(settings: Settings, draft: Draft) -> None:
     if settings.truth(dynamic):
         split = ulysses(settings)
         per_rank = (settings.integer(tokens) or longest) * split
-        draft.set("learner.max_tokens_per_micro_batch", per_rank, tokens, dynamic, remark=f"× {split} ranks of a sequence" if split > 1 else "")  # fmt: skip
+        remark = f"× {split} ranks of a sequence" if split > 1 else ""
+        draft.set("learner.max_tokens_per_micro_batch", per_rank, tokens, dynamic, remark=remark)
         draft.leave(micro, "use_dynamic_bsz counts tokens")
     elif settings.is_given(micro):
         count = settings.integer(micro) or 1
@@ -140,7 +148,10 @@ def memory(settings: Settings, draft: Draft) -> None:
 
 
 def _recompute(settings: Settings, draft: Draft) -> None:
-    checkpointing, granularity = "actor_rollout_ref.model.enable_gradient_checkpointing", f"{TRANSFORMER}.recompute_granularity"
+    checkpointing, granularity = (
+        "actor_rollout_ref.model.enable_gradient_checkpointing",
+        f"{TRANSFORMER}.recompute_granularity",
+    )
     if not is_megatron(settings):
         draft.set("learner.recompute", "full" if settings.truth(checkpointing) else "none", checkpointing)
         return
@@ -151,12 +162,16 @@ def _recompute(settings: Settings, draft: Draft) -> None:
     else:
         draft.leave(granularity, "nothing is computed again")
     for name in ("recompute_method", "recompute_num_layers", "recompute_modules"):
-        draft.leave(f"{TRANSFORMER}.{name}", "full keeps the inputs of all layers, selective leaves out those of the MLPs")
+        draft.leave(
+            f"{TRANSFORMER}.{name}", "full keeps the inputs of all layers, selective leaves out those of the MLPs"
+        )
 
 
 def ulysses(settings: Settings) -> int:
     """Ranks that share a sequence under FSDP."""
-    key = settings.first(f"{ACTOR}.ulysses_sequence_parallel_size", f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size")
+    key = settings.first(
+        f"{ACTOR}.ulysses_sequence_parallel_size", f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size"
+    )
     return max(1, settings.integer(key) or 1)
 
 
@@ -169,7 +184,8 @@ def ranks(settings: Settings, draft: Draft) -> None:
     divided, left = divmod(devices, shared)
     remark = f"{devices} devices ÷ {shared} that share a model" if shared > 1 else f"{devices} devices"
     if left:
-        draft.set("learner.data_parallel_size", max(1, divided), nodes, per_node, remark=f"{remark} is no integer", outcome=Outcome.DIFFERS)  # fmt: skip
+        remark = f"{remark} is no integer"
+        draft.set("learner.data_parallel_size", max(1, divided), nodes, per_node, remark=remark, fits=False)
         return
     remark += "; they only train here: rollout servers have devices of their own"
     draft.set("learner.data_parallel_size", divided, nodes, per_node, remark=remark)
@@ -183,10 +199,10 @@ def _megatron_sizes(settings: Settings, draft: Draft) -> int:
         draft.set(f"learner.{name}_parallel_size", sizes[name], key)
     context = f"{ACTOR}.megatron.context_parallel_size"
     split = settings.integer(context) or 1
-    (draft.leave if split == 1 else draft.differ)(context, "a sequence is computed by one rank of each tensor and pipeline part")
+    draft.leave(context, "a sequence is computed by one rank of each tensor and pipeline part", fits=split == 1)
     for name in ("expert_model_parallel_size", "expert_tensor_parallel_size", "virtual_pipeline_model_parallel_size"):
         key = f"{ACTOR}.megatron.{name}"
-        (draft.leave if settings.integer(key) in {None, 1} else draft.differ)(key, "there is no such split of a model")
+        draft.leave(key, "there is no such split of a model", fits=settings.integer(key) in {None, 1})
     sequence, distributed = f"{ACTOR}.megatron.sequence_parallel", f"{ACTOR}.megatron.use_distributed_optimizer"
     if sizes["tensor"] > 1:
         draft.set("learner.sequence_parallel", bool(settings.truth(sequence)), sequence)
@@ -200,7 +216,7 @@ def _fsdp_sizes(settings: Settings, draft: Draft) -> int:
     split = ulysses(settings)
     for name in ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size"):
         key = f"{ACTOR}.{name}"
-        (draft.leave if split == 1 else draft.differ)(key, "a sequence is computed by one rank")
+        draft.leave(key, "a sequence is computed by one rank", fits=split == 1)
     strategy = f"{ACTOR}.strategy"
     remark = "FSDP shards all; here each rank holds the weights of its tensor and pipeline part, and the optimizer is sharded"
     draft.set("learner.use_distributed_optimizer", True, strategy, remark=remark)
@@ -215,4 +231,4 @@ def engine_layout(settings: Settings, draft: Draft) -> None:
         draft.set("rollout.max_concurrent_groups", groups, key, remark=f"max_num_seqs ÷ n ({count})")
     for name in ("data_parallel_size", "expert_parallel_size", "pipeline_model_parallel_size"):
         size = settings.integer(f"{ROLLOUT}.{name}")
-        (draft.leave if size in {None, 1} else draft.differ)(f"{ROLLOUT}.{name}", "start more rollout servers instead")
+        draft.leave(f"{ROLLOUT}.{name}", "start more rollout servers instead", fits=size in {None, 1})
