@@ -55,8 +55,7 @@ def import_config(
 ) -> None:
     """Turn a configuration of MindSpeed-RL or verl into a job spec, with a line for each key: what it became, or why not."""
     from services.cli.imports.convert import convert
-    from services.cli.imports.report import report, summary
-    from services.cli.imports.result import Outcome
+    from services.cli.imports.result import Outcome, report, summary
 
     found = convert(_request(arguments or [], script, source, rows, changes or []), os.environ)
     _write(out, found.text, err=False)

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from services.cli.imports.convert import Request, SourceName, convert
 from services.cli.imports.inputs.keys import read_yaml
 from services.cli.imports.mindspeed import table as mindspeed
-from services.cli.imports.report import report, summary
-from services.cli.imports.result import Imported, Outcome
+from services.cli.imports.result import Imported, Outcome, report, summary
 from services.cli.imports.verl import table as verl
 from services.common.errors import ConfigError
 from services.common.spec.job import parse_spec

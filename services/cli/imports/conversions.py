@@ -1,4 +1,4 @@
-"""What several sources share: schedules, mini-batches, paths and names."""
+"""Conversions that several sources need: mini-batches, schedules and names."""
 
 from __future__ import annotations
 
