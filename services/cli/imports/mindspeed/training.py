@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
+from services.cli.imports.conversions import fitting_mini_batch, schedule
 from services.cli.imports.draft import Draft
 from services.cli.imports.mindspeed.objective import Stage, filters, stage_of
 from services.cli.imports.settings import Settings
-from services.cli.imports.conversions import fitting_mini_batch, schedule
 
 COMMON, ACTOR, CRITIC, RL, GENERATE = (
     "megatron_training",

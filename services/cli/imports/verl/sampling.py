@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from services.cli.imports.conversions import job_name
 from services.cli.imports.draft import Draft
 from services.cli.imports.settings import Settings
-from services.cli.imports.conversions import job_name
 from services.cli.imports.verl.defaults import ROLLOUT
 
 ROWS = "--rows"

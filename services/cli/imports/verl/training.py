@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from services.cli.imports.conversions import fitting_mini_batch, schedule
 from services.cli.imports.draft import Draft
 from services.cli.imports.settings import Settings
-from services.cli.imports.conversions import fitting_mini_batch, schedule
 from services.cli.imports.verl.defaults import ACTOR, CRITIC, ROLLOUT
 
 TRANSFORMER = f"{ACTOR}.megatron.override_transformer_config"
