@@ -14,7 +14,7 @@ from services.cli.imports.inputs.keys import read_yaml
 from services.cli.imports.mindspeed import table as mindspeed
 from services.cli.imports.result import Imported, Outcome, report, summary
 from services.cli.imports.verl import table as verl
-from services.common.errors import ConfigError
+from services.common.errors import ConfigError, Problem
 from services.common.spec.job import parse_spec
 
 FILES = Path(__file__).parent / "files"
@@ -80,7 +80,8 @@ def test_every_key_of_the_input_is_reported_once(table: Any, data: st.DataObject
     overrides = tuple(f"{key}={str(data.draw(SCALARS)).replace('None', 'null')}" for key in chosen)
     name = SourceName.MINDSPEED_RL if table is mindspeed else SourceName.VERL
     request = Request(overrides=(*overrides, "trainer.nnodes=1"), source=name)
-    found, refused = None, ()
+    found: Imported | None = None
+    refused: tuple[Problem, ...] = ()
     try:
         found = convert(request, ENVIRONMENT)
     except ConfigError as error:
