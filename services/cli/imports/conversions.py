@@ -1,0 +1,43 @@
+"""Conversions that several sources need: mini-batches, schedules and names."""
+
+from __future__ import annotations
+
+import re
+
+from services.cli.imports.draft import Draft
+from services.cli.imports.settings import Settings
+
+SCHEDULES = frozenset({"constant", "linear", "cosine"})
+
+
+def fitting_mini_batch(groups: int, size: int) -> tuple[int, str]:
+    """The largest divisor of `groups` that is at most `size`, and a remark if that is another number."""
+    if size >= groups:
+        remark = "" if size == groups else f"a batch has {groups} groups"
+        return groups, remark
+    fitting = next(number for number in range(max(1, size), 0, -1) if groups % number == 0)
+    return fitting, "" if fitting == size else f"{size} does not divide the batch of {groups} groups"
+
+
+def schedule(settings: Settings, draft: Draft, section: str, style: str, ratio: str, least: str, lr: str) -> None:
+    """Learning rate after the warm-up. `ratio` is the key of the last rate ÷ lr, `least` that of the last rate."""
+    name = settings.text(style) or "constant"
+    if name not in SCHEDULES:
+        draft.set(f"{section}.lr_schedule", "constant", style, remark=f"{name} has no counterpart", fits=False)
+    else:
+        draft.set(f"{section}.lr_schedule", name, style)
+    falls = name in {"linear", "cosine"}
+    top = settings.number(lr) or 0.0
+    if falls and settings.is_given(least) and top > 0.0:
+        share = min(1.0, (settings.number(least) or 0.0) / top)
+        draft.set(f"{section}.lr_min_ratio", share, least, remark="÷ lr")
+    elif falls and settings.is_given(ratio):
+        draft.set(f"{section}.lr_min_ratio", settings.number(ratio), ratio)
+    for key in (ratio, least):
+        if not draft.has_line(key):
+            draft.leave(key, "the rate ends at 0" if falls else "the rate does not fall")
+
+
+def job_name(text: str) -> str:
+    """A job's name that this text gives: lower case, digits and hyphens."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:63].strip("-")
