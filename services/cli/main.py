@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from services.cli.commands import chat, dead_letters, jobs, machine, plan, proof, retention, stack
+from services.cli.commands import chat, data, dead_letters, jobs, machine, plan, proof, retention, stack
 from services.common.errors import MillraceError
 
 COMMANDS = (
@@ -46,6 +46,7 @@ def about(
 for command in COMMANDS:
     app.command()(command)
 app.add_typer(dead_letters.app, name="dead-letters")
+app.add_typer(data.app, name="data")
 
 
 def main() -> None:

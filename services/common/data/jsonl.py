@@ -54,7 +54,7 @@ class JsonlRows:
 
     def scan(self, limit: int | None, until: float | None) -> Iterator[tuple[int, LazyRow]]:
         """Number and content of each line that is not empty, `limit` at the most; after `until` lines are found, but not given."""
-        for line in self._lines(self._content.pieces(), 0, 1):
+        for line in lines_of(self._content.pieces(), 0, 1, self._bounds.max_row_bytes + 1):
             if line.start + line.size == self._content.hashed_bytes and not self._content.is_complete:
                 return  # the time was over within this line
             if not self._starts or line.start - self._starts[-1] >= BLOCK_BYTES:
@@ -72,28 +72,9 @@ class JsonlRows:
         block = bisect_right(self._first, index) - 1
         start = self._starts[block]
         pieces = (self._content.read(offset, BLOCK_BYTES) for offset in range(start, self._content.size, BLOCK_BYTES))
-        lines = self._lines(pieces, start, self._numbers[block])
+        lines = lines_of(pieces, start, self._numbers[block], self._bounds.max_row_bytes + 1)
         line = next(islice(lines, index - self._first[block], None))
         return line.number, partial(self._parse, line)
-
-    def _lines(self, pieces: Iterable[bytes], offset: int, number: int) -> Iterator[Line]:
-        """Lines that are not empty, of pieces that begin at this offset with the line of this number."""
-        begun = _Begun(self._bounds.max_row_bytes + 1, offset)
-        for piece in pieces:
-            mark = len(_BYTE_ORDER_MARK) if offset == 0 and piece.startswith(_BYTE_ORDER_MARK) else 0
-            begun.start += mark
-            first, last = piece.find(b"\n"), piece.rfind(b"\n") + 1
-            begun.add(piece[mark : first if last else None])
-            if last:
-                if begun.has_text:
-                    yield begun.line(number)
-                yield from _split(piece[first + 1 : last], offset + first + 1, number + 1)
-                number += piece.count(b"\n")
-                begun = _Begun(self._bounds.max_row_bytes + 1, offset + last)
-                begun.add(piece[last:])
-            offset += len(piece)
-        if begun.has_text:
-            yield begun.line(number)
 
     def _parse(self, line: Line) -> dict[str, Any]:
         """The line, parsed. Raises DataError when too long or no object, ValueError or RecursionError when not JSON."""
@@ -102,6 +83,26 @@ class JsonlRows:
         if isinstance(row, dict):
             return row
         raise DataError(f"must be a JSON object, not {type(row).__name__}")
+
+
+def lines_of(pieces: Iterable[bytes], offset: int, number: int, most: int) -> Iterator[Line]:
+    """Lines that are not empty, of pieces that begin at this offset with the line of this number; `most`: bytes that are kept of one."""
+    begun = _Begun(most, offset)
+    for piece in pieces:
+        mark = len(_BYTE_ORDER_MARK) if offset == 0 and piece.startswith(_BYTE_ORDER_MARK) else 0
+        begun.start += mark
+        first, last = piece.find(b"\n"), piece.rfind(b"\n") + 1
+        begun.add(piece[mark : first if last else None])
+        if last:
+            if begun.has_text:
+                yield begun.line(number)
+            yield from _split(piece[first + 1 : last], offset + first + 1, number + 1)
+            number += piece.count(b"\n")
+            begun = _Begun(most, offset + last)
+            begun.add(piece[last:])
+        offset += len(piece)
+    if begun.has_text:
+        yield begun.line(number)
 
 
 class _Begun:
