@@ -84,7 +84,7 @@ def test_a_row_group_is_unpacked_once_for_all_its_expected_rows(
 
 
 @pytest.mark.parametrize("block", [1, 100, 1 << 16])
-@pytest.mark.parametrize("piece", [1, 3, 64, 1 << 20])
+@pytest.mark.parametrize("piece", [3, 5, 64, 1 << 20])
 def test_lines_are_found_however_the_file_is_cut_into_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int, piece: int
 ) -> None:
@@ -123,15 +123,14 @@ def test_a_file_that_changes_is_noticed_and_one_that_is_touched_or_replaced_is_n
         file.write(b'{"prompt": "one more"}\n')
     assert source[20].ground_truth == "20"
     other = write(tmp_path / f"other.{suffix}", rows_of(100, extra=7))
-    second = opened(path) if suffix == "jsonl" else source
     other.replace(path)
-    assert second[120].ground_truth == "120"
-    third = opened(path)
+    assert source[120].ground_truth == "120"
+    second = opened(path)
     with path.open("r+b") as file:
         file.seek(10)
         file.write(b"?")
     with pytest.raises(DataError, match="has changed since it was opened"):
-        third[70]
+        second[70]
 
 
 def test_admission_reads_no_more_of_a_large_file_than_the_time_allows(

@@ -100,11 +100,11 @@ def test_rows_that_are_not_taken_are_counted_and_named_with_their_reason(tmp_pat
     assert "#### <number>" in found[2][2]
     assert found[3][2] == "the same prompt as rows.jsonl: row 1, with another answer"
     assert found[4][2] == "the prompt has 302 tokens; seq_length is 100"
-    assert summary["prompt_tokens"] == {"min": 16, "mean": 16, "median": 16, "p95": 16, "max": 16}
+    assert summary["prompt_tokens"] == {"min": 14, "mean": 14, "median": 14, "p95": 14, "max": 14}
     assert summary["examples"]["overlong"] == ["rows.jsonl: row 9: the prompt has 302 tokens; seq_length is 100"]
 
 
-@pytest.mark.parametrize(("limit", "taken"), [(16, 0), (17, 1)])
+@pytest.mark.parametrize(("limit", "taken"), [(14, 0), (15, 1)])
 def test_a_prompt_of_as_many_tokens_as_the_limit_is_dropped(
     tmp_path: Path, tokenizer: str, limit: int, taken: int
 ) -> None:
@@ -113,14 +113,14 @@ def test_a_prompt_of_as_many_tokens_as_the_limit_is_dropped(
     if taken:
         assert prepared(source, **settings)["taken"] == {"train": 1}
         return
-    with pytest.raises(DataError, match=r"^input: no row was taken: rows\.jsonl: row 1: the prompt has 16 tokens"):
+    with pytest.raises(DataError, match=r"^input: no row was taken: rows\.jsonl: row 1: the prompt has 14 tokens"):
         prepared(source, **settings)
 
 
 def test_without_a_template_only_the_texts_are_counted(tmp_path: Path, tokenizer: str) -> None:
     source = write(tmp_path / "rows.jsonl", ROWS[:1])
     summary = prepared(source, tokenizer_name_or_path=tokenizer, chat_template="none")
-    assert summary["prompt_tokens"]["max"] == 14  # user and assistant marks less
+    assert summary["prompt_tokens"]["max"] == 12  # without the marks of user and assistant
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
