@@ -53,8 +53,7 @@ class FileSource:
             """Of content and settings; empty when the time was over before the end of the file."""
             self.is_complete = content.is_complete
             """Whether the whole file was read."""
-            if self.is_complete and not len(self):
-                raise DataError("has no rows")
+            self._check_count()
         except DataError as error:
             raise DataError(f"{path}: {error}", field=field) from error
 
@@ -82,6 +81,10 @@ class FileSource:
                 self.data_sources.add(record.data_source)
         except MemoryError as error:
             raise DataError(str(error) or "takes more memory than there is") from error
+
+    def _check_count(self) -> None:
+        if self.is_complete and not len(self):
+            raise DataError("has no rows")
         if len(self) > MAX_TASKS:
             raise DataError(f"has {len(self)} rows; at most {MAX_TASKS} are taken: set size")
 
