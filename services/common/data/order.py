@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 _PART_TASKS = 2**21
-"""Tasks that are drawn and sorted at once, on average."""
+"""Tasks that are drawn at once, and sorted at once as long as that makes no more than _MAX_PARTS parts."""
+_MAX_PARTS = 8
 
 
 def task_index(seed: int, ordinal: int, size: int, shuffle: bool) -> int:
@@ -45,7 +46,7 @@ def _permutation(seed: int, epoch: int, size: int) -> npt.NDArray[np.uint32]:
     across its versions, but not the result of `Generator.permutation`. A large epoch is sorted in parts, each the draws between two bounds,
     so that it takes little more memory than its result: the draws are made again for each part, which costs less than the sort.
     """
-    parts = -(-size // _PART_TASKS)
+    parts = min(-(-size // _PART_TASKS), _MAX_PARTS)
     bounds = [(2**64 * part) // parts for part in range(parts)] + [2**64]
     order, filled = np.empty(size, np.uint32), 0
     for low, high in pairwise(bounds):
