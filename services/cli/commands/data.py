@@ -62,9 +62,11 @@ def prepare(
     }  # fmt: skip
     from services.cli.prepare.run import run
     from services.cli.prepare.settings import read_settings
+    from services.cli.prepare.workers import block_torch
     from services.cli.views.prepare import PrepareProgress, print_prepared
     from services.common.spec.document import parse_document
 
+    block_torch()
     if map_keys is not None:
         options["map_keys"] = parse_document(map_keys)
     given = {name: value for name, value in options.items() if value is not None}

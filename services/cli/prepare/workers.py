@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -94,6 +95,11 @@ class _Worker:
         return DataError(f"{rows}: the worker process ended with {self._process.exitcode}", field="input")
 
 
+def block_torch() -> None:
+    """Makes torch look as if it were not installed, for good: tokenizers need none, and importing it takes seconds and 250 MB."""
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+
+
 def _sent(chunk: Chunk, worker: _Worker) -> _Worker:
     worker.send(chunk)
     return worker
@@ -102,6 +108,7 @@ def _sent(chunk: Chunk, worker: _Worker) -> _Worker:
 def _work(pipe: Connection, settings: str, bounds: dict[str, int]) -> None:
     """Converts chunks until the pipe is closed. Ctrl-C ends the process that reads the results, and so this one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    block_torch()
     converter = Converter(PrepareSettings.model_validate_json(settings), DataBounds(**bounds))
     while True:
         try:

@@ -156,4 +156,4 @@ async def test_a_file_that_changed_while_no_child_was_there_ends_the_job(sandbox
     rows.write_text(line * 4)
     await data.close()
     with pytest.raises(DataError, match=r"^data\.train: has changed since the job began"):
-        await data.training(2)
+        await data.training(20)
