@@ -19,7 +19,9 @@ def tasks_of(spec: JobSpec, most: int = MOST_TASKS) -> list[TaskRecord]:
     train = spec.data.train
     source = open_within(train, [Path(train.source).parent], DataBounds.of(Settings()), field="data.train")
     size = len(source)
-    return [source[task_index(spec.data.seed, n, size, spec.data.shuffle)] for n in range(min(size, most))]
+    indices = [task_index(spec.data.seed, n, size, spec.data.shuffle) for n in range(min(size, most))]
+    source.expect(indices)
+    return [source[index] for index in indices]
 
 
 def chat_of(task: TaskRecord) -> list[dict[str, str]]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from services.cli.commands import chat, config, dead_letters, jobs, machine, plan, proof, retention, stack
+from services.cli.commands import chat, config, data, dead_letters, jobs, machine, plan, proof, retention, stack
 from services.common.errors import MillraceError
 
 COMMANDS = (
@@ -47,6 +47,7 @@ for command in COMMANDS:
     app.command()(command)
 app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(config.app, name="config")
+app.add_typer(data.app, name="data")
 
 
 def main() -> None:

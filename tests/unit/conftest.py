@@ -5,14 +5,16 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 HEAVY = (
-    "cli/stack/test_runtime.py", "cli/test_audit.py", "cli/test_main.py", "common/checkpoints/test_origin.py",
+    "cli/prepare/test_run.py", "cli/stack/test_runtime.py", "cli/test_audit.py", "cli/test_main.py", "common/checkpoints/test_origin.py",
     "common/models", "common/service/test_preflight.py", "common/service/test_watchdog.py",
-    "common/test_data_files.py", "common/test_data_procedural.py", "common/test_data_reasoning_gym.py", "deploy", "examples",
+    "common/test_data_files.py", "common/test_data_procedural.py", "common/test_data_reasoning_gym.py",
+    "common/test_data_streaming.py", "deploy", "examples",
     "gateway/admission/test_checks.py", "learner/algorithms/test_advantages.py",
     "learner/algorithms/test_documented_example.py", "learner/algorithms/test_importance.py", "learner/algorithms/test_kl.py",
     "learner/algorithms/test_losses.py", "learner/algorithms/test_plugins.py",
     "learner/algorithms/test_sequence_objective.py", "learner/algorithms/test_token_advantages.py",
     "learner/algorithms/test_values.py", "learner/algorithms/test_verl.py", "learner/groups/test_data.py",
+    "learner/groups/test_recorded_data.py",
     "learner/groups/test_off_policy.py", "learner/loops/test_collect.py", "learner/megatron", "learner/ranks",
     "learner/storage/test_checkpoints.py", "learner/test_buffer_simulation.py", "learner/test_import_cost.py",
     "learner/test_pause.py", "learner/test_rank.py", "learner/test_replay_plan.py", "learner/test_stall.py",

@@ -15,7 +15,9 @@ TRIAL = "services.common.models.trial"
 UNPICKLERS = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
 
 LAYERS: Mapping[str, tuple[str, ...]] = {
-    "cli": ("main", "commands", "connect", "up", "doctor", "checks", "stack", "imports", "overrides", "views", "client", "logs"),
+    "cli": (
+        "main", "commands", "connect", "up", "doctor", "checks", "stack", "imports", "overrides", "views", "prepare", "client", "logs",
+    ),
     "common": (
         "checkpoints", "data", "sandbox", "models", "streams", "capacity", "jobs", "weight_sync", "service", "config", "redis", "spec",
         "weights", "batches", "durable", "differences", "errors", "pb",

@@ -112,7 +112,7 @@ class Settings(BaseSettings):
         description="Hours after a job's end for which Redis keeps its samples, events and histories.",
     )
     max_data_bytes: int = Field(
-        default=2 * 1024**3,
+        default=64 * 1024**3,
         ge=1,
         description="Largest dataset file, and largest columns of a parquet file once unpacked, bytes.",
     )

@@ -15,6 +15,8 @@ from services.common.streams.limits import MIN_ENTRY_BYTES
 MAX_RECORD_BYTES = MIN_ENTRY_BYTES // 2
 """Of a task as MessagePack: one stream entry carries it together with the rollouts that answer it."""
 MAX_DATA_SOURCE_CHARS = 256
+MAX_TASKS = 100_000_000
+"""Of one source: the order of an epoch takes 4 bytes a task."""
 MAX_ROW_VALUES = 1_000_000
 """Of a row of a parquet file, whose nulls and booleans take almost no memory until they become Python objects."""
 
@@ -23,7 +25,7 @@ MAX_ROW_VALUES = 1_000_000
 class DataBounds:
     """Bounds that the operator sets (`MILLRACE_MAX_…`)."""
 
-    max_data_bytes: int = 2 * 1024**3
+    max_data_bytes: int = 64 * 1024**3
     """Of a file, and of the columns of a parquet file once unpacked."""
     max_row_bytes: int = 8 * 1024**2
     max_prompt_chars: int = 256 * 1024

@@ -1,42 +1,59 @@
-"""Dataset files: parquet and jsonl, held in memory within bounds; a row becomes a record when it is read."""
+"""Dataset files: parquet and jsonl, read row by row within bounded memory, however large the file is."""
 
 from __future__ import annotations
 
-import hashlib
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from services.common.data.bounds import DataBounds
+from services.common.data.bounds import MAX_TASKS, DataBounds
+from services.common.data.content import Content
 from services.common.data.jsonl import JsonlRows
 from services.common.data.parquet import ParquetRows
 from services.common.data.record import TaskRecord, prepare
-from services.common.data.rows import read_row
+from services.common.data.rows import LazyRow, read_row
 from services.common.errors import DataError
 from services.common.spec.data import DataSourceSpec
 
+READ_BYTES_PER_S = 300_000_000
+"""Speed at which files are certainly read and hashed: where the time is short, the time for that is kept."""
+
 
 class FileSource:
-    """The tasks of one file. Opening it checks every row, or as many as the time allows."""
+    """The tasks of one file. Opening it checks every row, or as many as the time allows; the others are checked when they are read."""
 
     def __init__(
-        self, path: Path, spec: DataSourceSpec, *, field: str, bounds: DataBounds, until: float | None
+        self,
+        path: Path,
+        spec: DataSourceSpec,
+        *,
+        field: str,
+        bounds: DataBounds,
+        until: float | None,
+        whole: bool = True,
     ) -> None:
-        """Checks rows until `until`, monotonic seconds (None: all). Raises DataError with field, file and row."""
-        self._spec, self._bounds = spec, bounds
+        """Checks rows until `until`, monotonic seconds (None: all); unless the `whole` file is read, reading it ends then, too.
+
+        Raises DataError with field, file and row.
+        """
+        self._path, self._spec, self._field, self._bounds = path, spec, field, bounds
         self.checked = 0
         """Rows that were checked: all, or the first."""
         self.data_sources: set[str] = set()
         """Of the rows that were checked."""
         try:
-            content = _read(path, bounds)
-            digest = hashlib.blake2b(content, digest_size=16)
-            digest.update(spec.model_dump_json(exclude={"source", "seed", "config"}).encode())
-            self.fingerprint = digest.hexdigest()
+            content = Content(path, bounds, until=None if whole else until)
+            if until is not None and not whole:
+                until -= min(content.size / READ_BYTES_PER_S, max(0.0, until - time.monotonic()) / 2)
             kind: type[ParquetRows | JsonlRows] = ParquetRows if path.suffix == ".parquet" else JsonlRows
             self._rows = kind(content, bounds)
-            del content
             self._check_rows(until)
+            settings = spec.model_dump_json(exclude={"source", "seed", "config"}).encode()
+            self.fingerprint = content.finish(settings)
+            """Of content and settings; empty when the time was over before the end of the file."""
+            self.is_complete = content.is_complete
+            """Whether the whole file was read."""
+            self._check_count()
         except DataError as error:
             raise DataError(f"{path}: {error}", field=field) from error
 
@@ -46,36 +63,38 @@ class FileSource:
     def __getitem__(self, index: int) -> TaskRecord:
         if not 0 <= index < len(self):
             raise IndexError(f"task {index} of a dataset of {len(self)}")
-        return self._record(self._rows.read(index))
+        try:
+            return self._record(*self._rows.row(index))
+        except DataError as error:
+            raise DataError(f"{self._path}: {error}", field=self._field) from error
+
+    def expect(self, indices: Sequence[int]) -> None:
+        """Names the tasks that are read next, in their order: a file that is larger than the memory is read faster."""
+        if isinstance(self._rows, ParquetRows):
+            self._rows.expect(indices)
 
     def _check_rows(self, until: float | None) -> None:
         try:
-            for number, row in self._rows.scan(self._spec.size):
-                if until is not None and time.monotonic() > until:
-                    continue
-                try:
-                    record = self._bounds.check(self._record(row()))
-                except Exception as error:  # the row is at fault for every exception of a library
-                    raise DataError(f"row {number}: {_describe(error)}") from error
+            for number, row in self._rows.scan(self._spec.size, until):
+                record = self._record(number, row)
                 self.checked += 1
                 self.data_sources.add(record.data_source)
         except MemoryError as error:
             raise DataError(str(error) or "takes more memory than there is") from error
-        if not len(self):
+
+    def _check_count(self) -> None:
+        if self.is_complete and not len(self):
             raise DataError("has no rows")
+        if len(self) > MAX_TASKS:
+            raise DataError(f"has {len(self)} rows; at most {MAX_TASKS} are taken: set size")
 
-    def _record(self, row: dict[str, Any]) -> TaskRecord:
-        return prepare(read_row(row, data_source=self._spec.data_source), self._spec)
-
-
-def _read(path: Path, bounds: DataBounds) -> bytes:
-    try:
-        with path.open("rb") as file:
-            size = path.stat().st_size
-            bounds.check_file(size)
-            return file.read(size)
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}") from error
+    def _record(self, number: int, row: LazyRow) -> TaskRecord:
+        """The record of a row, checked. Raises DataError, which names the row, whatever is wrong with it."""
+        try:
+            record = prepare(read_row(row(), data_source=self._spec.data_source), self._spec)
+            return self._bounds.check(record)
+        except Exception as error:  # the row is at fault for every exception of a library
+            raise DataError(f"row {number}: {_describe(error)}") from error
 
 
 def _describe(error: Exception) -> str:

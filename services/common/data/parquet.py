@@ -1,35 +1,40 @@
-"""Rows of a parquet file: only the columns that tasks need, unpacked a few rows at a time, so that a zip bomb is noticed early."""
+"""Rows of a parquet file: only the columns that tasks need, unpacked a few rows at a time, so that a zip bomb is noticed early.
+
+footer ──► columns, row groups ──► scan: every row once, in order
+                               └─► row: by its index, from the row group's rows that `RowGroups` keeps
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from services.common.data.bounds import MAX_ROW_VALUES, DataBounds
+from services.common.data.content import Content, ContentFile
+from services.common.data.row_groups import BATCH_ROWS, READ_AHEAD_BYTES, RowGroups
 from services.common.data.rows import COLUMNS, PROMPT_COLUMNS, LazyRow
 from services.common.errors import DataError
 
-_BATCH_ROWS = 64
-"""Unpacked at once; a few bytes of a dictionary may expand to megabytes in each row."""
-_CHUNK_BYTES = 64 * 1024 * 1024
-_CHUNK_BATCHES = 64
 _VALUE_BYTES = 8
+_MAX_ROWS = 2**40
 _MAX_NAMED_COLUMNS = 20
 
 
 class ParquetRows:
     """The rows of a parquet file."""
 
-    def __init__(self, content: bytes, bounds: DataBounds) -> None:
+    def __init__(self, content: Content, bounds: DataBounds) -> None:
         """Reads the footer. Raises DataError unless it is parquet with the columns of a task, and not too large."""
         import pyarrow as pa
         from pyarrow import parquet
 
         self._bounds = bounds
         try:
-            self._file = parquet.ParquetFile(pa.BufferReader(content))
+            file = pa.PythonFile(ContentFile(content), mode="r")
+            self._file = parquet.ParquetFile(file, buffer_size=READ_AHEAD_BYTES, pre_buffer=False)
             names = self._file.schema_arrow.names
         except (pa.ArrowException, OSError, ValueError) as error:
             raise _unreadable(error) from error
@@ -42,44 +47,59 @@ class ParquetRows:
                 raise DataError(f"has more than one column `{name}`")
         fields = [self._file.schema_arrow.field(name) for name in self._columns]
         self._schema = pa.schema([field.with_type(_plain(field.type)) for field in fields])
-        self._table: Any = self._schema.empty_table()
-        bounds.check_file(self._unpacked_bytes(), "unpacks to")
+        metadata = self._file.metadata
+        sizes = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+        if min(sizes, default=0) < 0 or sum(sizes) > _MAX_ROWS:
+            raise _unreadable(ValueError("its row groups have impossible sizes"))
+        unpacked = self._unpacked_bytes()
+        bounds.check_file(unpacked, "unpacks to")
+        self._groups = RowGroups(sizes, unpacked, self._batches)
+        self._limit: int | None = None
 
     def __len__(self) -> int:
-        """Rows read by `scan`."""
-        return int(self._table.num_rows)
+        """Rows of the file, as many as `scan` was limited to at the most."""
+        rows = self._groups.rows
+        return rows if self._limit is None else min(self._limit, rows)
 
-    def scan(self, limit: int | None) -> Iterator[tuple[int, LazyRow]]:
-        """Number (from 1) and content of each row, `limit` at the most. Raises DataError for a bad file."""
+    def scan(self, limit: int | None, until: float | None) -> Iterator[tuple[int, LazyRow]]:
+        """Number (from 1) and content of each row, `limit` at the most, until `until`. Raises DataError for a bad file."""
+        self._limit = limit
+        count, size = 0, 0
+        for full in self._batches(range(self._groups.count)):
+            batch = full.slice(0, len(self) - count)
+            size += batch.nbytes
+            self._bounds.check_file(size, "unpacks to")
+            for item in self._rows(batch, count + 1):
+                if until is not None and time.monotonic() > until:
+                    return
+                yield item
+            count += batch.num_rows
+            if count == limit:
+                return
+        if count != len(self):
+            raise _unreadable(ValueError(f"it has {count} rows, and its footer says {len(self)}"))
+
+    def row(self, index: int) -> tuple[int, LazyRow]:
+        """Number and content of one row, 0 ≤ index < len. Raises DataError for a bad file."""
+        rows, at = self._groups.find(index)
+        return index + 1, partial(self._row, rows, at)
+
+    def expect(self, indices: Sequence[int]) -> None:
+        """Names the rows that are read next, in their order, so that a row group is unpacked once for many of them."""
+        self._groups.expect(indices)
+
+    def _batches(self, groups: Sequence[int]) -> Iterator[Any]:
+        """Record batches of these row groups, in order, without dictionaries. Raises DataError for a bad file."""
         import pyarrow as pa
 
-        count, size, parts = 0, 0, []
-        batches: list[Any] = []
         try:
-            for full in self._file.iter_batches(_BATCH_ROWS, columns=self._columns):
-                batch = (full if limit is None else full.slice(0, limit - count)).select(self._columns)
-                if batch.schema.types != self._schema.types:  # it has dictionaries
-                    batch = batch.cast(self._schema)
-                size += batch.nbytes
-                self._bounds.check_file(size, "unpacks to")
-                batches.append(batch)
-                yield from self._rows(batch, count + 1)
-                count += batch.num_rows
-                if len(batches) >= _CHUNK_BATCHES or sum(part.nbytes for part in batches) > _CHUNK_BYTES:
-                    parts.append(pa.Table.from_batches(batches).combine_chunks())
-                    batches = []
-                if count == limit:
-                    break
+            for full in self._file.iter_batches(
+                BATCH_ROWS, row_groups=list(groups), columns=self._columns, use_threads=False
+            ):
+                batch = full.select(self._columns)
+                yield batch.cast(self._schema) if batch.schema.types != self._schema.types else batch
         except (pa.ArrowException, OSError) as error:
             raise _unreadable(error) from error
-        if batches:
-            parts.append(pa.Table.from_batches(batches))
-        self._table = pa.concat_tables(parts) if parts else self._table
-        del self._file
-
-    def read(self, index: int) -> dict[str, Any]:
-        """One row."""
-        return self._row(self._table, index)
 
     def _rows(self, batch: Any, first: int) -> Iterator[tuple[int, LazyRow]]:  # noqa: ANN401  pyarrow is untyped
         """The batch's rows: converted together where that is certainly cheap, else one by one."""

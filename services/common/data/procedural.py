@@ -7,6 +7,7 @@ import hashlib
 import importlib.metadata
 import json
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NoReturn
 
@@ -73,6 +74,9 @@ class ProceduralSource:
         if not 0 <= index < self._size:
             raise IndexError(f"task {index} of a source of {self._size}")
         return self._cached(index)
+
+    def expect(self, indices: Sequence[int]) -> None:
+        """Does nothing: a task is made alone."""
 
     def _make(self, index: int) -> TaskRecord:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -41,6 +41,9 @@ class TaskSource(Protocol):
 
     def __getitem__(self, index: int) -> TaskRecord:
         """The task at `index`, 0 ≤ index < len; IndexError beyond."""
+
+    def expect(self, indices: Sequence[int]) -> None:
+        """Names the tasks that are read next, in their order; it changes how fast they are read, not what they are."""
 
 
 def prepare(record: TaskRecord, spec: DataSourceSpec) -> TaskRecord:

@@ -15,16 +15,22 @@ from services.common.spec.data import DataSourceSpec
 
 
 def open_source(
-    spec: DataSourceSpec, settings: Settings, *, field: str = "data.train"
+    spec: DataSourceSpec, settings: Settings, *, field: str = "data.train", until: float | None = None
 ) -> FileSource | ProceduralSource:
-    """The source, with every row of a file checked, or the first task of a procedural one. Raises as `open_within`."""
-    return open_within(spec, data_roots(settings), DataBounds.of(settings), field=field)
+    """The source; a file's rows are checked until `until` (None: all), of a procedural one the first task. Raises as `open_within`."""
+    return open_within(spec, data_roots(settings), DataBounds.of(settings), field=field, until=until)
 
 
 def open_within(
-    spec: DataSourceSpec, roots: Sequence[Path], bounds: DataBounds, *, field: str, until: float | None = None
+    spec: DataSourceSpec,
+    roots: Sequence[Path],
+    bounds: DataBounds,
+    *,
+    field: str,
+    until: float | None = None,
+    whole: bool = True,
 ) -> FileSource | ProceduralSource:
-    """The source; a file's rows are checked until `until`, monotonic seconds (None: all).
+    """The source; a file's rows are checked until `until`, monotonic seconds (None: all), and its bytes read to the end if `whole`.
 
     Raises:
         DataError: names the `field` of the job spec, the file and, if known, the row.
@@ -37,7 +43,7 @@ def open_within(
     if not path.is_file():
         listed = ", ".join(str(root) for root in roots)
         raise DataError(f"{path} is not there (relative paths are looked for in {listed})", field=f"{field}.source")
-    return FileSource(path, spec, field=f"{field}.source", bounds=bounds, until=until)
+    return FileSource(path, spec, field=f"{field}.source", bounds=bounds, until=until, whole=whole)
 
 
 def data_roots(settings: Settings) -> list[Path]:

@@ -20,8 +20,9 @@ class SourceFacts(TypedDict):
     """Results of the trial, as MessagePack values."""
 
     fingerprint: str
-    """Of content and settings, as checkpoints record it."""
+    """Of content and settings, as checkpoints record it; empty where the file is too large to be read in the time."""
     tasks: int
+    """Of a jsonl file that is too large to be read in the time, those that were found."""
     checked: int
     """Rows of a file that were checked; of a procedural source the tasks that were made."""
     all_checked: bool
@@ -40,13 +41,15 @@ def check_source(
         roots: the directories that files may lie in (`data_roots`).
         bounds: fields of DataBounds.
         field: of the job spec, for the errors.
-        until: when to stop checking, monotonic seconds; a file is always read to its end, and the first task is always made.
+        until: when to stop, monotonic seconds; the first task of a procedural source is always made, and the first MIN_READ_BYTES of a
+            file are always read.
 
     Raises:
         DataError: `data.train.source: <file>: row N: what is wrong`, or `data.train.config: …`.
     """
     spec = DataSourceSpec.model_validate(source)
-    tasks = open_within(spec, [Path(root) for root in roots], DataBounds(**bounds), field=field, until=until)
+    folders = [Path(root) for root in roots]
+    tasks = open_within(spec, folders, DataBounds(**bounds), field=field, until=until, whole=False)
     if isinstance(tasks, ProceduralSource):
         names: list[str] = []
         for index in dict.fromkeys(len(tasks) * number // TRIED_TASKS for number in range(TRIED_TASKS)):
@@ -55,7 +58,8 @@ def check_source(
                 break
         checked, all_checked = len(names), False
     else:
-        names, checked, all_checked = list(tasks.data_sources), tasks.checked, tasks.checked == len(tasks)
+        names, checked = list(tasks.data_sources), tasks.checked
+        all_checked = checked == len(tasks) and tasks.is_complete
     return SourceFacts(
         fingerprint=tasks.fingerprint,
         tasks=len(tasks),

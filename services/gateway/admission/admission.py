@@ -26,7 +26,7 @@ from services.common.errors import ChildDied, ChildLost, ChildTimeout, ConfigErr
 from services.common.models.directory import ModelInfo
 from services.common.models.roles import named_models
 from services.common.models.trial import ModelFacts
-from services.common.sandbox.limits import MIB, Limits
+from services.common.sandbox.limits import Limits
 from services.common.sandbox.pool import Child, Sandbox
 from services.common.spec.data import DataSourceSpec
 from services.common.spec.job import JobSpec
@@ -46,8 +46,8 @@ MAX_CONCURRENT_CHECKS = 4
 """Specs whose checks run at once, and bodies that are parsed at once."""
 QUEUE_TIMEOUT_S = 10.0
 READ_LIMITS = Limits(wall_s=5.0, memory_mib=512, reply_bytes=16 * 1024 * 1024, low_priority=True)
-CHECK_MEMORY_MIB = 1024
-"""In addition to the memory of a dataset file, once as stored and once unpacked."""
+CHECK_MEMORY_MIB = 2048
+"""Files are read piece by piece, so that it does not depend on their size."""
 CHECK_REPLY_BYTES = 1024 * 1024
 
 
@@ -195,9 +195,9 @@ class _SpecChecks:
 
     async def _live_child(self) -> Child:
         if self.child is None or not self.child.alive:
-            files = any(source.procedural_task is None for _, source in _sources(self.spec))
-            memory_mib = CHECK_MEMORY_MIB + (2 * self.settings.max_data_bytes // MIB if files else 0)
-            limits = Limits(wall_s=DEADLINE_S, memory_mib=memory_mib, reply_bytes=CHECK_REPLY_BYTES, low_priority=True)
+            limits = Limits(
+                wall_s=DEADLINE_S, memory_mib=CHECK_MEMORY_MIB, reply_bytes=CHECK_REPLY_BYTES, low_priority=True
+            )
             arguments = self.spec.model_dump_json(), self.settings.public()
             self.child = await self.sandbox.spawn(self.checks, *arguments, limits=limits)
         return self.child

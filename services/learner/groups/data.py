@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.common.config.settings import Settings
+from services.common.data.bounds import MAX_TASKS
 from services.common.data.record import TaskRecord
 from services.common.errors import ChildDied, ChildLost, ChildTimeout, DataError, MillraceError, SandboxError
 from services.common.sandbox.limits import Limits
 from services.common.sandbox.pool import Child, Sandbox
 from services.common.spec.job import JobSpec
 from services.common.streams.types import Purpose, Task
-from services.learner.groups.sources import Made, unpack
+from services.learner.groups.sources import CHECK_S, Made, unpack
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +38,10 @@ MAX_LOST_CHILDREN = 3
 """Children that may be killed from outside during one request."""
 _MIB = 1024 * 1024
 _MIN_MIB = 2048
-_MEMORY_PER_FILE_BYTE = 4
-"""Bytes of memory per byte of the largest file that may be read, its lines and rows included."""
+_MIN_TASK_BYTES = 32
+"""Of the shortest row of a file."""
 _MEMORY_PER_TASK_BYTES = 40
-"""Memory of one task in the orders of two epochs."""
+"""Memory of one task in the orders of two epochs, which is all that grows with a source."""
 
 
 class TaskNotMade(MillraceError):  # noqa: N818  an event
@@ -49,9 +50,9 @@ class TaskNotMade(MillraceError):  # noqa: N818  an event
 
 def _limits(spec: JobSpec, settings: Settings) -> Limits:
     sources = [source for source in (spec.data.train, spec.data.eval) if source is not None]
-    files = sum(source.procedural_task is None for source in sources) * _MEMORY_PER_FILE_BYTE * settings.max_data_bytes
-    order = max(source.size or 0 for source in sources) * _MEMORY_PER_TASK_BYTES
-    return Limits(wall_s=OPEN_S, memory_mib=_MIN_MIB + (files + order) // _MIB)
+    in_file = min(MAX_TASKS, settings.max_data_bytes // _MIN_TASK_BYTES)
+    tasks = max(source.size or (in_file if source.procedural_task is None else 0) for source in sources)
+    return Limits(wall_s=OPEN_S, memory_mib=_MIN_MIB + tasks * _MEMORY_PER_TASK_BYTES // _MIB)
 
 
 @dataclass(slots=True)
@@ -79,6 +80,7 @@ class JobData:
         self._train = _Prefetch("data.train", "training")
         self._eval = _Prefetch("data.eval", "evaluation")
         self._turn = asyncio.Lock()
+        self._is_open = False
         self.fingerprint = ""
         """Fingerprint of the training source."""
 
@@ -92,6 +94,7 @@ class JobData:
         self.fingerprint = (await self._open("data.train", "open_train"))["fingerprint"]
         if self._spec.data.eval is not None and self._spec.eval.enabled:
             self._rows = await self._open("data.eval", "held_out")
+        self._is_open = True
 
     async def check(self) -> None:
         """Reads the model's files and opens every source, before any rank is started; ConfigError names the field."""
@@ -184,10 +187,16 @@ class JobData:
         return None
 
     async def _running_child(self) -> Child:
-        """The child, or a new one that has opened no source yet."""
+        """The child, or a new one. One that replaces another opens the training source at once; DataError when that has changed."""
         if self._child is None or not self._child.alive:
-            arguments = self._spec.model_dump_json(), self._settings.public()
+            check_s = 0.0 if self._is_open else CHECK_S
+            arguments = self._spec.model_dump_json(), self._settings.public(), check_s
             self._child = await self._sandbox.spawn(SOURCES, *arguments, limits=_limits(self._spec, self._settings))
+            if self._is_open:
+                found = await self._child.request("open_train", wall_s=OPEN_S)
+                if found["fingerprint"] != self.fingerprint:
+                    await self.close()
+                    raise DataError("has changed since the job began: no task can be relied on", field="data.train")
         return self._child
 
 

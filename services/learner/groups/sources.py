@@ -5,8 +5,10 @@ spec ──► Sources ──► index of a draw's task ──► records, as Me
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from itertools import islice
@@ -15,11 +17,12 @@ from typing import Any
 import msgpack
 
 from services.common.config.settings import Settings
-from services.common.data.order import task_index
+from services.common.data.order import next_indices, task_index
 from services.common.data.record import TaskRecord, TaskSource
 from services.common.data.source import open_source
 from services.common.errors import ConfigError, DataError
 from services.common.spec.base import RECORDED
+from services.common.spec.data import DataSourceSpec
 from services.common.spec.job import JobSpec
 from services.common.streams.types import Message
 
@@ -30,6 +33,10 @@ MAX_REPLY_BYTES = 8 * 1024 * 1024
 MAX_COMPARED = 200_000
 """Training tasks that held-out tasks are compared with; for a larger source, the log reports the limit."""
 REASON_CHARS = 300
+CHECK_S = 60.0
+"""Time in which a file's rows are checked when it is opened; those that remain are checked when they are read."""
+LOOKAHEAD = 65_536
+"""Draws whose tasks a source is told to expect."""
 
 Made = tuple[int, bytes | None, str]
 """A task's index in its source, its record as MessagePack, and the reason if there is none; on the wire a list."""
@@ -38,22 +45,26 @@ Made = tuple[int, bytes | None, str]
 class Sources:
     """The training source and the held-out source, each opened at its first use."""
 
-    def __init__(self, spec: str, settings: dict[str, Any]) -> None:
-        """`spec`: of the job, as JSON; `settings`: from `Settings.public`."""
+    def __init__(self, spec: str, settings: dict[str, Any], check_s: float = CHECK_S) -> None:
+        """`spec`: of the job, as JSON; `settings`: from `Settings.public`; `check_s`: time in which a file's rows are checked."""
         self.spec = JobSpec.model_validate_json(spec, context=RECORDED)
-        self.settings = Settings(**settings)
+        self.settings, self._check_s = Settings(**settings), check_s
+        self._held_out: list[int] = []
 
     @cached_property
     def train(self) -> TaskSource:
         """The training source."""
-        return open_source(self.spec.data.train, self.settings, field="data.train")
+        return self._open(self.spec.data.train, "data.train")
 
     @cached_property
     def eval(self) -> TaskSource:
         """The held-out source."""
         if self.spec.data.eval is None:
             raise DataError("the job has no held-out tasks", field="data.eval")
-        return open_source(self.spec.data.eval, self.settings, field="data.eval")
+        return self._open(self.spec.data.eval, "data.eval")
+
+    def _open(self, source: DataSourceSpec, field: str) -> TaskSource:
+        return open_source(source, self.settings, field=field, until=time.monotonic() + self._check_s)
 
     def check_model(self) -> None:
         """Raises ModelError if a model's files are not complete and safe, or its sizes do not fit the job's; every role's."""
@@ -76,7 +87,8 @@ class Sources:
 
     def held_out(self) -> list[int]:
         """Rows of the held-out source that are evaluated."""
-        return held_out_rows(self.eval, self.train, self.spec.eval.tasks)
+        self._held_out = held_out_rows(self.eval, self.train, self.spec.eval.tasks)
+        return self._held_out
 
     def index(self, ordinal: int) -> int:
         """Index in the training source of the `ordinal`-th draw's task."""
@@ -85,10 +97,13 @@ class Sources:
 
     def training(self, ordinals: list[int], seconds: float) -> list[Made]:
         """Tasks of these draws: as many as are made within `seconds` and fit into one reply, and at least the first."""
+        data = self.spec.data
+        self.train.expect(next_indices(data.seed, ordinals[0], len(self.train), data.shuffle, LOOKAHEAD))
         return _make("data.train", self.train, map(self.index, ordinals), seconds)
 
     def evaluation(self, rows: list[int], seconds: float) -> list[Made]:
         """The same for rows of the held-out source."""
+        self.eval.expect(self._held_out[bisect_left(self._held_out, rows[0]) :] or rows)
         return _make("data.eval", self.eval, rows, seconds)
 
 
@@ -132,8 +147,14 @@ def held_out_rows(source: TaskSource, train: TaskSource, tasks: int) -> list[int
     compared = min(len(train), MAX_COMPARED)
     if compared < len(train):
         log.warning("held-out tasks are compared with the first %d of %d training tasks only", compared, len(train))
-    known = {train[index].prompt for index in range(compared)}
-    rows = list(islice((row for row in range(len(source)) if source[row].prompt not in known), tasks))
+    known = {_digest(train[index].prompt) for index in range(compared)}
+    rows = list(islice((row for row in range(len(source)) if _digest(source[row].prompt) not in known), tasks))
     if not rows:
         raise DataError("every one of its tasks is a training task too: nothing is held out", field="data.eval")
     return rows
+
+
+def _digest(prompt: tuple[Message, ...]) -> bytes:
+    """Of 16 bytes: 200,000 of them take less memory than the prompts."""
+    parts = [part for message in prompt for part in (message.role, message.content)]
+    return hashlib.blake2b(msgpack.packb(parts, unicode_errors="surrogatepass"), digest_size=16).digest()

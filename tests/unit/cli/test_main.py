@@ -49,7 +49,7 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
     assert done.returncode == 0
     for command in (
         "up", "down", "submit", "jobs", "show", "rollouts", "pause", "resume", "cancel", "delete", "prune", "ledger", "audit", "replay",
-        "plan", "workers", "logs", "doctor",
+        "plan", "workers", "logs", "doctor", "data",
     ):  # fmt: skip
         assert f" {command} " in done.stdout
     code = "import sys, services.cli.main; print(*sys.modules)"

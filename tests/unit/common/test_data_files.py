@@ -275,8 +275,9 @@ def test_a_file_beyond_the_bound_is_not_read(settings: Settings, name: str) -> N
     path = settings.home / "data" / name
     path.touch()
     os.truncate(path, 3 << 30)  # a hole: no room on the disk
-    peak = traced(lambda: refusal(settings, name))
-    assert "has 3221225472 bytes; MILLRACE_MAX_DATA_BYTES=2147483648" in refusal(settings, name)
+    bounds = DataBounds(max_data_bytes=2 << 30)
+    peak = traced(lambda: refusal(settings, name, bounds))
+    assert "has 3221225472 bytes; MILLRACE_MAX_DATA_BYTES=2147483648" in refusal(settings, name, bounds)
     assert peak < 1 << 20
 
 

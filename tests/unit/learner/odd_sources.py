@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from services.common.data.record import TaskRecord
@@ -31,10 +32,13 @@ class Odd:
             os.kill(os.getpid(), signal.SIGSEGV)
         return TaskRecord((Message("user", str(index)),), "odd", str(index), {"index": index})
 
+    def expect(self, indices: Sequence[int]) -> None:
+        """Nothing."""
+
 
 class OddSources(Sources):
     """Those of a job whose every source is odd."""
 
-    def __init__(self, spec: str, settings: dict[str, Any]) -> None:
-        super().__init__(spec, settings)
+    def __init__(self, spec: str, settings: dict[str, Any], check_s: float) -> None:
+        super().__init__(spec, settings, check_s)
         self.__dict__["train"] = self.__dict__["eval"] = Odd()

@@ -142,3 +142,18 @@ async def test_a_file_is_read_by_the_child_and_its_errors_name_the_row(sandbox: 
     rows.write_text('{"prompt": "2 + 3 =", "data_source": "odd", "ground_truth": "5"}\n')
     data = await opened(sandbox, spec_of(train=source), settings)
     assert await prompt(data, 0) == "2 + 3 ="
+
+
+async def test_a_file_that_changed_while_no_child_was_there_ends_the_job(sandbox: Sandbox, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    rows = tmp_path / "data" / "rows.jsonl"
+    line = '{"prompt": "2 + 3 =", "data_source": "odd", "ground_truth": "5"}\n'
+    rows.write_text(line * 3)
+    data = await opened(sandbox, spec_of(train={"source": "rows.jsonl"}), Settings(home=tmp_path))
+    assert await prompt(data, 0) == "2 + 3 ="
+    await data.close()
+    assert await prompt(data, 1) == "2 + 3 ="
+    rows.write_text(line * 4)
+    await data.close()
+    with pytest.raises(DataError, match=r"^data\.train: has changed since the job began"):
+        await data.training(20)

@@ -1,0 +1,134 @@
+"""Rows of the input, in chunks of bounded size: the same chunks whatever reads them, so that the output does not depend on that.
+
+.jsonl ──► lines          ┐
+.json  ──► array elements ├──► Chunk: numbered rows as JSON, or a record batch ──► workers
+.parquet ──► batches      ┘
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.common.data.bounds import DataBounds
+from services.common.data.content import Content, ContentFile
+from services.common.data.jsonl import lines_of
+from services.common.data.row_groups import READ_AHEAD_BYTES
+from services.common.errors import ConfigError, DataError
+
+SUFFIXES = (".parquet", ".jsonl", ".json")
+CHUNK_ROWS = 512
+CHUNK_BYTES = 4 * 1024 * 1024
+"""A chunk ends with the row that exceeds it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows of one file that follow each other."""
+
+    file: str
+    """Its name."""
+    numbers: list[int]
+    """Of the rows, from 1; in a jsonl file those of the lines."""
+    rows: list[bytes]
+    """JSON of each row; of a parquet file, one record batch in Arrow's stream format."""
+    is_batch: bool
+    done_bytes: int
+    """Of the input that was read so far."""
+
+
+def input_files(name: str) -> list[Path]:
+    """The file, or the files of a folder, in the order of their names. Raises ConfigError when there is none."""
+    path = Path(name)
+    files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES) if path.is_dir() else [path]
+    if not files:
+        raise ConfigError(f"{path} has no file that ends in {', '.join(SUFFIXES)}", field="input")
+    for file in files:
+        if file.suffix not in SUFFIXES:
+            raise ConfigError(f"{file} must end in one of {', '.join(SUFFIXES)}", field="input")
+        if not file.is_file():
+            raise ConfigError(f"{file} is not there", field="input")
+    return files
+
+
+def read_chunks(files: list[Path], bounds: DataBounds) -> Iterator[Chunk]:
+    """The rows of these files. Raises DataError, which names the file, and the row where one is broken beyond which nothing can be read."""
+    before = 0
+    for file in files:
+        try:
+            content = Content(file, bounds)
+            kind = {".jsonl": _lines, ".json": _elements, ".parquet": _batches}[file.suffix]
+            yield from kind(file.name, content, bounds, before)
+        except DataError as error:
+            raise DataError(f"{file}: {error}", field="input") from error
+        before += content.size
+
+
+def _lines(name: str, content: Content, bounds: DataBounds, before: int) -> Iterator[Chunk]:
+    """A line that is too long is cut, so that it is set aside by the check of its size."""
+    lines = lines_of(content.pieces(), 0, 1, bounds.max_row_bytes + 1)
+    yield from _gather(name, ((line.number, line.text) for line in lines), content, before)
+
+
+def _elements(name: str, content: Content, bounds: DataBounds, before: int) -> Iterator[Chunk]:  # noqa: ARG001  as _lines
+    """Elements of a JSON array, which is never in memory as a whole."""
+    import ijson
+
+    found = 0
+
+    def elements() -> Iterator[tuple[int, bytes]]:
+        nonlocal found
+        for value in ijson.items(ContentFile(content), "item", use_float=True):
+            found += 1
+            yield found, json.dumps(value, ensure_ascii=False).encode(errors="surrogatepass")
+
+    try:
+        yield from _gather(name, elements(), content, before)
+    except (ijson.JSONError, ValueError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise DataError(f"row {found + 1}: is not JSON, and nothing after it can be read: {reason}") from error
+    if not found:
+        raise DataError("has no rows: it must be a JSON array of objects (one object a line: name it .jsonl)")
+
+
+def _gather(name: str, rows: Iterator[tuple[int, bytes]], content: Content, before: int) -> Iterator[Chunk]:
+    numbers, texts, size = list[int](), list[bytes](), 0
+    for number, text in rows:
+        numbers.append(number)
+        texts.append(text)
+        size += len(text)
+        if len(numbers) == CHUNK_ROWS or size > CHUNK_BYTES:
+            yield Chunk(name, numbers, texts, False, before + content.hashed_bytes)
+            numbers, texts, size = [], [], 0
+    if numbers:
+        yield Chunk(name, numbers, texts, False, before + content.size)
+
+
+def _batches(name: str, content: Content, bounds: DataBounds, before: int) -> Iterator[Chunk]:  # noqa: ARG001  as _lines
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        file = parquet.ParquetFile(
+            pa.PythonFile(ContentFile(content), mode="r"), buffer_size=READ_AHEAD_BYTES, pre_buffer=False
+        )
+        first, rows = 1, file.metadata.num_rows
+        for batch in file.iter_batches(CHUNK_ROWS, use_threads=False):
+            numbers = list(range(first, first + batch.num_rows))
+            first += batch.num_rows
+            yield Chunk(name, numbers, [_serialized(batch)], True, before + content.size * (first - 1) // max(1, rows))
+    except (pa.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise DataError(f"is not a readable parquet file: {reason}") from error
+
+
+def _serialized(batch: Any) -> bytes:  # noqa: ANN401  pyarrow is untyped
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue())
