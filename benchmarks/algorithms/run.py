@@ -78,7 +78,8 @@ def measure(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, li
     """Runs what was chosen; each section's marker and lines."""
     shape, models = SHAPES["demo"], options.home.resolve() / "models"
     make_model(shape, models)
-    changes = (f"learner.steps={options.steps}", *options.changes)
+    steps = () if options.steps is None else (f"learner.steps={options.steps}",)
+    changes = (*steps, *options.changes)
     with ours.stack(folder / "home", models, None) as state:
         bench, began = Bench(state, models / shape.folder, changes), time.time()
         if options.preset_table:
@@ -104,7 +105,7 @@ def main() -> None:
     parser.add_argument("--preset", dest="presets", type=Preset, action="append", help="which; all by default")
     parser.add_argument("--no-ages", dest="ages", action="store_false", help="leave the study of older data out")
     parser.add_argument("--no-presets", dest="preset_table", action="store_false", help="leave the presets out")
-    parser.add_argument("--steps", type=int, default=220, help="of each preset")
+    parser.add_argument("--steps", type=int, help="of each preset; the job's own by default")
     parser.add_argument("--age-steps", type=int, default=110, help="of each age of data")
     parser.add_argument("--set", dest="changes", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument(
