@@ -40,8 +40,10 @@ class JobSpec(Section):
     reward: RewardSpec = Field(default_factory=RewardSpec)
     algorithm: AlgorithmSpec = Field(default_factory=AlgorithmSpec)
     learner: LearnerSpec = Field(default_factory=LearnerSpec)
-    critic: CriticSpec | None = None
-    reference: ReferenceSpec | None = None
+    critic: CriticSpec | None = Field(default=None, description="Value model of advantage_estimator gae; null: none.")
+    reference: ReferenceSpec | None = Field(
+        default=None, description="Frozen policy that the KL is measured to; null: none."
+    )
     off_policy: OffPolicySpec = Field(default_factory=OffPolicySpec)
     checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
     eval: EvalSpec = Field(default_factory=EvalSpec)
