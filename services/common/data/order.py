@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 _PART_TASKS = 2**21
-"""Tasks that are drawn at once, and sorted at once as long as that makes no more than _MAX_PARTS parts."""
-_MAX_PARTS = 8
+"""Tasks that are drawn at once, and sorted at once as long as that makes few parts."""
+_HUGE = 2**25
+"""Tasks of an order that is made in fewer parts, since each part takes time for all draws."""
 
 
 def task_index(seed: int, ordinal: int, size: int, shuffle: bool) -> int:
@@ -46,7 +47,7 @@ def _permutation(seed: int, epoch: int, size: int) -> npt.NDArray[np.uint32]:
     across its versions, but not the result of `Generator.permutation`. A large epoch is sorted in parts, each the draws between two bounds,
     so that it takes little more memory than its result: the draws are made again for each part, which costs less than the sort.
     """
-    parts = min(-(-size // _PART_TASKS), _MAX_PARTS)
+    parts = min(-(-size // _PART_TASKS), 8 if size < _HUGE else 3)
     bounds = [(2**64 * part) // parts for part in range(parts)] + [2**64]
     order, filled = np.empty(size, np.uint32), 0
     for low, high in pairwise(bounds):
