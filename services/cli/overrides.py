@@ -1,4 +1,4 @@
-"""Job document to submit, from a job file and its `--set key.path=value` changes."""
+"""Documents of files: a job to submit, with its `--set key.path=value` changes, and other settings."""
 
 from __future__ import annotations
 
@@ -13,6 +13,18 @@ from services.common.spec.document import parse_document
 
 def load_job(path: Path, changes: Sequence[str] = ()) -> dict[str, Any]:
     """The document of a YAML or JSON file, with the changes applied; the gateway validates its keys. Raises ConfigError."""
+    document = read_mapping(path, "`model` and `data`")
+    for change in changes:
+        apply_change(document, change)
+    try:
+        json.dumps(document, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: has a value that JSON cannot carry: {error}") from error
+    return document
+
+
+def read_mapping(path: Path, needed: str) -> dict[str, Any]:
+    """The mapping in a YAML or JSON file; `needed`: its most important keys, for the error. Raises ConfigError, which names the file."""
     try:
         document = parse_document(path.read_bytes())
     except OSError as error:
@@ -20,13 +32,7 @@ def load_job(path: Path, changes: Sequence[str] = ()) -> dict[str, Any]:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     if not isinstance(document, dict):
-        raise ConfigError(f"{path}: must be a mapping with `model` and `data`, not {type(document).__name__}")
-    for change in changes:
-        apply_change(document, change)
-    try:
-        json.dumps(document, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{path}: has a value that JSON cannot carry: {error}") from error
+        raise ConfigError(f"{path}: must be a mapping with {needed}, not {type(document).__name__}")
     return document
 
 

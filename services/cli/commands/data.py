@@ -9,7 +9,6 @@ import typer
 
 from services.cli.commands.options import AsJson
 from services.cli.views.terminal import open_console, print_result
-from services.common.errors import ConfigError
 
 app = typer.Typer(
     help="Datasets: prepare rows as tasks.",
@@ -60,6 +59,7 @@ def prepare(
         "log_interval": log_interval, "validation_share": validation_share, "seed": seed, "data_source": data_source,
         "default_ground_truth": default_ground_truth, "overwrite": overwrite,
     }  # fmt: skip
+    from services.cli.overrides import read_mapping
     from services.cli.prepare.run import run
     from services.cli.prepare.settings import read_settings
     from services.cli.prepare.workers import block_torch
@@ -70,7 +70,8 @@ def prepare(
     if map_keys is not None:
         options["map_keys"] = parse_document(map_keys)
     given = {name: value for name, value in options.items() if value is not None}
-    settings = read_settings(_document(file) | given)
+    document = {} if file is None else read_mapping(file, "`input`, `handler_name` and `output_prefix`")
+    settings = read_settings(document | given)
     try:
         with PrepareProgress(open_console(stderr=True), settings.log_interval) as progress:
             summary = run(settings, progress.report)
@@ -78,20 +79,3 @@ def prepare(
         typer.echo("interrupted: nothing was written", err=True)
         raise typer.Exit(130) from None
     print_result(summary, print_prepared, as_json=as_json)
-
-
-def _document(file: Path | None) -> dict[str, Any]:
-    """The settings in a file. Raises ConfigError, which names it."""
-    from services.common.spec.document import parse_document
-
-    if file is None:
-        return {}
-    try:
-        document = parse_document(file.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
-    except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from error
-    if not isinstance(document, dict):
-        raise ConfigError(f"{file}: must be a mapping with `input`, `handler_name` and `output_prefix`")
-    return document

@@ -8,6 +8,8 @@ from services.cli.imports.draft import Draft
 from services.cli.imports.settings import Settings
 
 SCHEDULES = frozenset({"constant", "linear", "cosine"})
+MOST_BATCHES = 10_000
+"""In place of an unbounded number of batches for one step: the most that a job may have."""
 
 
 def fitting_mini_batch(groups: int, size: int) -> tuple[int, str]:

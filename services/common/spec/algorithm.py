@@ -271,6 +271,11 @@ class AlgorithmSpec(Section):
         return self.kl_coefficient > 0.0
 
     @property
+    def kl_in_reward(self) -> bool:
+        """Whether rewards of tokens are lowered by their KL to the reference."""
+        return self.wants_reference and self.kl_placement is KlPlacement.REWARD
+
+    @property
     def compares_group(self) -> bool:
         """Whether a group of one rollout carries no advantage. An installed estimator decides for itself."""
         estimator = self.advantage_estimator

@@ -10,7 +10,7 @@ from pydantic import Field, StringConstraints, ValidationError, model_validator
 from services.common.errors import ConfigError, Problem
 from services.common.spec.algorithm import AlgorithmSpec
 from services.common.spec.base import RECORDED, FieldError, Section
-from services.common.spec.choices import AdvantageEstimator, KlPlacement
+from services.common.spec.choices import AdvantageEstimator
 from services.common.spec.data import DataSpec
 from services.common.spec.document import dump_document, parse_document, parse_recorded
 from services.common.spec.learner import (
@@ -108,8 +108,7 @@ class JobSpec(Section):
     @property
     def ranks_estimate(self) -> bool:
         """Whether advantages need what models compute, values or a KL: then the ranks estimate them, else the head, from rewards."""
-        in_reward = self.algorithm.wants_reference and self.algorithm.kl_placement is KlPlacement.REWARD
-        return self.critic is not None or in_reward
+        return self.critic is not None or self.algorithm.kl_in_reward
 
     @property
     def updates_per_step(self) -> int:

@@ -30,7 +30,7 @@ class Critic:
         self, model_dir: Path, critic: CriticSpec, spec: JobSpec, layout: Layout, device: torch.device, passes: Passes
     ) -> None:
         """Builds the model; ModelError if it cannot be trained in this layout."""
-        self._critic, self._layout, self._device, self._passes = critic, layout, device, passes
+        self.spec, self._layout, self._device, self._passes = critic, layout, device, passes
         self.part = build_value_model(model_dir, spec, layout)
         dtype, distributed = torch_dtype(spec.model.dtype), spec.learner.use_distributed_optimizer
         self.optimizer = Optimizer(critic, dtype, self.part.model, distributed=distributed)
@@ -53,7 +53,7 @@ class Critic:
         self, tally: Tally, columns: Columns, batch: MicroBatch, output: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         old, returns = needed(columns.values, batch), needed(columns.returns, batch)
-        loss, clipped = value_loss(output[:, 0], old, returns, self._critic.value_clip)
+        loss, clipped = value_loss(output[:, 0], old, returns, self.spec.value_clip)
         figures = {"loss": loss, "value_clip_fraction": clipped.float(), "value_mean": old, "return_mean": returns}
         tally.add(figures, batch.loss_mask)
         return torch.where(batch.loss_mask, loss, loss.new_zeros(())).sum(), batch.loss_mask.sum().int()

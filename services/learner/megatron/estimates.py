@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from services.common.spec.choices import ImportanceCorrection, KlPlacement, ProximalPolicy
+from services.common.spec.choices import ImportanceCorrection, ProximalPolicy
 from services.common.spec.job import JobSpec
 from services.common.streams.types import Float32Array
 from services.learner.algorithms.advantages import Responses, estimate
@@ -55,12 +55,8 @@ class Estimator:
     def _wants_old_logprobs(self) -> bool:
         """Whether the log-probs at the start of the step are needed after its first optimizer step, or of the whole batch at once."""
         algorithm = self.spec.algorithm
-        whole = self._kl_in_reward or algorithm.importance_correction is ImportanceCorrection.M2PO
+        whole = algorithm.kl_in_reward or algorithm.importance_correction is ImportanceCorrection.M2PO
         return algorithm.proximal_policy is ProximalPolicy.TRAINER and (self.spec.updates_per_step > 1 or whole)
-
-    @property
-    def _kl_in_reward(self) -> bool:
-        return self.spec.algorithm.wants_reference and self.spec.algorithm.kl_placement is KlPlacement.REWARD
 
     def _proximal_share(self, sequences: list[Sequence], step: int) -> torch.Tensor | None:
         """α = (v_prox − v_μ) / (v_θ − v_μ): the step makes version `step` of `step` − 1."""
@@ -99,7 +95,7 @@ class Estimator:
     ) -> list[npt.NDArray[np.float64]] | None:
         """β times the KL of each token to the reference, under the proximal policy where the trainer has it, else the engine's."""
         algorithm, reference = self.spec.algorithm, columns.reference_logprobs
-        if reference is None or not self._kl_in_reward:
+        if reference is None or not algorithm.kl_in_reward:
             return None
         policy = columns.old_logprobs
         if policy is None:

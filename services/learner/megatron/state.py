@@ -107,8 +107,9 @@ class RankState:
                 tensors[f"{key}.{name}"] = torch.as_tensor(value)
         tensors |= {f"rng.{name}": value for name, value in rng_states(self._platform).items()}
         copies = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}
-        about = {"format": FORMAT, "step": step, "layout": self._described_layout(), "counters": counters}
-        about["kl_coefficient"] = kl_coefficient
+        about = {
+            "format": FORMAT, "step": step, "layout": self._described_layout(), "counters": counters, "kl_coefficient": kl_coefficient,
+        }  # fmt: skip
         return StateCopy(rank_file(self._layout.rank), copies, json.dumps(about))
 
     def load(self, folder: Path, *, optimizer: bool = True, rng: bool = True) -> LoadedState:
@@ -129,7 +130,7 @@ class RankState:
         absent = {role.name for role in self._roles if role.name and stored.keys().isdisjoint(role.model())}
         roles = [role for role in self._roles if role.name not in absent]
         with torch.no_grad():
-            for name, tensor in (self._weights(roles, masters=optimizer)).items():
+            for name, tensor in self._weights(roles, masters=optimizer).items():
                 if name not in stored:
                     raise ConfigError(f"{path}: tensor {name} is missing")
                 tensor.copy_(stored[name])

@@ -95,7 +95,7 @@ class MegatronTrainer:
         self.step += 1
         batch = self._passes.prepare(sequences)
         if batch.tokens == 0:
-            stats = self._stats(sequences, [batch], [], [], {}, skipped="no token to train on")
+            stats = self._stats(batch, [batch], [], [], {}, skipped="no token to train on")
             self._follow(stats)
             return stats
         columns = self._estimator.columns(batch, self.step, self._kl_coefficient)
@@ -104,12 +104,12 @@ class MegatronTrainer:
         actor_updates: list[Update] = []
         critic_updates: list[Update] = []
         for part in parts * self._spec.learner.ppo_epochs:
-            if self._critic is not None and self._spec.critic is not None:
-                critic_updates.append(self._critic.update(part, columns, self._rate(self._spec.critic)))
+            if self._critic is not None:
+                critic_updates.append(self._critic.update(part, columns, self._rate(self._critic.spec)))
             if not self._warms_critic_up:
                 rate = self._rate(self._spec.learner)
                 actor_updates.append(self._actor.update(part, columns, rate, self._kl_coefficient))
-        stats = self._stats(sequences, parts, actor_updates, critic_updates, figures)
+        stats = self._stats(batch, parts, actor_updates, critic_updates, figures)
         self._follow(stats)
         return stats
 
@@ -215,7 +215,7 @@ class MegatronTrainer:
 
     @property
     def _warms_critic_up(self) -> bool:
-        return self._spec.critic is not None and self.step <= self._spec.critic.warmup_steps
+        return self._critic is not None and self.step <= self._critic.spec.warmup_steps
 
     def _rate(self, optimizer: OptimizerFields) -> float:
         return learning_rate(optimizer, self.step, self._spec.learner.steps)
@@ -249,7 +249,7 @@ class MegatronTrainer:
 
     def _stats(
         self,
-        sequences: list[Sequence],
+        batch: PreparedBatch,
         parts: list[PreparedBatch],
         actor_updates: list[Update],
         critic_updates: list[Update],
@@ -260,9 +260,8 @@ class MegatronTrainer:
         metrics = dict(figures) if actor is None else actor.metrics | figures
         if self._spec.updates_per_step > 1:
             metrics["optimizer_steps"] = float(len(actor_updates))
-        if critic_updates and self._spec.critic is not None:
-            critic = mean_of(critic_updates)
-            rate = self._rate(self._spec.critic)
+        if critic_updates and self._critic is not None:
+            critic, rate = mean_of(critic_updates), self._rate(self._critic.spec)
             metrics |= critic.metrics
             metrics |= {"value_loss": critic.loss, "critic_grad_norm": critic.grad_norm, "critic_lr": rate}
             skipped = skipped or (f"critic: {critic.skipped}" if critic.skipped else "")
@@ -275,8 +274,8 @@ class MegatronTrainer:
             loss=untrained if actor is None else actor.loss,
             grad_norm=untrained if actor is None else actor.grad_norm,
             lr=self._rate(self._spec.learner),
-            tokens=sum(int(s.loss_mask.sum()) for s in sequences),
-            sequences=len(sequences),
+            tokens=batch.tokens,
+            sequences=len(batch.sequences),
             micro_batches=sum(len(part.micro_batches) for part in parts),
             padding=1.0 - sum(part.real for part in parts) / sum(part.computed for part in parts),
             skipped=skipped,

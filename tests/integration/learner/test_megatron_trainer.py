@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,57 +18,20 @@ from tests.integration.learner.megatron_cases import (
     WARMUP_STEPS,
     arrays,
 )
+from tests.integration.learner.rank_runs import TIMEOUT_S, Outcome, outcome_of
 
 HERE = Path(__file__).parent
 RANKS = {"one": 1, "tp": 2, "pp": 2, "dp": 2, "dist": 2, "sp": 2, "sp_pp": 4, "sp_dist": 4}
 """Ranks of each layout; sp is tp with sequence parallelism."""
 SUMS_OVER_TP = ("tp", "sp", "sp_pp", "sp_dist")
 LAYOUTS = [pytest.param(name, marks=[pytest.mark.slow] * (ranks > 2)) for name, ranks in RANKS.items()]
-TIMEOUT_S = 280.0
 pytestmark = pytest.mark.timeout(3 * TIMEOUT_S)  # the first test waits for the ranks
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What the reference process and the ranks wrote down."""
-
-    root: Path
-    reference: dict[str, Any]
-    """Per model: float64 losses and gradient norms."""
-    layouts: dict[str, dict[str, Any]]
-
-    def weights(self, name: str) -> dict[str, torch.Tensor]:
-        weights: dict[str, torch.Tensor] = load_file(self.root / name)
-        return weights
 
 
 @pytest.fixture(scope="module")
 def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """A clean process makes models and references; then one, two and, for slow tests, four ranks run all their checks in one start."""
-    root = tmp_path_factory.mktemp("megatron")
-    run([str(HERE / "megatron_reference.py"), str(root)])
-    slow = any(item.get_closest_marker("slow") for item in request.session.items if item.path == request.path)
-    layouts: dict[str, dict[str, Any]] = {}
-    for ranks in (1, 2, 4) if slow else (1, 2):
-        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        run([*launch, str(HERE / "megatron_ranks.py"), str(root)])
-        layouts |= json.loads((root / "out" / f"ranks{ranks}.json").read_text())
-    return Outcome(root, json.loads((root / "reference.json").read_text()), layouts)
-
-
-def run(arguments: list[str]) -> None:
-    """Runs Python on the arguments; what it printed is in the failure."""
-    root = str(HERE.parents[2])
-    environment = os.environ | {
-        "PYTHONPATH": root,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONWARNINGS": "ignore",
-        "HF_HUB_OFFLINE": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
+    """The runs of `megatron_reference` and `megatron_ranks`."""
+    return outcome_of("megatron", request, tmp_path_factory)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

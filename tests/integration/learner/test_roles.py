@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
+from tests.integration.learner.rank_runs import TIMEOUT_S, Outcome, outcome_of
 from tests.integration.learner.roles_cases import ACTOR, CASES, CRITIC, DTYPES, LAYOUTS, QUICK, QUICK_DTYPES, STEPS
-from tests.integration.learner.test_megatron_trainer import TIMEOUT_S, run, update_error
+from tests.integration.learner.test_megatron_trainer import update_error
 
 HERE = Path(__file__).parent
 EVERY_LAYOUT = [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in LAYOUTS]
@@ -28,32 +25,10 @@ ACCUMULATED = ("grad_norm", "importance_weight", "max_abs_logprob_difference")
 pytestmark = pytest.mark.timeout(3 * TIMEOUT_S)  # the first test waits for the ranks
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What the reference process and the ranks wrote down."""
-
-    root: Path
-    reference: dict[str, dict[str, list[dict[str, float]]]]
-    """Model → job → the float64 record of each step."""
-    layouts: dict[str, dict[str, Any]]
-
-    def weights(self, name: str) -> dict[str, torch.Tensor]:
-        weights: dict[str, torch.Tensor] = load_file(self.root / name)
-        return weights
-
-
 @pytest.fixture(scope="module")
 def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """A clean process makes models and references; then one, two and, for slow tests, four ranks run all their checks in one start."""
-    root = tmp_path_factory.mktemp("roles")
-    run([str(HERE / "roles_reference.py"), str(root)])
-    slow = any(item.get_closest_marker("slow") for item in request.session.items if item.path == request.path)
-    layouts: dict[str, dict[str, Any]] = {}
-    for ranks in (1, 2, 4) if slow else (1, 2):
-        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        run([*launch, str(HERE / "roles_ranks.py"), str(root), *(["everything"] if slow else [])])
-        layouts |= json.loads((root / "out" / f"ranks{ranks}.json").read_text())
-    return Outcome(root, json.loads((root / "reference.json").read_text()), layouts)
+    """The runs of `roles_reference` and `roles_ranks`."""
+    return outcome_of("roles", request, tmp_path_factory, slow_argument="everything")
 
 
 @pytest.mark.parametrize("layout", EVERY_LAYOUT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from services.cli.imports.conversions import MOST_BATCHES
 from services.cli.imports.draft import Draft
 from services.cli.imports.settings import Settings
 from services.common.errors import ConfigError
@@ -12,7 +13,6 @@ STAGE = "megatron_training.stage"
 KL_ESTIMATORS = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
 VERIFIERS = {"acc_for_dapo": "dapo_math", "math_17k_acc": "math"}
 NEAREST_VERIFIER = "math"
-MOST_BATCHES = 10_000
 
 
 class Stage(StrEnum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from services.cli.imports.conversions import MOST_BATCHES
 from services.cli.imports.draft import Draft
 from services.cli.imports.settings import Settings
 from services.cli.imports.verl.defaults import ACTOR, CORRECTION
@@ -21,7 +22,6 @@ KL_ESTIMATORS = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": 
 METRICS = dict.fromkeys(("acc", "accuracy"), "accuracy") | dict.fromkeys(
     ("reward", "score", "seq_reward", "seq_final_reward"), "reward"
 )
-MOST_BATCHES = 10_000
 OVERLONG = (
     "reward.reward_kwargs.overlong_buffer_cfg",
     "reward_model.reward_kwargs.overlong_buffer_cfg",

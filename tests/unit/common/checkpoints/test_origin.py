@@ -22,18 +22,8 @@ from services.common.models.directory import ModelInfo
 from services.common.models.weight_files import needed_tensors
 from services.common.spec.job import JobSpec
 from services.learner.storage.checkpoints import CheckpointStore
+from tests.unit.small_models import LLAMA
 
-CONFIG: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "vocab_size": 64,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": True,
-}
 INFO = ModelInfo("LlamaForCausalLM", 2, 4, 2, 32, 48, 64, 256, tie_word_embeddings=True)
 DATASET = "d" * 32
 JOB = "earlier-00000001"
@@ -42,10 +32,10 @@ Change = Callable[[Settings], object]
 
 def make_model(folder: Path, **config: object) -> Path:
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG | config))
+    (folder / "config.json").write_text(json.dumps(LLAMA | config))
     (folder / "tokenizer.json").write_text("{}")
     (folder / "chat_template.jinja").write_text("{{ messages }}")
-    weights = {name: np.zeros(shape, np.float32) for name, shape in needed_tensors(INFO, CONFIG)}
+    weights = {name: np.zeros(shape, np.float32) for name, shape in needed_tensors(INFO, LLAMA)}
     save_file(weights, folder / "model.safetensors")
     return folder
 

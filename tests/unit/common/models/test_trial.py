@@ -19,20 +19,9 @@ from services.common.errors import ModelError
 from services.common.models.directory import ModelInfo
 from services.common.models.trial import check_model
 from services.common.models.weight_files import check_tensors, check_values, needed_tensors, read_headers
+from tests.unit.small_models import LLAMA
 
-CONFIG: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "vocab_size": VOCAB_SIZE,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": True,
-    "eos_token_id": 1,
-}
+CONFIG = LLAMA | {"model_type": "llama", "vocab_size": VOCAB_SIZE, "eos_token_id": 1}
 INFO = ModelInfo("LlamaForCausalLM", 2, 4, 2, 32, 48, VOCAB_SIZE, 256, tie_word_embeddings=True)
 UP = "model.layers.1.mlp.up_proj.weight"
 Change = Callable[[Path], object]

@@ -17,20 +17,9 @@ from services.common.models.directory import ModelInfo
 from services.common.models.weight_files import needed_tensors
 from services.common.spec.job import JobSpec
 from services.gateway.admission.checks import JobChecks
+from tests.unit.small_models import LLAMA
 
-CONFIG: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "vocab_size": VOCAB_SIZE,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": True,
-    "eos_token_id": 1,
-}
+CONFIG = LLAMA | {"model_type": "llama", "vocab_size": VOCAB_SIZE, "eos_token_id": 1}
 
 
 def make_model(folder: Path, **config: Any) -> Path:

@@ -12,18 +12,7 @@ from services.common.config.settings import Settings
 from services.common.errors import ModelError
 from services.common.spec.job import JobSpec
 from services.learner.groups.sources import Sources
-
-CONFIG: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "vocab_size": 64,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": True,
-}
+from tests.unit.small_models import LLAMA
 
 
 @pytest.fixture
@@ -33,7 +22,7 @@ def settings(tmp_path: Path) -> Settings:
     for name, change in {"actor": {}, "large": {"num_hidden_layers": 3}, "other": {"vocab_size": 128}}.items():
         folder = made.models_dir / name
         folder.mkdir(parents=True)
-        (folder / "config.json").write_text(json.dumps(CONFIG | change))
+        (folder / "config.json").write_text(json.dumps(LLAMA | change))
         (folder / "model.safetensors").write_bytes(b"")
         (folder / "tokenizer.json").write_text("{}")
         (folder / "chat_template.jinja").write_text("{{ messages }}")
