@@ -91,6 +91,7 @@ def test_every_invariant_holds(stack: Stack, demo_spec: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_the_policy_learns(stack: Stack, demo_spec: dict[str, Any]) -> None:
+    demo_spec["learner"]["steps"] = 64  # the first 20 warm up; after them a run gains 0.06 to 0.08
     job_id = stack.client.submit(demo_spec)["id"]
     check_invariants(stack, demo_spec, job_id, stack.wait(job_id, until=ended, timeout_s=420))
     history = stack.client.history(job_id)
