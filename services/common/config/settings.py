@@ -159,6 +159,11 @@ class Settings(BaseSettings):
         le=1024,
         description="CPU platform: threads of one reward model (default: half of the cores).",
     )
+    reward_model_memory_gib: float | None = Field(
+        default=None,
+        gt=0,
+        description="CPU platform: address space of one reward model, GiB (default: half of the memory).",
+    )
     drain_timeout_s: float = Field(default=30.0, gt=0, description="Longest drain after SIGTERM.")
     log_level: str = Field(default="INFO", description="DEBUG, INFO, WARNING or ERROR.")
 

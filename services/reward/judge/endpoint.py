@@ -22,8 +22,8 @@ from typing import Any, Self
 import httpx
 from pydantic import SecretStr
 
-from services.common.config.judges import JudgeEndpoint
-from services.common.errors import VerifierError
+from services.common.config.judges import VARIABLE, JudgeEndpoint
+from services.common.errors import ConfigError, VerifierError
 from services.common.sandbox.messages import clip
 from services.reward import metrics
 
@@ -59,7 +59,12 @@ class Endpoint:
     """Client of one server. `async with Endpoint(…) as endpoint: text = await endpoint.complete(request, until)`."""
 
     def __init__(self, name: str, settings: JudgeEndpoint, key: SecretStr | None) -> None:
+        """Raises ConfigError when the address cannot be called."""
         self.name, self.settings, self._key = name, settings, key
+        try:
+            self._url = httpx.URL(f"{settings.url}/chat/completions")
+        except httpx.InvalidURL as error:
+            raise ConfigError(f"{VARIABLE}: {name}.url: {error}") from error
         headers = {} if key is None else {"Authorization": f"Bearer {key.get_secret_value()}"}
         self._client = httpx.AsyncClient(
             headers=headers,
