@@ -141,6 +141,10 @@ class Settings(BaseSettings):
     max_steps: int | None = Field(default=None, ge=1, description="Optimizer steps of one job.")
     max_eval_rollouts: int | None = Field(default=None, ge=1, description="Rollouts of one evaluation.")
     max_verifier_memory_mib: int | None = Field(default=None, ge=1, description="Memory limit of one check, MiB.")
+    code_reward: bool = Field(
+        default=False,
+        description="Whether verifier code may run programs that a job's model writes (docs/security.md).",
+    )
     drain_timeout_s: float = Field(default=30.0, gt=0, description="Longest drain after SIGTERM.")
     log_level: str = Field(default="INFO", description="DEBUG, INFO, WARNING or ERROR.")
 
