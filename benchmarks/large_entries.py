@@ -34,6 +34,7 @@ from redis.asyncio import Redis
 
 from services.cli.stack.children import start_child
 from services.cli.stack.redis import EmbeddedRedis
+from services.common.config.settings import load_settings
 from services.common.redis.connection import connect
 from services.common.redis.keys import Stage
 from services.common.spec.job import JobSpec
@@ -56,8 +57,9 @@ from services.learner.groups.buffer import GroupBuffer, Judged
 from services.learner.groups.ledger import Ledger
 from services.learner.groups.validate import Limits
 from services.learner.storage.journal import BatchRecord, Journal
+from services.reward.dispatch import Dispatch
 from services.reward.pool.pool import Pool
-from services.reward.session import judge_group, without_text
+from services.reward.session import without_text
 
 MIB = 1 << 20
 JOB = "large"
@@ -182,14 +184,14 @@ async def rollout_side(plan: Plan, side: Side, redis: Redis, blocking: Redis) ->
 async def reward_side(plan: Plan, side: Side, redis: Redis, blocking: Redis) -> None:
     """Judges the groups in the real pool."""
     reader = plan.consumer(redis, blocking, Stage.ROLLOUTS)
-    async with Pool(1) as pool:
+    async with Dispatch(plan.spec.reward, Pool(1), load_settings()) as dispatch:
         for _ in range(plan.groups):
             with side.timed("read"):
                 entry = await next_entry(reader)
             with side.timed("decode"):
                 group = codec.decode(RolloutGroup, entry.payload, plan.limit_bytes)
             with side.timed("verifiers"):
-                scored = await judge_group(pool, group, plan.spec.reward)
+                scored = await dispatch.judge(group)
             check({verdict.reward for verdict in scored.verdicts} == {1.0}, "judged right")
             with side.timed("encode"):
                 payload = codec.encode(without_text(scored), plan.limit_bytes)

@@ -34,7 +34,7 @@ class Judge:
     def __init__(self, tasks: list[TaskRecord], spec: JobSpec) -> None:
         self._tasks = tasks
         self._verifiers = {
-            name: load(choose_verifier(name, spec.reward.verifiers)) for name in {task.data_source for task in tasks}
+            name: load(choose_verifier(name, spec.reward)) for name in {task.data_source for task in tasks}
         }
         self.scores: list[Score] = []
         self.tokens = 0

@@ -1,5 +1,6 @@
-"""Reward service: verifies rollouts and sends scored groups on.
+"""Reward service: judges rollouts and sends scored groups on.
 
-service    attaches to active jobs        session   one job's groups and their checks
-pool       worker processes with limits   verifiers built in, one a file    samples   for people
+service    attaches to active jobs              session    one job's groups, from stream to stream
+dispatch   data_source → scorer → verdicts      scorers    verifiers, rubrics, judges, reward models
+pool       worker processes with limits         verifiers  built in, one a file       samples   for people
 """

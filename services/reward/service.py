@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 from redis.asyncio import Redis
 
-from services.common.config.settings import Settings
+from services.common.config.settings import Settings, load_settings
 from services.common.errors import MillraceError
 from services.common.jobs.follower import JobFollower
 from services.common.jobs.record import ActiveJob
@@ -27,12 +27,15 @@ from services.common.service.heartbeat import HEARTBEAT_S, WorkerKind, WorkerSta
 from services.common.service.lifecycle import Drain, every, run_service
 from services.common.service.worker import worker_process
 from services.common.spec.learner import EvalSpec
-from services.common.spec.rollout import RewardSpec, RolloutSpec
+from services.common.spec.reward import RewardSpec
+from services.common.spec.rollout import RolloutSpec
 from services.common.streams.consumer import Consumer
 from services.common.streams.limits import entry_limit
 from services.common.streams.stream import MAX_STREAM_LENGTH, forget
 from services.reward import metrics
+from services.reward.dispatch import Dispatch
 from services.reward.pool.pool import Pool
+from services.reward.scorers.base import Backend
 from services.reward.session import CONSUMER_GROUP, JobSession
 
 log = logging.getLogger(__name__)
@@ -49,16 +52,19 @@ class RewardService:
         *,
         name: str,
         drain: Drain,
+        settings: Settings | None = None,
         bound: int = MAX_STREAM_LENGTH,
         fence: Fence | None = None,
     ) -> None:
         """Sets up the service, whose loops are `follow_jobs` and `heartbeat`.
 
-        `blocking`: a client for blocking reads only. `pool`: opened by its owner; each job has a pool beside it. `bound`: most entries of a
-        scored stream. `fence`: this process's right to `name`, which is stable.
+        `blocking`: a client for blocking reads only. `pool`: opened by its owner; each job has a pool beside it. `settings`: what the
+        operator allows (default: the environment's). `bound`: most entries of a scored stream. `fence`: this process's right to `name`,
+        which is stable.
         """
         self._commands, self._blocking, self._pool = commands, blocking, pool
         self._name, self._drain, self._bound, self._fence = name, drain, bound, fence
+        self._settings = settings or load_settings()
         self._attached: dict[str, tuple[JobSession, asyncio.Task[None]]] = {}
         self._refused: set[str] = set()
         self._follower = JobFollower(JobStore(commands), drain)
@@ -74,8 +80,8 @@ class RewardService:
         return self._follower.ready() or self._trouble()
 
     def _trouble(self) -> str | None:
-        pools = [self._pool, *(session.pool for session, _ in self._attached.values())]
-        return next((fault for pool in pools if (fault := pool.fault()) is not None), None)
+        backends: list[Backend] = [self._pool, *(session.dispatch for session, _ in self._attached.values())]
+        return next((fault for each in backends if (fault := each.fault()) is not None), None)
 
     async def follow_jobs(self) -> None:
         """Judges the groups of every active job until the drain, and then those in flight."""
@@ -114,8 +120,8 @@ class RewardService:
             self._commands, self._blocking, job.job_id, Stage.ROLLOUTS,
             group=CONSUMER_GROUP, name=self._name, limit_bytes=limit_bytes, fence=self._fence,
         )  # fmt: skip
-        pool = self._pool.sibling()
-        session = JobSession(self._commands, consumer, pool, spec, drain=self._drain, bound=self._bound)
+        dispatch = Dispatch(spec, self._pool.sibling(), self._settings)
+        session = JobSession(self._commands, consumer, dispatch, drain=self._drain, bound=self._bound)
         task = asyncio.create_task(session.run(), name=f"job {job.job_id}")
         self._attached[job.job_id] = session, task
         log.info("attached to job %s", job.job_id)
@@ -131,11 +137,11 @@ class RewardService:
     async def _beat(self) -> None:
         sessions = [session for session, _ in self._attached.values()]
         in_flight = sum(session.in_flight for session in sessions)
-        queued = sum(session.pool.queued for session in sessions)
+        queued = sum(session.dispatch.queued for session in sessions)
         metrics.GROUPS_IN_FLIGHT.set(in_flight)
         metrics.CHECKS_QUEUED.set(queued)
         state = "draining" if self._drain.requested else "judging" if in_flight else "idle"
-        progress_at = max((session.pool.progress_at for session in sessions), default=0.0)
+        progress_at = max((session.dispatch.progress_at for session in sessions), default=0.0)
         detail: dict[str, str | int | float] = {
             "jobs": len(self._attached), "groups_in_flight": in_flight, "checks_queued": queued,
             "verifier_processes": self._pool.workers,
@@ -163,7 +169,13 @@ async def run(settings: Settings, *, drain: Drain | None = None, pool: Pool | No
         pool or Pool(log_level=settings.log_level) as started,
     ):
         service = RewardService(
-            worker.commands, worker.blocking, started, name=worker.name, drain=worker.drain, fence=worker.fence
+            worker.commands,
+            worker.blocking,
+            started,
+            name=worker.name,
+            drain=worker.drain,
+            settings=settings,
+            fence=worker.fence,
         )
         host, port = settings.bind_host, settings.metrics_port
         with HealthServer(host, port, healthy=service.healthy, ready=service.ready) as health:

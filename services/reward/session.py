@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 from redis.asyncio import Redis
 
-from services.common.config.verifiers import choose_verifier
-from services.common.errors import ConfigError
 from services.common.redis.keys import Stage
 from services.common.service.lifecycle import Drain
 from services.common.service.logs import log_context
-from services.common.spec.rollout import RewardSpec
 from services.common.streams import codec
 from services.common.streams.consumer import Consumer, Entry, require_match
-from services.common.streams.types import RolloutGroup, ScoredGroup, Verdict, VerdictStatus
+from services.common.streams.types import RolloutGroup, ScoredGroup
 from services.common.streams.worker import MAX_DELIVERIES, StreamWorker, WorkerCounters, WorkerLimits
 from services.reward import metrics
-from services.reward.pool.messages import Check
-from services.reward.pool.pool import Pool
+from services.reward.dispatch import Dispatch
 from services.reward.samples import SampleBudget, keep_sample
 
 CONSUMER_GROUP = "reward"
@@ -35,15 +30,13 @@ COUNTERS = WorkerCounters(blocked_s=metrics.BLOCKED_SECONDS, dead_letters=metric
 class JobSession:
     """Judges one job's groups.
 
-    rollouts stream ── read ──► decode ── verdicts (pool) ── send ──► scored stream
+    rollouts stream ── read ──► decode ── verdicts (dispatch) ── send ──► scored stream
                                    └─ unusable ──► dead letters
     """
 
-    def __init__(
-        self, commands: Redis, consumer: Consumer, pool: Pool, spec: RewardSpec, *, drain: Drain, bound: int
-    ) -> None:
-        """`pool`: the job's own, opened and closed by `run`, so that no other job waits; `bound`: most entries of the scored stream."""
-        self._commands, self._spec, self.pool = commands, spec, pool
+    def __init__(self, commands: Redis, consumer: Consumer, dispatch: Dispatch, *, drain: Drain, bound: int) -> None:
+        """`dispatch`: the job's own, opened and closed by `run`, so that no other job waits; `bound`: most entries of the scored stream."""
+        self._commands, self.dispatch = commands, dispatch
         self._job_id, self._limit_bytes = consumer.job_id, consumer.limit_bytes
         groups = max(1, min(MAX_GROUPS, IN_FLIGHT_BYTES // consumer.limit_bytes))
         limits = WorkerLimits(entries=groups, read_count=READ_COUNT, bound=bound)
@@ -64,7 +57,7 @@ class JobSession:
         Produces:     scored groups on the scored stream, and samples for people.
         """
         with log_context(job_id=self._job_id):
-            async with self.pool:
+            async with self.dispatch:
                 await self._worker.run(self._handle)
 
     async def _handle(self, entry: Entry) -> None:
@@ -76,7 +69,7 @@ class JobSession:
                 failed = replace(group, rollouts=(), failure=reason, permanent=True)
                 payload = codec.encode(ScoredGroup(failed, (), 0.0), self._limit_bytes)
                 await self._worker.reject(entry, payload, reason)
-            scored = await judge_group(self.pool, group, self._spec)
+            scored = await self.dispatch.judge(group)
             moved = await self._worker.send(entry, codec.encode(without_text(scored), self._limit_bytes))
             if moved is not None:
                 await self._record(scored, moved=moved)
@@ -92,36 +85,7 @@ class JobSession:
                 await keep_sample(self._commands, scored)
 
 
-NO_VERIFIER = "none"
-"""Verifier name in a verdict where no verifier could be chosen."""
-
-
-async def judge_group(pool: Pool, group: RolloutGroup, spec: RewardSpec) -> ScoredGroup:
-    """The group with one verdict per rollout; a group that could not be sampled passes with none.
-
-    Where there is no verifier for the task every verdict is FAILED, with the reason: the group still reaches the learner.
-    Raises VerifierError when the pool has failed.
-    """
-    if group.failure is not None and not group.rollouts:
-        return ScoredGroup(group, (), 0.0)
-    began, task = time.monotonic(), group.task
-    try:
-        name = choose_verifier(task.data_source, spec.verifiers)
-    except ConfigError as error:
-        verdicts = [_failed(str(error)) for _ in group.rollouts]
-    else:
-        row = task.ground_truth, task.data_source, task.extra_info
-        limits = spec.timeout_s, spec.memory_mib, spec.max_chars
-        verdicts = await pool.judge([Check(name, rollout.text, *row, *limits) for rollout in group.rollouts])
-    return ScoredGroup(group, tuple(verdicts), time.monotonic() - began)
-
-
 def without_text(scored: ScoredGroup) -> ScoredGroup:
     """The group as the learner receives it: it needs tokens, not text."""
     rollouts = tuple(replace(rollout, text="") for rollout in scored.group.rollouts)
     return replace(scored, group=replace(scored.group, rollouts=rollouts))
-
-
-def _failed(reason: str) -> Verdict:
-    metrics.observe_verdict(VerdictStatus.FAILED, NO_VERIFIER)
-    return Verdict(VerdictStatus.FAILED, None, None, NO_VERIFIER, reason[:400])

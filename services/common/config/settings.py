@@ -145,6 +145,9 @@ class Settings(BaseSettings):
     max_steps: int | None = Field(default=None, ge=1, description="Optimizer steps of one job.")
     max_eval_rollouts: int | None = Field(default=None, ge=1, description="Rollouts of one evaluation.")
     max_verifier_memory_mib: int | None = Field(default=None, ge=1, description="Memory limit of one check, MiB.")
+    code_reward: bool = Field(
+        default=False,
+        description="Whether verifier code may run programs that a job's model writes (docs/security.md).",
     judge_endpoints: Endpoints = Field(
         default_factory=dict,
         description="Servers that judge responses, for `reward.judges` (JSON object): name → url, model, key_file or key_variable, "

@@ -1,16 +1,17 @@
-"""Choice of the verifier that judges a task: names only, so that gateway and learner check a job without importing a verifier.
+"""Choice of the scorer that judges a task: names only, so that gateway and learner check a job without importing a verifier.
 
 data_source ── overrides of the job ── `*` of the job ── built-in choice ──► name
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from enum import StrEnum
 
 from services.common.config import plugins
-from services.common.errors import ConfigError
+from services.common.errors import ConfigError, Problem
 from services.common.spec.data import PROCEDURAL_PREFIX
+from services.common.spec.reward import RewardSpec
 
 
 class BuiltIn(StrEnum):
@@ -20,6 +21,10 @@ class BuiltIn(StrEnum):
     DAPO_MATH = "dapo_math"
     GSM8K = "gsm8k"
     REASONING_GYM = "reasoning_gym"
+    CODE = "code"
+
+
+CODE_IS_OFF = "verifier code runs programs that the model writes; it is off on this server until its operator sets MILLRACE_CODE_REWARD=1"
 
 
 _BY_DATASET = {
@@ -47,25 +52,35 @@ def built_in_choice(data_source: str) -> str | None:
     return _BY_DATASET.get(dataset) or next(by_prefix, None)
 
 
-def check_overrides(overrides: Mapping[str, str]) -> None:
-    """Checks a job's `reward.verifiers`. Raises ConfigError, which lists those that exist, for the first wrong name."""
-    known = available()
-    for data_source, name in overrides.items():
-        if name not in known:
-            field = f"reward.verifiers[{data_source!r}]"
-            raise ConfigError(f"there is no verifier {name!r}; there are {', '.join(known)}", field=field)
+def known_names(reward: RewardSpec) -> list[str]:
+    """All names that a job with this section may use: of verifiers, then of what it defines itself."""
+    return [*available(), *reward.named]
 
 
-def choose_verifier(data_source: str, overrides: Mapping[str, str]) -> str:
-    """The name of the verifier that judges tasks of this `data_source`.
+def check_reward(reward: RewardSpec, *, code: bool = False) -> None:
+    """Checks the names in a job's section `reward`. Raises ConfigError with every wrong one, its field and those that exist.
 
-    Of the overrides, the job's `reward.verifiers`, an exact data_source wins over `*`, and both win over the built-in choice.
+    `code`: whether this server's operator lets verifiers run code that a model writes.
+    """
+    problems = [*_clashes(reward), *_unknown(reward)]
+    if not code:
+        problems += [Problem(field, CODE_IS_OFF) for field, name in _uses(reward) if name == BuiltIn.CODE]
+    if problems:
+        raise ConfigError(*problems)
+
+
+def choose_verifier(data_source: str, reward: RewardSpec, *, held_out: bool = False) -> str:
+    """The name of the scorer that judges tasks of this `data_source`.
+
+    An exact data_source wins over `*`, and both win over the built-in choice. Of held-out tasks, `eval_verifiers` wins over `verifiers`.
 
     Raises:
         ConfigError: no verifier is chosen, or it does not exist; names the data_source and lists the verifiers.
     """
-    name = overrides.get(data_source) or overrides.get("*") or built_in_choice(data_source)
-    known = available()
+    tables = [reward.eval_verifiers, reward.verifiers] if held_out else [reward.verifiers]
+    chosen = (table.get(data_source) or table.get("*") for table in tables)
+    name = next(filter(None, chosen), None) or built_in_choice(data_source)
+    known = known_names(reward)
     if name is None:
         raise ConfigError(
             f"no verifier is known for data_source {data_source!r}: name one in reward.verifiers; there are {', '.join(known)}"
@@ -73,3 +88,30 @@ def choose_verifier(data_source: str, overrides: Mapping[str, str]) -> str:
     if name not in known:
         raise ConfigError(f"data_source {data_source!r}: there is no verifier {name!r}; there are {', '.join(known)}")
     return name
+
+
+def _uses(reward: RewardSpec) -> Iterator[tuple[str, str]]:
+    """Each field that names a scorer, and the name."""
+    for section in ("verifiers", "eval_verifiers"):
+        for data_source, name in getattr(reward, section).items():
+            yield f"reward.{section}[{data_source!r}]", name
+    for rubric, spec in reward.rubrics.items():
+        for name in spec.verifier_function:
+            yield f"reward.rubrics.{rubric}.verifier_function", name
+
+
+def _clashes(reward: RewardSpec) -> Iterator[Problem]:
+    verifiers = set(available())
+    for name, section in reward.named.items():
+        if name in verifiers:
+            yield Problem(f"reward.{section}.{name}", f"{name!r} is a verifier of this server: take another name")
+
+
+def _unknown(reward: RewardSpec) -> Iterator[Problem]:
+    known = known_names(reward)
+    for field, name in _uses(reward):
+        if name not in known:
+            yield Problem(field, f"there is no verifier {name!r}; there are {', '.join(known)}")
+    for name in reward.config:
+        if name not in available():
+            yield Problem(f"reward.config.{name}", f"there is no verifier {name!r}; there are {', '.join(available())}")

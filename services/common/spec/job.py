@@ -22,7 +22,8 @@ from services.common.spec.learner import (
     ReferenceSpec,
 )
 from services.common.spec.presets import DIVIDE_BY_LONGEST
-from services.common.spec.rollout import ModelSpec, RewardSpec, RolloutSpec
+from services.common.spec.reward import RewardSpec
+from services.common.spec.rollout import ModelSpec, RolloutSpec
 
 _UNION_BRANCHES = ("str-enum[", "constrained-str")
 """Parts that pydantic adds to a field's path: which type of a union a value was tried as."""

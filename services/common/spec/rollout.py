@@ -1,4 +1,4 @@
-"""Sections `model`, `rollout` and `reward`: the model, its sampling, and the judging of the samples."""
+"""Sections `model` and `rollout`: the model and its sampling."""
 
 from __future__ import annotations
 
@@ -88,23 +88,3 @@ class RolloutSpec(Section):
     def fewest_rollouts(self) -> int:
         """Rollouts that a group needs (k of G)."""
         return self.group_size if self.min_group_size is None else self.min_group_size
-
-
-class RewardSpec(Section):
-    """Section `reward`: which verifier judges which `data_source`, and its limits."""
-
-    verifiers: dict[str, str] = Field(
-        default_factory=dict,
-        description="data_source → verifier name; overrides the built-in choice. `*` stands for every data_source.",
-        examples=[{"openai/gsm8k": "gsm8k", "*": "math"}],
-    )
-    timeout_s: float = Field(default=5.0, ge=0.1, le=600.0, description="Wall-clock limit of one check.")
-    memory_mib: int = Field(
-        default=2048, ge=256, le=1_048_576, description="Memory limit of one check (address space)."
-    )
-    max_chars: int = Field(
-        default=32_768,
-        ge=1024,
-        le=1_048_576,
-        description="Of a longer response the end is judged, where the answer is.",
-    )

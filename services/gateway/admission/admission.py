@@ -21,7 +21,7 @@ from typing import Any
 
 from services.common.config.plugins import check_installed
 from services.common.config.settings import Settings
-from services.common.config.verifiers import check_overrides, choose_verifier
+from services.common.config.verifiers import CODE_IS_OFF, BuiltIn, check_reward, choose_verifier
 from services.common.errors import ChildDied, ChildLost, ChildTimeout, ConfigError, Problem, SandboxError
 from services.common.models.directory import ModelInfo
 from services.common.models.roles import named_models
@@ -110,12 +110,11 @@ class _SpecChecks:
             parameters |= await self._role(role, remaining=remaining)
         self._installed()
         self.problems += over_limits(self.spec, self.settings, Machine.here(), model, parameters)
-        fields: dict[str, str] = {}
+        found: dict[str, list[str]] = {}
         for section, source in sources:
             remaining -= 1
-            for name in await self._data(section, source, remaining=remaining):
-                fields.setdefault(name, f"data.{section}.data_source")
-        self._verifiers(fields)
+            found[section] = await self._data(section, source, remaining=remaining)
+        self._verifiers(found)
         if load is not None:
             await self._load()
 
@@ -157,19 +156,23 @@ class _SpecChecks:
         except ConfigError as error:
             self.problems += error.problems
 
-    def _verifiers(self, fields: dict[str, str]) -> None:
-        """Every verifier of the spec exists, and each `data_source` has one; `fields`: the field of each `data_source`."""
-        overrides = self.spec.reward.verifiers
+    def _verifiers(self, found: dict[str, list[str]]) -> None:
+        """Every scorer that the spec names exists, and each `data_source` has one; `found`: the `data_source`s of each section."""
+        reward = self.spec.reward
         try:
-            check_overrides(overrides)
+            check_reward(reward, code=self.settings.code_reward)
         except ConfigError as error:
             self.problems += error.problems
             return
-        for name, where in fields.items():
-            try:
-                choose_verifier(name, overrides)
-            except ConfigError as error:
-                self._add_error(where, error)
+        for section, names in found.items():
+            for name in names:
+                try:
+                    chosen = choose_verifier(name, reward, held_out=section == "eval")
+                except ConfigError as error:
+                    self._add_error(f"data.{section}.data_source", error)
+                    continue
+                if chosen == BuiltIn.CODE and not self.settings.code_reward:
+                    self._add(f"data.{section}.data_source", CODE_IS_OFF)
 
     async def _check(self, where: str, method: str, *arguments: object, remaining: int) -> Any:  # noqa: ANN401
         """A check's result, or None with the problem added; `remaining`: checks that share the time, this one included."""

@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from services.common.config.plugins import offered
+from services.common.streams.types import FinishReason, Message, Purpose, Rollout, RolloutGroup, Task, VersionSpan
 from services.reward.pool.messages import Check
 from services.reward.pool.pool import Pool
 from tests.unit.reward import odd_package
@@ -62,3 +63,14 @@ def check(
 def check_maker() -> Callable[..., Check]:
     """Makes checks from the verifier's name and the response."""
     return check
+
+
+@pytest.fixture
+def any_group() -> RolloutGroup:
+    """A group of two rollouts."""
+    task = Task(
+        "job", 1, 0, 1, Purpose.TRAIN, (Message("user", "6 × 7 ="),), "openai/gsm8k", "42", {}, 2, 1.0, 16, 0, 60.0
+    )
+    spans = (VersionSpan(0, 0),)
+    rollouts = tuple(Rollout(bytes(8), bytes(8), text, FinishReason.STOP, spans) for text in ("#### 42", "#### 41"))
+    return RolloutGroup(task, "rollout-1", bytes(12), rollouts, 0.1)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from services.common.spec.rollout import RewardSpec
+from services.common.config.settings import Settings
+from services.common.spec.reward import RewardSpec
 from services.common.streams.types import (
     FinishReason,
     Message,
@@ -20,9 +21,10 @@ from services.common.streams.types import (
     VerdictStatus,
     VersionSpan,
 )
+from services.reward.dispatch import Dispatch
 from services.reward.pool.pool import Pool
 from services.reward.samples import GROUP_CHARS, sample, shorten
-from services.reward.session import judge_group, without_text
+from services.reward.session import without_text
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -38,8 +40,13 @@ def group(*texts: str, **changes: Any) -> RolloutGroup:
     return RolloutGroup(Task(**(values | changes)), "rollout-1", bytes(12), rollouts, 0.25)
 
 
+async def judge(pool: Pool, group: RolloutGroup, spec: RewardSpec) -> ScoredGroup:
+    """The group with its verdicts, in a pool that is open."""
+    return await Dispatch(spec, pool, Settings()).judge(group)
+
+
 async def test_each_rollout_has_its_verdict_in_order(pool: Pool) -> None:
-    scored = await judge_group(pool, group("#### 42", "#### 41", "42"), RewardSpec())
+    scored = await judge(pool, group("#### 42", "#### 41", "42"), RewardSpec())
     assert [verdict.reward for verdict in scored.verdicts] == [1.0, 0.0, 1.0]
     assert {verdict.verifier for verdict in scored.verdicts} == {"gsm8k"}
     assert scored.judge_s > 0
@@ -47,25 +54,25 @@ async def test_each_rollout_has_its_verdict_in_order(pool: Pool) -> None:
 
 async def test_the_jobs_choice_of_verifier_holds(pool: Pool) -> None:
     spec = RewardSpec(verifiers={"openai/gsm8k": "dapo_math"})
-    scored = await judge_group(pool, group("Answer: 42", "#### 42"), spec)
+    scored = await judge(pool, group("Answer: 42", "#### 42"), spec)
     assert [verdict.reward for verdict in scored.verdicts] == [1.0, -1.0]
 
 
 @pytest.mark.usefixtures("installed_here")
 async def test_the_jobs_limit_holds(pool: Pool) -> None:
     spec = RewardSpec(verifiers={"*": "odd_sleep"}, timeout_s=0.3)
-    scored = await judge_group(pool, group("60", "0"), spec)
+    scored = await judge(pool, group("60", "0"), spec)
     assert [verdict.status for verdict in scored.verdicts] == [VerdictStatus.TIMEOUT, VerdictStatus.SCORED]
 
 
 async def test_without_a_verifier_every_verdict_fails_and_says_why(pool: Pool) -> None:
-    scored = await judge_group(pool, group("42", "41", data_source="unheard_of"), RewardSpec())
+    scored = await judge(pool, group("42", "41", data_source="unheard_of"), RewardSpec())
     assert [(verdict.status, verdict.reward) for verdict in scored.verdicts] == [(VerdictStatus.FAILED, None)] * 2
     assert "data_source 'unheard_of'" in scored.verdicts[0].detail
 
 
 async def test_the_learner_gets_everything_but_the_text(pool: Pool) -> None:
-    scored = await judge_group(pool, group("#### 42", "#### 41"), RewardSpec())
+    scored = await judge(pool, group("#### 42", "#### 41"), RewardSpec())
     sent = without_text(scored)
     assert [rollout.text for rollout in sent.group.rollouts] == ["", ""]
     assert sent.verdicts == scored.verdicts

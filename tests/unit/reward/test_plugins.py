@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from services.common.config.verifiers import BuiltIn, available, choose_verifier
+from services.common.spec.reward import RewardSpec
 
 PRINT_LOADED = (
     "import sys; from services.common.config.verifiers import available; available();"
@@ -20,7 +21,7 @@ def test_installed_verifiers_are_offered_after_the_built_in_ones() -> None:
     names = available()
     assert names[: len(BuiltIn)] == list(BuiltIn)
     assert "odd_sleep" in names
-    assert choose_verifier("anything", {"*": "odd_sleep"}) == "odd_sleep"
+    assert choose_verifier("anything", RewardSpec(verifiers={"*": "odd_sleep"})) == "odd_sleep"
 
 
 @pytest.mark.usefixtures("installed_here")
