@@ -148,6 +148,7 @@ class Settings(BaseSettings):
     code_reward: bool = Field(
         default=False,
         description="Whether verifier code may run programs that a job's model writes (docs/security.md).",
+    )
     judge_endpoints: Endpoints = Field(
         default_factory=dict,
         description="Servers that judge responses, for `reward.judges` (JSON object): name → url, model, key_file or key_variable, "

@@ -8,7 +8,7 @@ It needs transformers and safetensors but no torch, as the trial of a policy (se
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from services.common.models.directory import check_files, check_tokenizer_files, read_json, read_size, reject
 from services.common.models.trial import attempt, check_text_sizes, check_tokenizer
@@ -17,18 +17,7 @@ from services.common.models.weight_files import check_values, read_headers
 SUFFIX = "ForSequenceClassification"
 
 
-class ClassifierFacts(TypedDict):
-    """Results of the trial, as MessagePack values."""
-
-    architecture: str
-    parameters: int
-    takes_system: bool
-    """Whether the chat template takes a system message."""
-    all_checked: bool
-    """Whether all values were checked, and are finite."""
-
-
-def check_classifier(path: str, until: float) -> ClassifierFacts:
+def check_classifier(path: str, until: float) -> None:
     """Loads the parts of a directory (from `resolve_model`) once; checks values until `until`, monotonic seconds, the rest always.
 
     Raises:
@@ -38,19 +27,15 @@ def check_classifier(path: str, until: float) -> ClassifierFacts:
     check_files(folder)
     check_tokenizer_files(folder)
     check_text_sizes(folder)
-    architecture, vocab_size = _check_config(folder / "config.json")
-    _, takes_system = check_tokenizer(folder, vocab_size)
+    check_tokenizer(folder, _vocab_size(folder / "config.json"))
     tensors = read_headers(folder)
     if not any(len(tensor.shape) == 2 and tensor.shape[0] == 1 for tensor in tensors.values()):
         reject(folder, "has no head with one output: no weight has the shape [1, …]")
-    scan = check_values(tensors.values(), until)
-    return ClassifierFacts(
-        architecture=architecture, parameters=scan.parameters, takes_system=takes_system, all_checked=scan.all
-    )
+    check_values(tensors.values(), until)
 
 
-def _check_config(file: Path) -> tuple[str, int]:
-    """Architecture and size of the vocabulary."""
+def _vocab_size(file: Path) -> int:
+    """Size of the vocabulary of a config.json that describes a reward model. Raises ModelError for any other."""
     config = read_json(file)
     architectures = config.get("architectures")
     names = architectures if isinstance(architectures, list) else []
@@ -61,7 +46,7 @@ def _check_config(file: Path) -> tuple[str, int]:
     labels = attempt(file, lambda: _labels(file.parent, str(names[0])))
     if labels != 1:
         reject(file, f"the classifier has {labels} labels (`id2label`, `num_labels`): a reward model has one")
-    return str(names[0]), read_size(file, config, "vocab_size")
+    return read_size(file, config, "vocab_size")
 
 
 def _labels(folder: Path, architecture: str) -> int:

@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from email.utils import parsedate_to_datetime
-from typing import Any, Self
+from typing import Any
 
 import httpx
 from pydantic import SecretStr
@@ -56,7 +56,7 @@ class _Passing(JudgeError):  # noqa: N818  an event
 
 
 class Endpoint:
-    """Client of one server. `async with Endpoint(…) as endpoint: text = await endpoint.complete(request, until)`."""
+    """Client of one server. `async with endpoint.place(): text = await endpoint.complete(request, limit_s)`."""
 
     def __init__(self, name: str, settings: JudgeEndpoint, key: SecretStr | None) -> None:
         """Raises ConfigError when the address cannot be called."""
@@ -75,10 +75,8 @@ class Endpoint:
         self._next_at = 0.0
         """`time.monotonic()` from which the next request may begin."""
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
+    async def close(self) -> None:
+        """Closes the connections."""
         await self._client.aclose()
 
     @asynccontextmanager
