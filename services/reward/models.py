@@ -15,6 +15,7 @@ from services.common.spec.reward import RewardSpec
 from services.reward import metrics
 from services.reward.judge.endpoints import Endpoints
 from services.reward.judge.judge import Judge
+from services.reward.reward_model.process import PREPARE
 from services.reward.reward_model.reward_model import RewardModel
 from services.reward.scorers.base import NamedScorer
 
@@ -26,7 +27,7 @@ class Models:
         """Reads the endpoints' keys; starts nothing. Raises ConfigError when a key cannot be had."""
         self._settings = settings
         self._endpoints = Endpoints(settings.judge_endpoints)
-        self._sandbox = Sandbox(service="reward-model", log_level=settings.log_level)
+        self._sandbox = Sandbox(prepare=[PREPARE], service="reward-model", log_level=settings.log_level)
         self._reward_models: WeakSet[RewardModel] = WeakSet()
 
     async def close(self) -> None:

@@ -30,6 +30,13 @@ CHECK_S = 30.0
 """For the search for values that are not finite, before the model is loaded."""
 
 
+def prepare() -> None:
+    """Imports torch and transformers in the forkserver, so that a model's process, and the one that replaces it, start warm."""
+    os.environ |= {"TRANSFORMERS_NO_ADVISORY_WARNINGS": "1", "HF_HUB_OFFLINE": "1"}
+    import torch  # noqa: F401
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast  # noqa: F401  lazy names
+
+
 @dataclass(frozen=True, slots=True)
 class _Loaded:
     tokenizer: Any
@@ -96,7 +103,6 @@ class Classifier:
 
 
 def _load(folder: Path, spec: RewardModelSpec, platform: Platform, threads: int) -> _Loaded:
-    os.environ |= {"TRANSFORMERS_NO_ADVISORY_WARNINGS": "1", "HF_HUB_OFFLINE": "1"}
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     from services.reward.reward_model.platform import dtype_of, prepare

@@ -26,6 +26,7 @@ from services.reward import metrics
 
 log = logging.getLogger(__name__)
 
+PREPARE = "services.reward.reward_model.classifier:prepare"
 TARGET = "services.reward.reward_model.classifier:Classifier"
 ATTEMPTS = 2
 """Most processes that are asked the same."""
@@ -83,33 +84,34 @@ class ModelProcess:
             SandboxError: both failed, or the model cannot be loaded; the message has the reason.
         """
         for attempt in range(1, ATTEMPTS + 1):
-            child = await self._loaded()
-            try:
-                return await child.request(method, argument, wall_s=limit_s)
-            except MillraceError as error:
-                await child.close()  # whatever state it is in: also a device may be left unusable
-                if attempt == ATTEMPTS:
-                    raise SandboxError(f"the reward model's process {error}") from error
-                log.warning("the reward model's process %s; another one is started", error)
+            async with self._turn:  # a request that waits does not lose the process that another one ends
+                child = await self._loaded()
+                try:
+                    return await child.request(method, argument, wall_s=limit_s)
+                except MillraceError as error:
+                    await child.close()  # whatever state it is in: also a device may be left unusable
+                    if attempt == ATTEMPTS:
+                        raise SandboxError(f"the reward model's process {error}") from error
+                    log.warning("the reward model's process %s; another one is started", error)
         raise AssertionError
 
     async def _open(self) -> None:
         with contextlib.suppress(SandboxError):
-            await self._loaded()
+            async with self._turn:
+                await self._loaded()
 
     async def _loaded(self) -> Child:
-        """The process, once the model is loaded. Raises as `ask`."""
-        async with self._turn:
-            if self._child is not None and self._child.alive:
-                return self._child
-            if self._failure and time.monotonic() < self._failed_at + RELOAD_PAUSE_S:
-                raise SandboxError(self._failure)
-            self.loading = True
-            try:
-                self._child = await self._load()
-            finally:
-                self.loading = False
+        """The process, once the model is loaded; the caller has the turn. Raises as `ask`."""
+        if self._child is not None and self._child.alive:
             return self._child
+        if self._failure and time.monotonic() < self._failed_at + RELOAD_PAUSE_S:
+            raise SandboxError(self._failure)
+        self.loading = True
+        try:
+            self._child = await self._load()
+        finally:
+            self.loading = False
+        return self._child
 
     async def _load(self) -> Child:
         began = time.monotonic()

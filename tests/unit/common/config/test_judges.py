@@ -56,7 +56,8 @@ def test_a_key_comes_from_its_file_or_variable_and_is_in_no_setting(
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [(None, "No such file"), ("", "is empty"), ("two\nlines", "not one line"), ("schlüssel", "ASCII")]
+    ("content", "words"),
+    [(None, "No such file"), ("", "is empty"), ("two\nlines", "not one line"), ("schlüssel", "ASCII")],
 )
 def test_a_key_that_cannot_be_had_names_endpoint_and_file(content: str | None, words: str, tmp_path: Path) -> None:
     file = tmp_path / "key"

@@ -40,7 +40,13 @@ def test_what_is_no_score_of_the_scale_or_several_is_unreadable(answer: str) -> 
 
 @pytest.mark.parametrize(
     "answer",
-    ['{"score": 0.5}', '{"why": "half", "score": 0.5}', '```json\n{"score": 0.5}\n```', '```\n{"score": 0.5}\n```', ' {"score": 0.5}\n'],
+    [
+        '{"score": 0.5}',
+        '{"why": "half", "score": 0.5}',
+        '```json\n{"score": 0.5}\n```',
+        '```\n{"score": 0.5}\n```',
+        ' {"score": 0.5}\n',
+    ],
 )
 def test_a_score_in_json_is_the_whole_answers(answer: str) -> None:
     assert read_grade(answer, JSON).score == 0.5
@@ -64,7 +70,10 @@ def test_the_scale_becomes_0_to_1_and_a_threshold_the_accuracy(score: float, rig
     grade = read_grade(json.dumps({"score": score}), spec)
     assert grade.reward == (score - 1) / 9
     assert grade.accuracy == (1.0 if score >= right else 0.0)
-    assert read_grade(json.dumps({"score": score}), spec.model_copy(update={"accuracy_from": None})).accuracy == grade.reward
+    assert (
+        read_grade(json.dumps({"score": score}), spec.model_copy(update={"accuracy_from": None})).accuracy
+        == grade.reward
+    )
 
 
 @given(st.text(max_size=300))

@@ -8,14 +8,19 @@ import pytest
 
 from services.reward.judge.cache import AnswerCache, digest
 
-REQUEST: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 8, "temperature": 0.0}
+REQUEST: dict[str, Any] = {
+    "model": "m",
+    "messages": [{"role": "user", "content": "x"}],
+    "max_tokens": 8,
+    "temperature": 0.0,
+}
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        ("e", REQUEST | {"model": "n"}), ("e", REQUEST | {"messages": [{"role": "user", "content": "y"}]}), ("e", REQUEST | {"max_tokens": 9}),
-        ("e", REQUEST | {"temperature": 1.0}), ("f", REQUEST),
+        ("e", REQUEST | {"model": "n"}), ("e", REQUEST | {"messages": [{"role": "user", "content": "y"}]}),
+        ("e", REQUEST | {"max_tokens": 9}), ("e", REQUEST | {"temperature": 1.0}), ("f", REQUEST),
     ],
 )  # fmt: skip
 def test_another_endpoint_model_text_or_parameter_is_another_answer(other: tuple[str, dict[str, Any]]) -> None:
