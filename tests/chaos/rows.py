@@ -88,6 +88,10 @@ ROWS = (
     Row("weight chunks flipped, dropped, reordered, repeated, cut", "nothing wrong is ever staged", "chunks", "", 10_000),
     Row("the same, while a job runs", f"{_ONCE}; 0 tokens from weights that were not verified", "chunks", "job", 1000),
     Row("verifier bombs, 16 at once", "no slot lost beyond its limit + 0.5 s, good answers unaffected", "bombs", "", 1000),
+    Row(
+        "a judge's endpoint that stalls, drops, refuses; a reward model's process killed and stopped",
+        f"{_ONCE}; no place held beyond its limit + 0.5 s; every trained reward is what all said", "models", "", 70,
+    ),
     *(
         Row(f"SIGSTOP of {target} {how}", _NOTICED, "freeze", target, 10, hold_s=hold_s)
         for hold_s, how in ((30, "for 30 s"), (0, "for ever"))

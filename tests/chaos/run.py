@@ -24,6 +24,7 @@ from tests.chaos import (
     full,
     garbage,
     hostile,
+    models,
     network,
     pairs,
     points,
@@ -53,6 +54,7 @@ FAULTS: dict[str, Fault] = {
     "cut-ends": files.cut_ends,
     "chunks": chunks.chunks,
     "bombs": bombs.bombs,
+    "models": models.models,
     "resume": resume.resume,
 }
 

@@ -83,7 +83,7 @@ async def test_what_was_graded_before_is_not_asked_again_unless_a_setting_differ
     ids=str,
 )
 async def test_a_passing_trouble_costs_a_retry_and_no_verdict(
-    trouble: web.StreamResponse | str, server: JudgeServer
+    trouble: web.Response | str, server: JudgeServer
 ) -> None:
     server.troubles = [trouble]
     retries = count("retries")
@@ -103,7 +103,7 @@ async def test_a_stalled_request_is_made_again_within_half_of_the_limit(server: 
 
 @pytest.mark.parametrize("always", ["stall", "drop", refusal(503), refusal(429, Retry_After="3600")], ids=str)
 async def test_an_endpoint_in_lasting_trouble_is_a_failure_in_time_and_holds_nothing(
-    always: web.StreamResponse | str, server: JudgeServer
+    always: web.Response | str, server: JudgeServer
 ) -> None:
     server.always = always
     judges = Judges(server, requests_at_once=3)
