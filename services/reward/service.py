@@ -35,6 +35,7 @@ from services.common.streams.stream import MAX_STREAM_LENGTH, forget
 from services.reward import metrics
 from services.reward.dispatch import Dispatch
 from services.reward.pool.pool import Pool
+from services.reward.programs.sandbox import SETTING
 from services.reward.scorers.base import Backend
 from services.reward.session import CONSUMER_GROUP, JobSession
 
@@ -166,7 +167,7 @@ async def run(settings: Settings, *, drain: Drain | None = None, pool: Pool | No
     """
     async with (
         worker_process(settings, "reward", drain) as worker,
-        pool or Pool(log_level=settings.log_level) as started,
+        pool or Pool(log_level=settings.log_level, environment={SETTING: settings.code_reward}) as started,
     ):
         service = RewardService(
             worker.commands,

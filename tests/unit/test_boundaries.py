@@ -30,7 +30,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "__main__", "agent", "rank", "controller", "replay", "audit", "loops", "weights", "ranks", "megatron", "storage", "groups",
         "algorithms",
     ),
-    "reward": ("__main__", "service", "session", "samples", "dispatch", "scorers", "pool", "verifiers", "metrics"),
+    "reward": ("__main__", "service", "session", "samples", "dispatch", "scorers", "pool", "verifiers", "programs", "metrics"),
     "rollout": ("__main__", "service", "chat", "session", "sampling", "weights", "engine", "metrics"),
 }  # fmt: skip
 """Service → its rooms (folders, and modules beside them), each of which may import those after it."""

@@ -21,6 +21,10 @@ class BuiltIn(StrEnum):
     DAPO_MATH = "dapo_math"
     GSM8K = "gsm8k"
     REASONING_GYM = "reasoning_gym"
+    MULTIPLE_CHOICE = "multiple_choice"
+    EXACT_MATCH = "exact_match"
+    FUZZY_MATCH = "fuzzy_match"
+    FORMAT = "format"
     CODE = "code"
 
 

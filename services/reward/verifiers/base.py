@@ -51,7 +51,8 @@ class Verifier(Protocol):
         Args:
             response: decoded text of the rollout (its end, when it is very long).
             ground_truth: the row's reference answer.
-            extra_info: the row's extra_info (JSON values), plus the row's `data_source`.
+            extra_info: the job's `reward.config` of this verifier, the row's extra_info over it (JSON values), the row's `data_source`, and
+                `check_timeout_s`, the limit of this check.
         """
 
 
@@ -75,6 +76,11 @@ _MODULES = {
     BuiltIn.DAPO_MATH: "dapo_math",
     BuiltIn.GSM8K: "gsm8k",
     BuiltIn.REASONING_GYM: "procedural",
+    BuiltIn.MULTIPLE_CHOICE: "multiple_choice",
+    BuiltIn.EXACT_MATCH: "exact_match",
+    BuiltIn.FUZZY_MATCH: "fuzzy_match",
+    BuiltIn.FORMAT: "format",
+    BuiltIn.CODE: "code",
 }
 
 

@@ -1,0 +1,23 @@
+r"""Exact match: the answer is the reference, after normalisation. Reward 1 or 0.
+
+The answer is the last `<answer>…</answer>` of the response, else the last `\boxed{…}`, else the last `Answer: …`, else the whole response.
+Case, spaces, forms of Unicode, and quotes and punctuation around it do not count (`exact_case: true`: case does).
+
+The row's extra_info may have further right answers: `answers`, a list of texts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from services.reward.verifiers.answers import normalised, references, stated
+from services.reward.verifiers.base import Score, right_or_wrong
+
+
+def verify(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:
+    """Compares the answer with every right one. Raises VerifierError when the row has none."""
+    case = bool(extra_info.get("exact_case", False))
+    right = [normalised(each, case=case) for each in references(ground_truth, extra_info)]
+    marked = stated(response)
+    answer = normalised(response if marked is None else marked, case=case)
+    return right_or_wrong(answer in right, repr(answer[:80]) if answer else None, repr(right[0][:80]))
