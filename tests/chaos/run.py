@@ -28,6 +28,7 @@ from tests.chaos import (
     pairs,
     points,
     resume,
+    rubric,
     saves,
 )
 from tests.chaos.faults import Fault, Options
@@ -53,6 +54,7 @@ FAULTS: dict[str, Fault] = {
     "cut-ends": files.cut_ends,
     "chunks": chunks.chunks,
     "bombs": bombs.bombs,
+    "rubric": rubric.rubric,
     "resume": resume.resume,
 }
 

@@ -1,7 +1,7 @@
 """Runner of programs: a fresh interpreter that isolates itself, then forks a process for each run. Imports the standard library alone.
 
-    stdin    one JSON object: {"program", "runs": [run, …], "until", "run_seconds", "memory_mib", "folder",
-             "isolated"}, with "until" by the monotonic clock; a run: {"stdin": text}  {"call": name, "arguments": [...]}  {"check": code, "mark": text}
+    stdin    one JSON object: {"program", "runs": [run, …], "until", "run_seconds", "memory_mib", "folder", "isolated"}, with "until" by the
+             monotonic clock; a run: {"stdin": text}  {"call": name, "arguments": [...]}  {"check": code, "mark": text}
     stdout   {"ready": true} or {"refused": reason}, then a JSON object for each run:
              {"end": "ended" | "late" | "talks", "status": wait status, "stdout": text, "note": what the process reports}
 
