@@ -19,13 +19,12 @@ import re
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, cast
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing import Any, cast
 
 from services.common.errors import VerifierError
+from services.common.spec.verifiers import CodeSettings
 from services.reward.programs.sandbox import Limits, Outcome, run
-from services.reward.verifiers.base import Score
+from services.reward.verifiers.base import Score, settings_of
 
 MAX_TESTS = 256
 DEFAULT_CHECK_S = 5.0
@@ -36,16 +35,6 @@ TOLERANCE = 1e-6
 
 _BLOCK = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
 _PYTHON = {"", "py", "python", "python3"}
-
-
-class Options(BaseModel):
-    """A row's or a job's settings of this verifier."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-    code_score: Literal["all", "share"] = "all"
-    code_run_s: float = Field(default=2.0, gt=0.0, le=600.0)
-    code_memory_mib: int = Field(default=512, ge=64, le=65_536)
-    check_timeout_s: float = DEFAULT_CHECK_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +63,11 @@ class Test:
 def verify(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:
     """Runs the tests. Raises VerifierError when there are none, they cannot be read, or programs do not run here."""
     tests = tests_of(extra_info.get("tests", ground_truth))
-    try:
-        options = Options.model_validate(extra_info)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise VerifierError(f"{first['loc'][0]}: {first['msg']}") from error
+    options = settings_of(CodeSettings, extra_info)
     program = last_block(response)
     if program is None:
         return Score(0.0, 0.0, "no code block found")
-    seconds = max(0.1, options.check_timeout_s - MARGIN_S)
+    seconds = max(0.1, extra_info.get("check_timeout_s", DEFAULT_CHECK_S) - MARGIN_S)
     limits = Limits(seconds, min(seconds, options.code_run_s), options.code_memory_mib)
     outcomes = run(program, [test.run for test in tests], limits)
     faults = [test.fault(outcome) for test, outcome in zip(tests, outcomes, strict=True)]

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from services.common.spec.verifiers import ExactMatchSettings
 from services.reward.verifiers.answers import normalised, references, stated
-from services.reward.verifiers.base import Score, right_or_wrong
+from services.reward.verifiers.base import Score, right_or_wrong, settings_of
 
 
 def verify(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:
     """Compares the answer with every right one. Raises VerifierError when the row has none."""
-    case = bool(extra_info.get("exact_case", False))
+    case = settings_of(ExactMatchSettings, extra_info).exact_case
     right = [normalised(each, case=case) for each in references(ground_truth, extra_info)]
     marked = stated(response)
     answer = normalised(response if marked is None else marked, case=case)

@@ -12,25 +12,21 @@ One of these, from the row's extra_info or the job's `reward.config.format`:
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 from typing import Any
 
-from services.common.errors import VerifierError
-from services.reward.verifiers.base import Score
+from services.common.spec.verifiers import FormatSettings
+from services.reward.verifiers.base import Score, settings_of
 from services.reward.verifiers.dapo_math import last_boxed
-
-TAGS = ("think", "answer")
-_TAG = re.compile(r"[A-Za-z][\w-]{0,63}")
 
 
 def verify(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:  # noqa: ARG001
     """Whether the response has the form. Raises VerifierError for a form that cannot be read."""
-    pattern, boxed = extra_info.get("format_pattern"), bool(extra_info.get("format_boxed", False))
-    tags = _tags(extra_info.get("format_tags", () if pattern is not None or boxed else TAGS))
-    fault = fault_of_tags(response.strip(), tags)
-    if not fault and pattern is not None and not _compiled(pattern).fullmatch(response.strip()):
+    wanted = settings_of(FormatSettings, extra_info)
+    text, pattern = response.strip(), wanted.format_pattern
+    fault = fault_of_tags(text, wanted.tags)
+    if not fault and pattern is not None and not re.compile(pattern, re.DOTALL).fullmatch(text):
         fault = "it does not match format_pattern"
-    if not fault and boxed and not (last_boxed(response) or "").strip():
+    if not fault and wanted.format_boxed and not (last_boxed(response) or "").strip():
         fault = r"no closed \boxed{…} with a content"
     return Score(0.0, 0.0, fault) if fault else Score(1.0, 1.0, "as asked for")
 
@@ -50,17 +46,3 @@ def fault_of_tags(text: str, tags: tuple[str, ...]) -> str:
             return f"there is no text between {opening} and {closing}"
         place = text.find(closing) + len(closing)
     return f"something stands after </{tags[-1]}>" if tags and place < len(text) else ""
-
-
-def _tags(given: object) -> tuple[str, ...]:
-    if isinstance(given, list | tuple) and all(isinstance(tag, str) and _TAG.fullmatch(tag) for tag in given):
-        return tuple(given)
-    raise VerifierError(f"format_tags must be a list of names of tags, not {given!r}")
-
-
-@lru_cache(maxsize=64)
-def _compiled(pattern: object) -> re.Pattern[str]:
-    try:
-        return re.compile(str(pattern), re.DOTALL)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise VerifierError(f"format_pattern cannot be read: {error}") from error

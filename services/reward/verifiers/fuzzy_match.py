@@ -10,18 +10,14 @@ from typing import Any
 
 from rapidfuzz import fuzz
 
-from services.common.errors import VerifierError
+from services.common.spec.verifiers import FuzzyMatchSettings
 from services.reward.verifiers.answers import normalised, references, stated
-from services.reward.verifiers.base import Score
-
-THRESHOLD = 0.9
+from services.reward.verifiers.base import Score, settings_of
 
 
 def verify(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:
-    """The similarity. Raises VerifierError when the row has no right answer, or the threshold is no number within 0..1."""
-    threshold = extra_info.get("fuzzy_threshold", THRESHOLD)
-    if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0.0 < threshold <= 1.0:
-        raise VerifierError(f"fuzzy_threshold must be above 0 and at most 1, not {threshold!r}")
+    """The similarity. Raises VerifierError when the row has no right answer, or the threshold is none."""
+    threshold = settings_of(FuzzyMatchSettings, extra_info).fuzzy_threshold
     marked = stated(response)
     answer = normalised(response if marked is None else marked)
     alike = max(fuzz.ratio(answer, normalised(each)) / 100.0 for each in references(ground_truth, extra_info))

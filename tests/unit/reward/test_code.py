@@ -13,7 +13,21 @@ from typing import Any
 import psutil
 import pytest
 
+from services.common.config.settings import CodeReward, Settings
 from services.common.errors import VerifierError
+from services.common.spec.reward import RewardSpec
+from services.common.streams.types import (
+    FinishReason,
+    Message,
+    Purpose,
+    Rollout,
+    RolloutGroup,
+    Task,
+    VerdictStatus,
+    VersionSpan,
+)
+from services.reward.dispatch import Dispatch
+from services.reward.pool.pool import Pool
 from services.reward.programs import sandbox
 from services.reward.programs.sandbox import SETTING
 from services.reward.verifiers import code
@@ -268,3 +282,22 @@ def test_an_option_that_is_none_is_no_wrong_answer(options: dict[str, Any]) -> N
 )  # fmt: skip
 def test_outputs_are_the_same_but_for_spaces_and_last_digits(found: str, expected: str, *, same: bool) -> None:
     assert same_output(found, expected) is same
+
+
+async def test_the_pool_runs_programs_where_the_service_is_allowed_to() -> None:
+    """As in the service: the setting reaches the worker, whose own limits hold programs too."""
+    spec = RewardSpec(
+        verifiers={"*": "code"}, timeout_s=3.0, config={"code": {"code_score": "share", "code_run_s": 0.5}}
+    )
+    settings = Settings(code_reward=CodeReward.ISOLATED)
+    task = Task("job", 1, 0, 1, Purpose.TRAIN, (Message("user", "?"),), "mine", ADDS, {}, 3, 1.0, 16, 0, 60.0)
+    texts = (f"```python\n{RIGHT}\n```", "```python\nprint(7)\n```", "```python\nwhile True: pass\n```")
+    rollouts = tuple(Rollout(bytes(8), bytes(8), text, FinishReason.STOP, (VersionSpan(0, 0),)) for text in texts)
+    async with Dispatch(spec, Pool(2, environment={SETTING: "1"}), settings) as dispatch:
+        scored = await dispatch.judge(RolloutGroup(task, "rollout-1", bytes(12), rollouts, 0.1))
+    found = [(verdict.status, verdict.reward, verdict.accuracy) for verdict in scored.verdicts]
+    assert found == [
+        (VerdictStatus.SCORED, 1.0, 1.0),
+        (VerdictStatus.SCORED, 0.5, 0.0),
+        (VerdictStatus.SCORED, 0.0, 0.0),
+    ]
