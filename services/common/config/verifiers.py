@@ -55,6 +55,11 @@ _BY_DATASET = {
     "gsm8k": BuiltIn.GSM8K,
     **dict.fromkeys(("math_dapo", "math_dapo_reasoning", "dapo-math-17k"), BuiltIn.DAPO_MATH),
     **dict.fromkeys(("math", "math500", "competition_math", "hendrycks_math"), BuiltIn.MATH),
+    **dict.fromkeys(
+        ("hellaswag", "mmlu", "ai2_arc", "arc_easy", "arc_challenge", "openbookqa", "commonsense_qa"),
+        BuiltIn.MULTIPLE_CHOICE,
+    ),
+    **dict.fromkeys(("apps", "taco", "codecontests", "codeforces", "humaneval", "mbpp"), BuiltIn.CODE),
 }
 _BY_PREFIX = {"aime": BuiltIn.DAPO_MATH, "math-": BuiltIn.MATH, "math_": BuiltIn.MATH}
 

@@ -20,7 +20,8 @@ NOBODY = 65534
 TMPFS_MIB = 64
 """All that a program may write to files."""
 MAX_FILES = 64
-MAX_PROCESSES = 16
+MAX_PROCESSES = 8
+"""And threads, of the isolated user."""
 MIB = 1024 * 1024
 
 _CLONE_NEWUSER = 0x10000000
@@ -93,19 +94,20 @@ def drop_rights() -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def limit(seconds: float, memory_mib: int) -> None:
-    """Bounds this process for good: processor time, memory, size and number of files, processes."""
+def limit(seconds: float, memory_mib: int, *, alone: bool) -> None:
+    """Bounds this process for good: processor time, memory, size and number of files, and where its user is `alone`, processes."""
     cpu = int(seconds) + 1
+    processes = MAX_PROCESSES if alone else resource.RLIM_INFINITY  # of another user, the kernel counts all that run
     for what, wanted in (
         (resource.RLIMIT_CPU, cpu),
         (resource.RLIMIT_AS, memory_mib * MIB),
         (resource.RLIMIT_FSIZE, TMPFS_MIB * MIB),
         (resource.RLIMIT_NOFILE, MAX_FILES),
-        (resource.RLIMIT_NPROC, MAX_PROCESSES),
+        (resource.RLIMIT_NPROC, processes),
         (resource.RLIMIT_CORE, 0),
     ):
         hard = resource.getrlimit(what)[1]
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        most = min((each for each in (wanted, hard) if each != resource.RLIM_INFINITY), default=resource.RLIM_INFINITY)
         resource.setrlimit(what, (most, most))
 
 

@@ -85,7 +85,7 @@ def _run(program: str, run: dict[str, Any], seconds: float, memory_mib: int, *, 
     pid = os.fork()
     if pid == 0:
         _become(given, says, notes)
-        _execute(program, run, seconds, memory_mib)
+        _execute(program, run, seconds, memory_mib, own=own)
     for descriptor in (given, says, notes):
         os.close(descriptor)
     try:
@@ -143,11 +143,11 @@ def _become(given: int, says: int, notes: int) -> None:
     os.closerange(4, 4096)
 
 
-def _execute(program: str, run: dict[str, Any], seconds: float, memory_mib: int) -> None:
+def _execute(program: str, run: dict[str, Any], seconds: float, memory_mib: int, *, own: bool) -> None:
     """Runs the program, and what the run wants of it; does not return."""
     note: dict[str, Any] = {}
     try:
-        limit(seconds, memory_mib)
+        limit(seconds, memory_mib, alone=own)
         os.environ.clear()
         sys.argv, sys.path[:] = ["program.py"], [path for path in sys.path if Path(path).is_dir()]
         sys.stdin, sys.stdout, sys.stderr = (open(number, mode, encoding="utf-8") for number, mode in enumerate("rww"))  # noqa: PTH123, SIM115
