@@ -1,6 +1,6 @@
 """Which of GSM8K's answers the verifiers and `math-verify` alone judge right and wrong, given in the forms that models give them in.
 
-    python -m benchmarks.verifiers FILE [--rows 1319]
+    python -m benchmarks.verifiers [FILE] [--rows 1319]
 
 FILE: GSM8K's test.jsonl. For each row the right answer and a wrong one (it plus 1) are put into each form; a cell tells how many right
 answers were judged wrong, and how many wrong ones right. `math-verify` is used as its readme does: `verify(parse(reference),
@@ -95,9 +95,12 @@ def count(judge: Judge, given: list[tuple[Decimal, str]]) -> dict[str, tuple[int
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path, help="GSM8K's test.jsonl")
+    parser.add_argument("file", type=Path, nargs="?", help="GSM8K's test.jsonl")
     parser.add_argument("--rows", type=int, default=1319, help="rows to judge, from the first")
     options = parser.parse_args()
+    if options.file is None:
+        print("not measured: no file was given")
+        return
     given = rows(options.file, options.rows)
     found, seconds = {}, {}
     for name, judge in JUDGES.items():
