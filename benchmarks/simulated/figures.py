@@ -88,6 +88,7 @@ _ROWS: list[tuple[str, Callable[[Figures], str]]] = [
     ("bare hops/s, a connection for each server", lambda f: f"{f.hops.bare:.0f}"),
     ("our hops/s, a connection for each server", lambda f: f"{f.hops.ours:.0f}"),
     ("ours ÷ bare", lambda f: f"{f.hops.ours / f.hops.bare:.2f}"),
+    ("ours, eight at once for each server, ÷ bare", lambda f: f"{f.hops.together / f.hops.bare:.2f}"),
     ("hop alone, ms, p99: bare", lambda f: f"{1e3 * f.hops.bare_p99_s:.1f}"),
     ("hop alone, ms, p99: ours", lambda f: f"{1e3 * f.hops.ours_p99_s:.1f}"),
 ]

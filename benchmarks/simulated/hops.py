@@ -2,7 +2,8 @@
 
     python -m benchmarks.simulated.hops REDIS_URL CONNECTIONS ENTRIES BYTES
 
-One process, each connection with one hop at a time. Prints {"bare": …, "ours": …} as JSON: seconds of the whole, and of each call.
+One process. Each connection has one hop at a time, but for "together": there it has as many as a server with GROUPS_UNDER_WAY groups,
+whose hops go in batches. Prints {"bare": …, "ours": …, "together": …} as JSON: seconds of the whole, and of each call.
 `hop_rates` serves the simulation of many servers, `bare_hops_per_s` the limits of the machine beside the peers.
 """
 
@@ -38,6 +39,8 @@ ROOT = Path(__file__).resolve().parents[2]
 _ENTRIES = 4096
 _ENTRY_BYTES = 4096
 """About a judged group of eight short rollouts."""
+GROUPS_UNDER_WAY = 8
+"""Hops that a connection has at once where they go together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,8 @@ class HopRates:
     bare: float
     """On as many as there are servers; so `ours`."""
     ours: float
+    together: float
+    """Ours, with GROUPS_UNDER_WAY hops at once on each connection."""
     bare_p99_s: float
     ours_p99_s: float
 
@@ -57,7 +62,8 @@ def hop_rates(url: str, connections: int, size: int) -> HopRates:
     """Measures on one connection and on as many as there are servers; entries of `size` bytes."""
     one, many = _measured(url, 1, size), _measured(url, connections, size)
     p99 = {name: sorted(found["calls"])[int(len(found["calls"]) * 0.99)] for name, found in many.items()}
-    return HopRates(_rate(one["bare"]), _rate(many["bare"]), _rate(many["ours"]), p99["bare"], p99["ours"])
+    rates = {name: _rate(many[name]) for name in _WAYS}
+    return HopRates(_rate(one["bare"]), **rates, bare_p99_s=p99["bare"], ours_p99_s=p99["ours"])
 
 
 def bare_hops_per_s() -> float:
@@ -135,18 +141,22 @@ async def timed(hops: list[list[Hop]]) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - began, "cpu": time.process_time() - cpu, "calls": calls}
 
 
+_WAYS = {"bare": (bare_hops, 1), "ours": (our_hops, 1), "together": (our_hops, GROUPS_UNDER_WAY)}
+"""What is measured → how its hops are made, and how many a connection has at once."""
+
+
 async def main() -> None:
-    """Bare and ours, alternating; the better of three rounds each counts."""
+    """All ways, alternating; the better of three rounds each counts."""
     url, connections, entries, size = sys.argv[1], *(int(word) for word in sys.argv[2:])
     redis, payload = connect(url), bytes(size)
     share = entries // connections
     made: list[list[list[Hop]]] = []  # keeps all connections open
     best: dict[str, Any] = {}
     for job_id in ("hops-a", "hops-b", "hops-c"):
-        for name, make in (("bare", bare_hops), ("ours", our_hops)):
+        for name, (make, at_once) in _WAYS.items():
             await fill(redis, job_id, share * connections)
             made.append(await make(url, job_id, connections, share, payload))
-            found = await timed(made[-1])
+            found = await timed([own[start::at_once] for own in made[-1] for start in range(at_once)])
             if name not in best or found["seconds"] < best[name]["seconds"]:
                 best[name] = found
         await redis.delete(*keys.work(job_id))

@@ -95,7 +95,7 @@ class Dispatch:
             return self._models[name]
         if (shares := self._rubrics.get(name)) is not None:
             return Rubric(name, shares, {part: self._scorer(part) for part in shares.reward})
-        if name == BuiltIn.CODE and not self._settings.code_reward:
+        if name == BuiltIn.CODE and not self._settings.runs_code:
             raise ConfigError(CODE_IS_OFF)
         return VerifierScorer(name, self._pool, self._spec)
 

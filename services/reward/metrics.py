@@ -7,6 +7,11 @@ from prometheus_client import Counter, Gauge, Histogram
 from services.common.streams.types import VerdictStatus
 
 VERDICTS = Counter("millrace_reward_verdicts_total", "Verdicts, by status and verifier.", ["status", "verifier"])
+ACCURACIES = Counter(
+    "millrace_reward_verdict_accuracies_total",
+    "Sum of the accuracies of verdicts that have one, by verifier.",
+    ["verifier"],
+)
 VERIFIED_TOKENS = Counter("millrace_reward_verified_tokens_total", "Response tokens of rollouts that were judged.")
 CHECK_SECONDS = Histogram(
     "millrace_reward_check_seconds",
@@ -76,10 +81,13 @@ for _result in ("judged", "passed_on", "dead_letter"):
 _seen: set[str] = set()
 
 
-def observe_verdict(status: VerdictStatus, verifier: str) -> None:
+def observe_verdict(status: VerdictStatus, verifier: str, accuracy: float | None = None) -> None:
     """Counts a verdict. A verifier's first verdict creates its counters of all statuses, at 0."""
     if verifier not in _seen:
         _seen.add(verifier)
+        ACCURACIES.labels(verifier)
         for each in VerdictStatus:
             VERDICTS.labels(each, verifier)
     VERDICTS.labels(status, verifier).inc()
+    if accuracy is not None:
+        ACCURACIES.labels(verifier).inc(accuracy)

@@ -36,6 +36,7 @@ from services.reward import metrics
 from services.reward.dispatch import Dispatch
 from services.reward.models import Models
 from services.reward.pool.pool import Pool
+from services.reward.programs.sandbox import SETTING
 from services.reward.scorers.base import Backend
 from services.reward.session import CONSUMER_GROUP, JobSession
 
@@ -171,7 +172,7 @@ async def run(settings: Settings, *, drain: Drain | None = None, pool: Pool | No
     """
     async with (
         worker_process(settings, "reward", drain) as worker,
-        pool or Pool(log_level=settings.log_level) as started,
+        pool or Pool(log_level=settings.log_level, environment={SETTING: settings.code_reward}) as started,
     ):
         service = RewardService(
             worker.commands,

@@ -87,6 +87,10 @@ ROWS = (
     Row("cut ends of checkpoint and journal", "nothing believed that was not written", "cut-ends", "", 1000),
     Row("weight chunks flipped, dropped, reordered, repeated, cut", "nothing wrong is ever staged", "chunks", "", 10_000),
     Row("the same, while a job runs", f"{_ONCE}; 0 tokens from weights that were not verified", "chunks", "job", 1000),
+    Row(
+        "a process that judges a part of a rubric killed, or stopped", f"{_ONCE}; no reward of half a rubric", "rubric", "",
+        100,
+    ),
     Row("verifier bombs, 16 at once", "no slot lost beyond its limit + 0.5 s, good answers unaffected", "bombs", "", 1000),
     Row(
         "a judge's endpoint that stalls, drops, refuses; a reward model's process killed and stopped",

@@ -29,6 +29,7 @@ from tests.chaos import (
     pairs,
     points,
     resume,
+    rubric,
     saves,
 )
 from tests.chaos.faults import Fault, Options
@@ -55,6 +56,7 @@ FAULTS: dict[str, Fault] = {
     "chunks": chunks.chunks,
     "bombs": bombs.bombs,
     "models": models.models,
+    "rubric": rubric.rubric,
     "resume": resume.resume,
 }
 

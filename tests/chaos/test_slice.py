@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos import bombs, chunks, faults, files, hostile, models, pairs, points, training
+from tests.chaos import bombs, chunks, faults, files, hostile, models, pairs, points, rubric, training
 from tests.chaos.faults import Options
 from tests.chaos.grammar.cases import Case, Unrest
 from tests.chaos.hostile import Paces
@@ -96,6 +96,12 @@ def test_files_cut_short_are_never_believed(tmp_path: Path) -> None:
 
 def test_tampered_weight_chunks_never_reach_the_stage(tmp_path: Path) -> None:
     check(chunks.chunks(Options(tmp_path, count=300, seed=1)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_verifier_of_a_rubric_that_is_killed_or_stopped_loses_nothing_and_halves_no_reward(tmp_path: Path) -> None:
+    check(rubric.rubric(Options(tmp_path, count=3, seed=1)))
 
 
 @pytest.mark.slow

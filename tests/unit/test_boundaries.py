@@ -34,7 +34,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
     ),
     "reward": (
         "__main__", "service", "session", "samples", "models", "dispatch", "judge", "reward_model", "scorers", "pool", "verifiers",
-        "metrics",
+        "programs", "metrics",
     ),
     "rollout": ("__main__", "service", "chat", "session", "sampling", "weights", "engine", "metrics"),
 }  # fmt: skip

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ["CONTRIBUTING.md", "SECURITY.md", "docs/algorithms.md", "docs/architecture.md", "docs/performance.md"]
+DOCUMENTS = [
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "docs/algorithms.md",
+    "docs/architecture.md",
+    "docs/performance.md",
+    "docs/rewards.md",
+]
 PATH = re.compile(r"(?<![\w/.])((?:services|tests|docs|deploy|examples|benchmarks|proto)(?:/[\w.-]+)*/?)")
 DRAWN = re.compile(r"(?<![\w/.])((?:gateway|learner|rollout|reward|common|cli)(?:/\w+)+\.py)")
 

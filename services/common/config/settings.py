@@ -33,6 +33,16 @@ class Platform(StrEnum):
     NPU = "npu"
 
 
+class CodeReward(StrEnum):
+    """Whether verifier `code` runs programs that a model writes (docs/security.md)."""
+
+    OFF = "0"
+    ISOLATED = "1"
+    """Where the kernel isolates them; elsewhere the verifier fails."""
+    ANYWHERE = "anywhere"
+    """Without isolation, too."""
+
+
 class Settings(BaseSettings):
     """The settings of every service. Relative paths are relative to the working directory."""
 
@@ -145,9 +155,9 @@ class Settings(BaseSettings):
     max_steps: int | None = Field(default=None, ge=1, description="Optimizer steps of one job.")
     max_eval_rollouts: int | None = Field(default=None, ge=1, description="Rollouts of one evaluation.")
     max_verifier_memory_mib: int | None = Field(default=None, ge=1, description="Memory limit of one check, MiB.")
-    code_reward: bool = Field(
-        default=False,
-        description="Whether verifier code may run programs that a job's model writes (docs/security.md).",
+    code_reward: CodeReward = Field(
+        default=CodeReward.OFF,
+        description="Verifier code runs programs that the model writes: 1 where the kernel isolates them, anywhere without that, 0 never.",
     )
     judge_endpoints: Endpoints = Field(
         default_factory=dict,
@@ -193,6 +203,11 @@ class Settings(BaseSettings):
         """The settings as JSON values, without secrets and their files: for a process that must not have them."""
         values = self.model_dump(mode="json", exclude_none=True, exclude={"redis_url"})
         return {name: value for name, value in values.items() if not name.startswith(_SECRETS)}
+
+    @property
+    def runs_code(self) -> bool:
+        """Whether the operator lets verifier `code` run."""
+        return self.code_reward is not CodeReward.OFF
 
     @property
     def models_dir(self) -> Path:

@@ -8,10 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import StrEnum
 
+from pydantic import ValidationError
+
 from services.common.config import plugins
 from services.common.errors import ConfigError, Problem
+from services.common.spec.base import Section
 from services.common.spec.data import PROCEDURAL_PREFIX
+from services.common.spec.job import problems_of
 from services.common.spec.reward import RewardSpec
+from services.common.spec.verifiers import (
+    CodeSettings,
+    ExactMatchSettings,
+    FormatSettings,
+    FuzzyMatchSettings,
+    MultipleChoiceSettings,
+)
 
 
 class BuiltIn(StrEnum):
@@ -21,8 +32,21 @@ class BuiltIn(StrEnum):
     DAPO_MATH = "dapo_math"
     GSM8K = "gsm8k"
     REASONING_GYM = "reasoning_gym"
+    MULTIPLE_CHOICE = "multiple_choice"
+    EXACT_MATCH = "exact_match"
+    FUZZY_MATCH = "fuzzy_match"
+    FORMAT = "format"
     CODE = "code"
 
+
+_SETTINGS: dict[str, type[Section]] = {
+    BuiltIn.MULTIPLE_CHOICE: MultipleChoiceSettings,
+    BuiltIn.EXACT_MATCH: ExactMatchSettings,
+    BuiltIn.FUZZY_MATCH: FuzzyMatchSettings,
+    BuiltIn.FORMAT: FormatSettings,
+    BuiltIn.CODE: CodeSettings,
+}
+_WITHOUT_SETTINGS = frozenset({BuiltIn.MATH, BuiltIn.DAPO_MATH, BuiltIn.GSM8K})
 
 CODE_IS_OFF = "verifier code runs programs that the model writes; it is off on this server until its operator sets MILLRACE_CODE_REWARD=1"
 
@@ -31,6 +55,11 @@ _BY_DATASET = {
     "gsm8k": BuiltIn.GSM8K,
     **dict.fromkeys(("math_dapo", "math_dapo_reasoning", "dapo-math-17k"), BuiltIn.DAPO_MATH),
     **dict.fromkeys(("math", "math500", "competition_math", "hendrycks_math"), BuiltIn.MATH),
+    **dict.fromkeys(
+        ("hellaswag", "mmlu", "ai2_arc", "arc_easy", "arc_challenge", "openbookqa", "commonsense_qa"),
+        BuiltIn.MULTIPLE_CHOICE,
+    ),
+    **dict.fromkeys(("apps", "taco", "codecontests", "codeforces", "humaneval", "mbpp"), BuiltIn.CODE),
 }
 _BY_PREFIX = {"aime": BuiltIn.DAPO_MATH, "math-": BuiltIn.MATH, "math_": BuiltIn.MATH}
 
@@ -62,7 +91,7 @@ def check_reward(reward: RewardSpec, *, code: bool = False) -> None:
 
     `code`: whether this server's operator lets verifiers run code that a model writes.
     """
-    problems = [*_clashes(reward), *_unknown(reward)]
+    problems = [*_clashes(reward), *_unknown(reward), *_settings(reward)]
     if not code:
         problems += [Problem(field, CODE_IS_OFF) for field, name in _uses(reward) if name == BuiltIn.CODE]
     if problems:
@@ -112,6 +141,19 @@ def _unknown(reward: RewardSpec) -> Iterator[Problem]:
     for field, name in _uses(reward):
         if name not in known:
             yield Problem(field, f"there is no verifier {name!r}; there are {', '.join(known)}")
-    for name in reward.config:
-        if name not in available():
-            yield Problem(f"reward.config.{name}", f"there is no verifier {name!r}; there are {', '.join(available())}")
+
+
+def _settings(reward: RewardSpec) -> Iterator[Problem]:
+    """What is wrong with the settings of verifiers; those of installed packages are their own."""
+    verifiers = available()
+    for name, given in reward.config.items():
+        field, kind = f"reward.config.{name}", _SETTINGS.get(name)
+        if name not in verifiers:
+            yield Problem(field, f"there is no verifier {name!r}; there are {', '.join(verifiers)}")
+        elif name in _WITHOUT_SETTINGS and given:
+            yield Problem(field, f"verifier {name} has no settings")
+        elif kind is not None:
+            try:
+                kind.model_validate(given)
+            except ValidationError as error:
+                yield from problems_of(error, f"{field}.")

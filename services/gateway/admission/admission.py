@@ -172,7 +172,7 @@ class _SpecChecks:
         """Every scorer that the spec names exists, and each `data_source` has one; `found`: the `data_source`s of each section."""
         reward = self.spec.reward
         try:
-            check_reward(reward, code=self.settings.code_reward)
+            check_reward(reward, code=self.settings.runs_code)
         except ConfigError as error:
             self.problems += error.problems
             return
@@ -183,7 +183,7 @@ class _SpecChecks:
                 except ConfigError as error:
                     self._add_error(f"data.{section}.data_source", error)
                     continue
-                if chosen == BuiltIn.CODE and not self.settings.code_reward:
+                if chosen == BuiltIn.CODE and not self.settings.runs_code:
                     self._add(f"data.{section}.data_source", CODE_IS_OFF)
 
     async def _check(self, where: str, method: str, *arguments: object, remaining: int) -> Any:  # noqa: ANN401

@@ -17,8 +17,7 @@ from services.common.spec.job import JobSpec
 from services.common.streams.types import Float32Array
 from services.learner.algorithms.advantages import Responses, estimate
 from services.learner.algorithms.importance import second_moment_mask
-from services.learner.algorithms.kl import kl_estimate
-from services.learner.algorithms.ratios import bounded
+from services.learner.algorithms.kl import reference_kl
 from services.learner.groups.sequence import Sequence
 from services.learner.megatron.actor import Actor
 from services.learner.megatron.batch import response_offsets
@@ -100,7 +99,7 @@ class Estimator:
         policy = columns.old_logprobs
         if policy is None:
             policy = self._column([s.inference_logprobs for s in sequences])
-        penalty = kl_coefficient * kl_estimate(algorithm.kl_estimator, bounded(reference - policy)).double()
+        penalty = kl_coefficient * reference_kl(algorithm.kl_estimator, policy, reference).double()
         return _by_sequence(penalty.cpu().numpy(), sequences)
 
     def _column(self, parts: list[Float32Array]) -> torch.Tensor:

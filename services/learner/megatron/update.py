@@ -25,21 +25,28 @@ class Update:
 
 
 def mean_of(updates: Sequence[Update]) -> Update:
-    """The updates of a batch as one: means by tokens, but the sum of the tokens, and the first reason of a skipped step."""
+    """The updates of a batch as one: means by tokens, but the sum of the tokens, and the first reason of a skipped step.
+
+    A metric that an installed loss reports for some of them only is the mean over those.
+    """
     if len(updates) == 1:
         return updates[0]
-    tokens = sum(update.tokens for update in updates)
-
-    def mean(values: Sequence[float]) -> float:
-        return sum(value * update.tokens for value, update in zip(values, updates, strict=True)) / tokens
-
-    metrics = {name: mean([update.metrics[name] for update in updates]) for name in updates[0].metrics}
+    names = dict.fromkeys(name for update in updates for name in update.metrics)
+    metrics = {
+        name: _mean([(update.metrics[name], update.tokens) for update in updates if name in update.metrics])
+        for name in names
+    }
     if LARGEST in metrics:
-        metrics[LARGEST] = max(update.metrics[LARGEST] for update in updates)
+        metrics[LARGEST] = max(update.metrics[LARGEST] for update in updates if LARGEST in update.metrics)
     return Update(
-        loss=mean([update.loss for update in updates]),
-        grad_norm=mean([update.grad_norm for update in updates]),
-        tokens=tokens,
+        loss=_mean([(update.loss, update.tokens) for update in updates]),
+        grad_norm=_mean([(update.grad_norm, update.tokens) for update in updates]),
+        tokens=sum(update.tokens for update in updates),
         skipped=next((update.skipped for update in updates if update.skipped), ""),
         metrics=metrics,
     )
+
+
+def _mean(weighted: Sequence[tuple[float, int]]) -> float:
+    """The mean of (value, weight); the weights are above 0."""
+    return sum(value * weight for value, weight in weighted) / sum(weight for _, weight in weighted)

@@ -58,7 +58,7 @@ class Check:
         """The message to the worker. Raises VerifierError when the reference is too long, or extra_info cannot be packed."""
         if len(self.ground_truth) > MAX_GROUND_TRUTH_CHARS:
             raise VerifierError(f"ground_truth of {len(self.ground_truth)} characters exceeds {MAX_GROUND_TRUTH_CHARS}")
-        extra_info = {**self.extra_info, "data_source": self.data_source}
+        extra_info = {**self.extra_info, "data_source": self.data_source, "check_timeout_s": self.timeout_s}
         response = self.response[-self.max_chars :]
         message = [self.verifier, response, self.ground_truth, extra_info, self.timeout_s, self.memory_mib]
         try:

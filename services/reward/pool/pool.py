@@ -229,7 +229,7 @@ class Pool:
 
     def _set_verdict(self, pending: _PendingCheck, verdict: Verdict) -> None:
         self.progress_at = time.monotonic()
-        metrics.observe_verdict(verdict.status, verdict.verifier)
+        metrics.observe_verdict(verdict.status, verdict.verifier, verdict.accuracy)
         if not pending.verdict.done():
             pending.verdict.set_result(verdict)
 

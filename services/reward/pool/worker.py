@@ -24,8 +24,7 @@ def prepare() -> None:
     """Loads every built-in verifier in the forkserver, so that workers start warm."""
     offered(VERIFIERS)  # workers inherit the list
     for name in BuiltIn:
-        if name is not BuiltIn.CODE:
-            load(name)
+        load(name)
     # Builds the parser's tables, which takes longer than most checks.
     load(BuiltIn.MATH)(r"\boxed{\frac{1}{2}}", "0.5", {})
 

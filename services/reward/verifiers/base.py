@@ -11,11 +11,15 @@ from __future__ import annotations
 import importlib
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
+
+from pydantic import ValidationError
 
 from services.common.config.plugins import VERIFIERS, offered
 from services.common.config.verifiers import BuiltIn
 from services.common.errors import VerifierError
+from services.common.spec.base import Section
+from services.common.spec.job import problems_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,8 @@ class Verifier(Protocol):
         Args:
             response: decoded text of the rollout (its end, when it is very long).
             ground_truth: the row's reference answer.
-            extra_info: the row's extra_info (JSON values), plus the row's `data_source`.
+            extra_info: the job's `reward.config` of this verifier, the row's extra_info over it (JSON values), the row's `data_source`, and
+                `check_timeout_s`, the limit of this check.
         """
 
 
@@ -61,6 +66,18 @@ def lowest_reward(verifier: object) -> float:
     if isinstance(declared, bool) or not isinstance(declared, int | float) or not math.isfinite(declared):
         raise VerifierError(f"lowest_reward must be a finite number, not {declared!r}")
     return float(declared)
+
+
+S = TypeVar("S", bound=Section)
+
+
+def settings_of(kind: type[S], extra_info: dict[str, Any]) -> S:
+    """The settings in a row's extra_info, of which the job's are a part. Raises VerifierError, which names the first wrong one."""
+    try:
+        return kind.model_validate({name: extra_info[name] for name in kind.model_fields.keys() & extra_info.keys()})
+    except ValidationError as error:
+        problem = problems_of(error, "extra_info.")[0]
+        raise VerifierError(str(problem)) from error
 
 
 def right_or_wrong(right: bool, found: str | None, reference: str, *, wrong_reward: float = 0.0) -> Score:
@@ -75,6 +92,11 @@ _MODULES = {
     BuiltIn.DAPO_MATH: "dapo_math",
     BuiltIn.GSM8K: "gsm8k",
     BuiltIn.REASONING_GYM: "procedural",
+    BuiltIn.MULTIPLE_CHOICE: "multiple_choice",
+    BuiltIn.EXACT_MATCH: "exact_match",
+    BuiltIn.FUZZY_MATCH: "fuzzy_match",
+    BuiltIn.FORMAT: "format",
+    BuiltIn.CODE: "code",
 }
 
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from functools import lru_cache
 from typing import Any
 
 from services.common.data.reasoning_gym import import_reasoning_gym
 from services.common.errors import VerifierError
 from services.common.spec.data import PROCEDURAL_PREFIX
+from services.reward.verifiers.answers import tagged
 from services.reward.verifiers.base import Score
 from services.reward.verifiers.decimals import last_number, whole_number
 
@@ -25,8 +25,6 @@ _gym = import_reasoning_gym()
 
 RIGHT = 0.999
 """Scores from here on count as right."""
-
-_TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 
 _COMPARES_TUPLES = frozenset({"arc_agi", "rearc"})
 """Tasks whose scoring compares grids as tuples: JSON and MessagePack turn these into lists."""
@@ -50,9 +48,8 @@ def verify(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Scor
 
 def answer_text(response: str, ground_truth: str) -> str:
     """The answer in a response, by the rule above."""
-    tagged = _TAGGED.findall(response)
-    if tagged:
-        return str(tagged[-1]).strip()
+    if (answer := tagged(response)) is not None:
+        return answer
     number = last_number(response) if whole_number(ground_truth) is not None else None
     return response.strip() if number is None else f"{number:f}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +235,22 @@ def step_over_a_broken_critic(bench: Bench) -> dict[str, Any]:
     return {"skips": gather_json(record["skipped"], trainer.device), "unchanged": unchanged, "record": record}
 
 
+def rebase_at_a_step_without_a_token(bench: Bench) -> dict[str, Any]:
+    """What a step changes whose batch has no token to train on, and at which the reference is due to follow the actor."""
+    trainer = bench.build(spec_of("ppo", bench.sizes, reference={"rebase_interval_steps": 2}))
+    first, second, *_ = bench.batches("llama")
+    trainer.train(first)
+    before = state_of(trainer)
+    record = trainer.train([replace(s, loss_mask=np.zeros_like(s.loss_mask)) for s in second]).as_record()
+    after = state_of(trainer)
+    weights = {name: found for name, found in after.items() if name.startswith("model.")}
+    return {
+        "skipped": record["skipped"],
+        "roles": sorted({name.partition(".")[0] for name in changed(before, after)}),
+        "follows": is_within(of_role("reference", weights), after),
+    }
+
+
 def state_of(trainer: MegatronTrainer) -> dict[str, str]:
     """Digests of all that this rank would save, but the random states."""
     copies = trainer._state.copy(0, 0.0).tensors
@@ -306,6 +323,7 @@ def scenario(name: str, bench: Bench, *, everything: bool) -> dict[str, Any]:
         "trained": follow_the_reference(bench, name, cases),
         "warm_up": warm_the_critic_up(bench),
         "broken": step_over_a_broken_critic(bench),
+        "no token": rebase_at_a_step_without_a_token(bench),
     }
     for key, check in {"continued": continue_from_a_checkpoint, "begun": begin_with_a_checkpoint_without_roles}.items():
         said[key] = {

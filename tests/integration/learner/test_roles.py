@@ -144,3 +144,9 @@ class TestSteps:
         assert "not both finite" in said["record"]["skipped"]
         assert said["unchanged"]
         assert said["record"]["value_loss"] is None
+
+    def test_a_step_without_a_token_changes_nothing_but_lets_a_due_reference_follow(
+        self, outcome: Outcome, layout: str
+    ) -> None:
+        said = outcome.layouts[layout]["no token"]
+        assert said == {"skipped": "no token to train on", "roles": ["reference"], "follows": True}

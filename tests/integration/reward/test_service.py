@@ -173,6 +173,25 @@ async def test_groups_come_out_judged_without_text_and_with_samples(redis: Redis
     }
 
 
+async def test_a_job_may_be_rewarded_by_a_rubric_and_evaluated_by_a_verifier(redis: Redis, start: Start) -> None:
+    rubric = {"verifier_function": ["gsm8k", "format"], "verifier_weight": [1.0, 0.5], "accuracy_of": "gsm8k"}
+    reward = {
+        "verifiers": {"*": "both"}, "eval_verifiers": {"*": "gsm8k"}, "rubrics": {"both": rubric},
+        "config": {"format": {"format_tags": ["answer"]}},
+    }  # fmt: skip
+    await activate(redis, spec={"reward": reward})
+    await send(redis, group(7, "<answer>#### 7</answer>", "<answer>#### 8</answer>"))
+    await send(redis, group(8, "#### 8", "#### 9", purpose=Purpose.EVAL))
+    running = await start("reward-1")
+    judged = await scored(redis, 2)
+    await running.stop()
+    found = {number: [(v.verifier, v.reward, v.accuracy) for v in one.verdicts] for number, one in judged.items()}
+    assert found == {7: [("both", 1.5, 1.0), ("both", 0.5, 0.0)], 8: [("gsm8k", 1.0, 1.0), ("gsm8k", 0.0, 0.0)]}
+    kept: Any = await redis.lrange(keys.samples(JOB), 0, -1)
+    [detail] = [one["rollouts"][1]["detail"] for one in map(json.loads, kept) if one["group_id"] == 7]
+    assert detail == "gsm8k: 0 × 1, accuracy 0 (8 is not 7); format: 1 × 0.5, accuracy 1 (as asked for)"
+
+
 async def test_a_group_sent_twice_is_judged_on_once(redis: Redis, start: Start) -> None:
     await activate(redis)
     twice = group(3, "#### 3", "#### 4")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 
 from services.common.config.settings import Settings
-from services.common.spec.reward import RewardSpec
+from services.common.spec.reward import RewardSpec, RubricSpec
 from services.common.streams.types import (
     FinishReason,
     Message,
@@ -25,6 +26,7 @@ from services.reward.dispatch import Dispatch
 from services.reward.pool.pool import Pool
 from services.reward.samples import GROUP_CHARS, sample, shorten
 from services.reward.session import without_text
+from tests.unit.reward.conftest import PoolMaker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -109,3 +111,80 @@ async def test_a_sample_of_long_texts_stays_small(rollouts: int) -> None:
 async def test_a_long_text_keeps_its_beginning_and_its_end() -> None:
     assert shorten("beginning" + "." * 1000 + "the end", 20) == "beginning. […996 characters…] ...the end"
     assert shorten("short", 5) == "short"
+
+
+BOTH: dict[str, Any] = {
+    "rubrics": {
+        "both": RubricSpec(verifier_function=["gsm8k", "format"], verifier_weight=[1.0, 0.5], accuracy_of="gsm8k")
+    },
+    "config": {"format": {"format_tags": ["answer"]}},
+    "verifiers": {"*": "both"},
+}
+
+
+async def test_a_rubric_sums_its_verifiers_with_the_jobs_settings(pool: Pool) -> None:
+    texts = "<answer>#### 42</answer>", "<answer>#### 41</answer>", "#### 42", "#### 41"
+    scored = await judge(pool, group(*texts), RewardSpec(**BOTH))
+    assert [verdict.reward for verdict in scored.verdicts] == [1.5, 0.5, 1.0, 0.0]
+    assert [verdict.accuracy for verdict in scored.verdicts] == [1.0, 0.0, 1.0, 0.0]
+    assert {verdict.verifier for verdict in scored.verdicts} == {"both"}
+    assert sample(scored)["rollouts"][1]["detail"] == (
+        "gsm8k: 0 × 1, accuracy 0 (41 is not 42); format: 1 × 0.5, accuracy 1 (as asked for)"
+    )
+
+
+async def test_a_rows_own_setting_comes_before_the_jobs(pool: Pool) -> None:
+    scored = await judge(pool, group("<plan>#### 42</plan>", extra_info={"format_tags": ["plan"]}), RewardSpec(**BOTH))
+    assert [verdict.reward for verdict in scored.verdicts] == [1.5]
+
+
+async def test_held_out_tasks_are_judged_by_their_own_verifier(pool: Pool) -> None:
+    spec = RewardSpec(**BOTH, eval_verifiers={"*": "gsm8k"})
+    for purpose, reward in ((Purpose.TRAIN, 1.0), (Purpose.EVAL, 1.0)):
+        scored = await judge(pool, group("#### 42", purpose=purpose), spec)
+        assert [verdict.verifier for verdict in scored.verdicts] == ["both" if purpose is Purpose.TRAIN else "gsm8k"]
+        assert scored.verdicts[0].reward == reward
+
+
+@pytest.mark.usefixtures("installed_here")
+@pytest.mark.parametrize("broken", ["odd_raises", "odd_dies", "odd_nan", "odd_missing"])
+async def test_a_rubric_whose_part_breaks_has_no_reward(pool: Pool, broken: str) -> None:
+    rubric = RubricSpec(verifier_function=["gsm8k", broken], verifier_weight=[1.0, 0.5])
+    scored = await judge(pool, group("#### 42"), RewardSpec(rubrics={"r": rubric}, verifiers={"*": "r"}))
+    assert [(verdict.status, verdict.reward) for verdict in scored.verdicts] == [(VerdictStatus.FAILED, None)]
+    assert scored.verdicts[0].detail.startswith(f"{broken} failed: ")
+
+
+@pytest.mark.usefixtures("installed_here")
+async def test_a_rubric_whose_part_fails_once_is_judged(pool_of: PoolMaker) -> None:
+    rubric = RubricSpec(verifier_function=["gsm8k", "odd_fails_once"], verifier_weight=[1.0, 0.5])
+    async with pool_of(2) as fresh:
+        scored = await judge(fresh, group("#### 42"), RewardSpec(rubrics={"r": rubric}, verifiers={"*": "r"}))
+    assert [(verdict.status, verdict.reward) for verdict in scored.verdicts] == [(VerdictStatus.SCORED, 1.5)]
+
+
+@pytest.mark.usefixtures("installed_here")
+async def test_a_rubric_takes_no_longer_than_the_limit_of_its_slowest_part(pool_of: PoolMaker) -> None:
+    rubric = RubricSpec(verifier_function=["gsm8k", "odd_sleep"], verifier_weight=[1.0, 0.5])
+    spec = RewardSpec(rubrics={"r": rubric}, verifiers={"*": "r"}, timeout_s=0.5)
+    async with pool_of(2) as two:
+        await judge(two, group("0 #### 0"), spec)
+        began = time.monotonic()
+        scored = await judge(two, group("60"), spec)
+    assert [(verdict.status, verdict.reward) for verdict in scored.verdicts] == [(VerdictStatus.TIMEOUT, 0.0)]
+    assert time.monotonic() - began < 2.5  # the other tests use this machine, too
+
+
+async def test_code_is_not_run_where_the_operator_does_not_allow_it(pool: Pool) -> None:
+    scored = await judge(pool, group("```python\nprint(42)\n```"), RewardSpec(verifiers={"*": "code"}))
+    assert [(verdict.status, verdict.reward) for verdict in scored.verdicts] == [(VerdictStatus.FAILED, None)]
+    assert "MILLRACE_CODE_REWARD=1" in scored.verdicts[0].detail
+
+
+async def test_a_dispatch_opens_and_closes_what_stands_behind_it() -> None:
+    dispatch = Dispatch(RewardSpec(), Pool(1), Settings())
+    async with dispatch:
+        assert dispatch.fault() is None
+        assert [verdict.reward for verdict in (await dispatch.judge(group("#### 42"))).verdicts] == [1.0]
+        assert (dispatch.queued, dispatch.progress_at <= time.monotonic()) == (0, True)
+    assert "closed" in (dispatch.fault() or "")

@@ -1,4 +1,4 @@
-"""Objective of MindSpeed-RL's trainers: losses, advantages, KL, filters and verifiers. What a key means depends on the stage."""
+"""Objective of MindSpeed-RL's trainers: losses, advantages, KL and filters. What a key means depends on the stage."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from services.common.errors import ConfigError
 
 STAGE = "megatron_training.stage"
 KL_ESTIMATORS = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
-VERIFIERS = {"acc_for_dapo": "dapo_math", "math_17k_acc": "math"}
-NEAREST_VERIFIER = "math"
 
 
 class Stage(StrEnum):
@@ -140,29 +138,3 @@ def overlong_buffer(settings: Settings, draft: Draft) -> None:
             )
         else:
             draft.leave(key, "the overlong buffer is off")
-
-
-def verifiers(settings: Settings, draft: Draft) -> None:
-    """Rule rewards."""
-    rule, functions, weights = "rl_config.rule_reward", "rl_config.verifier_function", "rl_config.verifier_weight"
-    names = [str(name) for name in settings.items(functions)]
-    if settings.truth(rule) is False:
-        draft.differ(rule, "reward models have no counterpart: verifiers judge")
-    else:
-        draft.leave(rule, "verifiers judge")
-    if not names:
-        draft.leave(functions, "the verifier is chosen by data_source")
-        draft.leave(weights, "the verifier is chosen by data_source")
-        return
-    exact = len(names) == 1 and names[0] in VERIFIERS
-    chosen = next((VERIFIERS[name] for name in names if name in VERIFIERS), NEAREST_VERIFIER)
-    remark = "" if exact else f"the nearest for {', '.join(names)}: rewards or formats differ"
-    draft.set(
-        "reward.verifiers",
-        {"*": chosen},
-        functions,
-        remark=remark,
-        fits=exact,
-    )
-    plain = all(weight == 1 for weight in settings.items(weights)) and len(names) == 1
-    draft.leave(weights, "one verifier, with weight 1", fits=plain)

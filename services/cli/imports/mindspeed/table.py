@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.cli.imports.mindspeed import objective, training
+from services.cli.imports.mindspeed import objective, rewards, training
 from services.cli.imports.mindspeed.keys import ROLES, left_out
 from services.cli.imports.mindspeed.training import ACTOR, COMMON, CRITIC, GENERATE, RL
 from services.cli.imports.rules import Field, Fixed, Kind, Source
@@ -83,7 +83,7 @@ LEFT_OUT = left_out() | {
     f"{role}.{name}": "another section's value counts, or it has no use here" for role in ROLES for name in _OF_ROLES
 }
 DERIVATIONS = (
-    objective.stage, objective.advantages, objective.kl, objective.filter_groups, objective.overlong_buffer, objective.verifiers,
+    objective.stage, objective.advantages, objective.kl, objective.filter_groups, objective.overlong_buffer, rewards.verifiers,
     training.model, training.data, training.rollouts, training.batches, training.actor, training.critic, training.ranks,
     training.off_policy,
 )  # fmt: skip

@@ -16,6 +16,18 @@ FILES = Path(__file__).parent / "files"
 DAPO, GRPO = "dapo_mindspeed.yaml", "grpo_mindspeed.yaml"
 PPO = ("megatron_training.stage=ray_ppo", "rl_config.adv_estimator=gae", "critic_config.lr=5e-6")
 
+BOTH = ("rl_config.verifier_function=[math_17k_acc,format]", "rl_config.verifier_weight=[1.0,0.5]")
+
+
+def rubric(weights: dict[str, float], accuracy_of: str | None = None) -> dict[str, Any]:
+    return {
+        "weighted": {
+            "verifier_function": [*weights],
+            "verifier_weight": [*weights.values()],
+            "accuracy_of": accuracy_of,
+        }
+    }
+
 
 def imported(name: str, *overrides: str) -> Imported:
     return convert(Request(file=FILES / name, overrides=overrides), {})
@@ -109,6 +121,17 @@ def value(found: Imported, field: str) -> Any:
         (DAPO, (), "off_policy.max_off_policy_steps", 0),
         (DAPO, ("rl_config.partial_rollout_max_split=3",), "off_policy.max_off_policy_steps", 2),
         (DAPO, ("rl_config.verifier_timeout=30",), "reward.timeout_s", 30.0),
+        (DAPO, ("rl_config.verifier_weight=[2.0]",), "reward.verifiers", {"*": "weighted"}),
+        (DAPO, ("rl_config.verifier_weight=[2.0]",), "reward.rubrics", rubric({"dapo_math": 2.0}, "dapo_math")),
+        (GRPO, BOTH, "reward.verifiers", {"*": "weighted"}),
+        (GRPO, BOTH, "reward.rubrics", rubric({"math": 1.0, "format": 0.5})),
+        (GRPO, ("rl_config.verifier_function=[format]",), "reward.verifiers", {"*": "format"}),
+        (
+            GRPO,
+            ("rl_config.verifier_function=[acc,base_acc,step]", "rl_config.verifier_weight=[1,2,3]"),
+            "reward.rubrics",
+            rubric({"math": 3.0}),
+        ),
     ],
 )
 def test_a_key_becomes_the_field_of_the_same_meaning(
@@ -122,6 +145,7 @@ def test_a_key_becomes_the_field_of_the_same_meaning(
     [
         ("generate_config.sampling_config.top_p=0.9", "generate_config.sampling_config.top_p"),
         ("rl_config.verifier_function=[acc,format]", "rl_config.verifier_function"),
+        ("rl_config.verifier_weight=[-1.0]", "rl_config.verifier_weight"),
         ("rl_config.multi_turn_enable=true", "rl_config.multi_turn_enable"),
         ("rl_config.rule_reward=false", "rl_config.rule_reward"),
         ("actor_config.expert_model_parallel_size=4", "actor_config.expert_model_parallel_size"),

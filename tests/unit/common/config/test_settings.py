@@ -76,3 +76,20 @@ def test_a_list_of_hosts_that_is_none_is_one_line_that_names_the_variable(
 def test_a_gateway_may_be_published_under_any_name_or_address(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MILLRACE_GATEWAY_HOSTS", f'["{name}"]')
     assert load_settings().gateway_hosts == [name]
+
+
+@pytest.mark.parametrize(("text", "value"), [(None, "0"), ("0", "0"), ("1", "1"), ("anywhere", "anywhere")])
+def test_programs_of_a_model_run_when_the_operator_says_so(
+    text: str | None, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MILLRACE_CODE_REWARD", raising=False)
+    if text is not None:
+        monkeypatch.setenv("MILLRACE_CODE_REWARD", text)
+    settings = load_settings()
+    assert (settings.code_reward, settings.runs_code) == (value, value != "0")
+
+
+def test_another_word_for_it_is_an_error_of_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLRACE_CODE_REWARD", "yes")
+    with pytest.raises(ConfigError, match="MILLRACE_CODE_REWARD: Input should be '0', '1' or 'anywhere'"):
+        load_settings()

@@ -81,7 +81,7 @@ def test_a_name_that_no_verifier_has_is_an_error_that_lists_them() -> None:
 
 def test_what_a_job_defines_may_be_named_like_a_verifier() -> None:
     reward = RewardSpec(
-        verifiers={"*": "both"}, rubrics={"both": rubric("math", "gsm8k")}, config={"math": {"anything": 1}}
+        verifiers={"*": "both"}, rubrics={"both": rubric("math", "gsm8k")}, config={"format": {"format_tags": ["plan"]}}
     )
     check_reward(reward)
     assert choose_verifier("x", reward) == "both"
@@ -94,8 +94,13 @@ def test_what_a_job_defines_may_be_named_like_a_verifier() -> None:
         (RewardSpec(eval_verifiers={"a": "magic"}), "reward.eval_verifiers['a']"),
         (RewardSpec(rubrics={"r": rubric("math", "magic")}), "reward.rubrics.r.verifier_function"),
         (RewardSpec(config={"magic": {}}), "reward.config.magic"),
+        (RewardSpec(config={"math": {"anything": 1}}), "reward.config.math"),
+        (RewardSpec(config={"fuzzy_match": {"fuzzy_threshold": 2}}), "reward.config.fuzzy_match.fuzzy_threshold"),
+        (RewardSpec(config={"format": {"format_pattern": "("}}), "reward.config.format.format_pattern"),
+        (RewardSpec(config={"format": {"format_tags": ["a b"]}}), "reward.config.format.format_tags.0"),
+        (RewardSpec(config={"code": {"code_scores": "share"}}), "reward.config.code.code_scores"),
         (RewardSpec(rubrics={"math": rubric("gsm8k")}), "reward.rubrics.math"),
-        (RewardSpec(judges={"gsm8k": JudgeSpec()}), "reward.judges.gsm8k"),
+        (RewardSpec(judges={"gsm8k": JudgeSpec(endpoint="local")}), "reward.judges.gsm8k"),
         (RewardSpec(verifiers={"*": "code"}), "reward.verifiers['*']"),
         (RewardSpec(rubrics={"r": rubric("code")}), "reward.rubrics.r.verifier_function"),
     ],

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from pydantic import SecretStr
 
-from services.common.config.settings import Settings
+from services.common.config.settings import CodeReward, Settings
 from services.common.sandbox.limits import Limits
 from services.common.sandbox.pool import Sandbox
 from services.common.service.process_tree import family
@@ -85,6 +85,39 @@ async def test_judges_without_an_endpoint_and_directories_without_a_reward_model
     assert (field, "there is no judge endpoint 'far'" in message) == ("reward.judges.graded.endpoint", True)
     problems, _ = await found(sandbox, "Wrong", reward=reward)
     assert ("reward.reward_models.scored.path", "scored has 2 labels") in problems
+
+
+async def test_held_out_tasks_need_no_verifier_of_training(sandbox: Sandbox) -> None:
+    reward = {"verifiers": {"of-train": "gsm8k"}, "eval_verifiers": {"of-eval": "math"}}
+    assert await found(sandbox, "Good", reward=reward) == ([], ())
+    [(field, message)], _ = await found(
+        sandbox, "Good", reward={"verifiers": {"of-eval": "math"}, "eval_verifiers": {"*": "math"}}
+    )
+    assert field == "data.train.data_source"
+    assert "no verifier is known for data_source 'of-train'" in message
+
+
+async def test_every_wrong_name_of_a_reward_is_told_with_its_field(sandbox: Sandbox) -> None:
+    rubric = {"verifier_function": ["math", "gsm9k"], "verifier_weight": [1.0, 0.5]}
+    reward = {
+        "verifiers": {"*": "mine"},
+        "rubrics": {"mine": rubric, "gsm8k": rubric},
+        "config": {"code": {"code_run_s": -1}},
+    }
+    problems, _ = await found(sandbox, "Good", reward=reward)
+    assert [field for field, _ in problems] == [
+        "reward.rubrics.gsm8k", "reward.rubrics.mine.verifier_function", "reward.rubrics.gsm8k.verifier_function",
+        "reward.config.code.code_run_s",
+    ]  # fmt: skip
+
+
+async def test_programs_of_a_model_are_refused_until_the_operator_allows_them(sandbox: Sandbox) -> None:
+    problems, _ = await found(sandbox, "Good", reward={"verifiers": {"*": "code"}})
+    assert [field for field, _ in problems] == ["reward.verifiers['*']"]
+    assert "MILLRACE_CODE_REWARD=1" in problems[0][1]
+    allowed = Settings(token=SecretStr("t" * 40), code_reward=CodeReward.ISOLATED)
+    spec = JobSpec.model_validate(DOCUMENT | {"reward": {"verifiers": {"*": "code"}}})
+    assert await Admission(sandbox, allowed, checks=f"{TRIALS}:Good").admit(spec) == ()
 
 
 async def test_a_file_that_is_not_read_in_time_is_left_to_the_learner_and_the_others_still_refuse(

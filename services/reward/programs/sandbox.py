@@ -1,0 +1,123 @@
+"""Sandbox of programs, the caller's side: starts a runner, and reads what became of each run. For a process that may itself be killed.
+
+run ──► runner (fresh interpreter, isolated) ── fork ──► the program, once for each run      killed at the deadline, with all below it
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.common.config.settings import CodeReward
+from services.common.errors import VerifierError
+from services.reward.programs.isolation import NOBODY
+
+SETTING = "MILLRACE_CODE_REWARD"
+"""Environment variable of verifier processes: the operator's choice, a `CodeReward`."""
+
+END_S = 1.0
+"""For the end of the runner, beyond the programs' time."""
+
+_ROOT = str(Path(__file__).parents[3])
+_COMMAND = [sys.executable, "-S", "-P", "-B", "-m", "services.reward.programs.runner"]
+"""Without the packages of this environment, and without the current directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of a program. Example: Limits(seconds=8.0, run_seconds=2.0, memory_mib=512)."""
+
+    seconds: float
+    """Of all runs together, and of the start of the runner."""
+    run_seconds: float
+    memory_mib: int
+    """Address space of one run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one run."""
+
+    end: str
+    """`ended` by itself, or was ended: `late`, or it `talks` too much."""
+    status: int
+    """Wait status of its process, as of `os.waitpid`."""
+    stdout: str
+    note: dict[str, Any]
+    """What the program's process reports: `value` of a call, `passed` with the mark of a check, `error`. Not to be trusted."""
+
+    @property
+    def fault(self) -> str:
+        """Why the run did not end well, for people; empty when it did."""
+        if self.end != "ended":
+            return {"late": "out of time"}.get(self.end, "too much output")
+        if os.WIFSIGNALED(self.status):
+            return f"ended by signal {os.WTERMSIG(self.status)}"
+        return str(self.note.get("error") or "") or (f"exit status {self.status >> 8}" if self.status else "")
+
+
+def run(program: str, runs: Sequence[dict[str, Any]], limits: Limits) -> list[Outcome]:
+    """What became of each run of a program (the forms of runs: `runner`), in their order.
+
+    Raises VerifierError when the operator does not let programs run, the kernel does not isolate them, or the runner fails.
+    """
+    allowed = os.environ.get(SETTING)
+    if allowed not in {CodeReward.ISOLATED, CodeReward.ANYWHERE}:
+        raise VerifierError(f"programs do not run here: {SETTING} is not set")
+    replies = _ask(program, runs, limits, isolated=True)
+    if "refused" in replies[0] and allowed == CodeReward.ANYWHERE:
+        replies = _ask(program, runs, limits, isolated=False)
+    if "refused" in replies[0]:
+        reason = (
+            f"the kernel does not isolate them ({replies[0]['refused']}); {SETTING}={CodeReward.ANYWHERE} does without"
+        )
+        raise VerifierError(f"programs do not run here: {reason}")
+    if len(replies) != len(runs) + 1:
+        raise VerifierError(f"the runner answered for {len(replies) - 1} of {len(runs)} runs")
+    return [_outcome(reply) for reply in replies[1:]]
+
+
+def _ask(program: str, runs: Sequence[dict[str, Any]], limits: Limits, *, isolated: bool) -> list[dict[str, Any]]:
+    """The runner's replies, the first about itself."""
+    folder = tempfile.mkdtemp(prefix="millrace-program-")
+    request = {
+        "program": program, "runs": list(runs), "until": time.monotonic() + limits.seconds, "run_seconds": limits.run_seconds,
+        "memory_mib": limits.memory_mib, "folder": folder, "isolated": isolated,
+    }  # fmt: skip
+    environment = {"PYTHONPATH": _ROOT, "PYTHONUTF8": "1", "PYTHONHASHSEED": "0"}
+    try:
+        if os.getuid() == 0:
+            os.chown(folder, NOBODY, NOBODY)
+        done = subprocess.run(
+            _COMMAND, input=json.dumps(request).encode(), capture_output=True, cwd=folder,
+            env=environment, timeout=limits.seconds + END_S, check=False,
+        )  # fmt: skip
+        replies = [json.loads(line) for line in done.stdout.splitlines()]
+    except subprocess.TimeoutExpired as error:
+        raise VerifierError(f"the runner took longer than {limits.seconds + END_S:g} s") from error
+    except (OSError, ValueError) as error:
+        raise VerifierError(f"the runner of programs does not work: {error}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if not replies:
+        raise VerifierError(
+            f"the runner of programs does not start: {done.stderr[-300:].decode(errors='replace').strip()}"
+        )
+    return replies
+
+
+def _outcome(reply: dict[str, Any]) -> Outcome:
+    try:
+        note = json.loads(reply["note"] or "{}")
+    except (ValueError, RecursionError):
+        note = {}
+    return Outcome(reply["end"], reply["status"], reply["stdout"], note if isinstance(note, dict) else {})
