@@ -37,6 +37,8 @@ MAX_REQUESTS = 6
 FIRST_PAUSE_S = 0.25
 """Before the second request; doubled before each further one."""
 MAX_REASON_CHARS = 200
+RESULTS = ("answered", "limited", "unavailable", "timeout", "refused")
+"""Of one request, in metrics."""
 
 _PASSING = frozenset({408, 425, 429})
 """Statuses below 500 that a later request may not meet."""
@@ -71,6 +73,8 @@ class Endpoint:
             timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=settings.requests_at_once),
         )
+        for result in RESULTS:
+            metrics.JUDGE_REQUESTS.labels(name, result)  # a counter that begins at 1 has no increase
         self._places = asyncio.Semaphore(settings.requests_at_once)
         self._next_at = 0.0
         """`time.monotonic()` from which the next request may begin."""

@@ -71,7 +71,7 @@ class Judge:
         else:
             reward, accuracy, detail = outcome
             verdict = Verdict(VerdictStatus.SCORED, reward, accuracy, self._name, clean(detail))
-        metrics.observe_verdict(verdict.status, f"judge:{self._spec.endpoint}")
+        metrics.observe_verdict(verdict.status, f"judge:{self._spec.endpoint}", verdict.accuracy)
         return verdict
 
     async def _outcome(self, text: str) -> _Outcome:

@@ -101,7 +101,7 @@ class RewardModel:
 
     async def _verdict(self, row: _Row | None, reason: str) -> Verdict:
         verdict = failed(self._name, reason) if row is None else await self._score(row)
-        metrics.observe_verdict(verdict.status, LABEL)
+        metrics.observe_verdict(verdict.status, LABEL, verdict.accuracy)
         self.progress_at = time.monotonic()
         return verdict
 

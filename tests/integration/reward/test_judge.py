@@ -82,9 +82,7 @@ async def test_what_was_graded_before_is_not_asked_again_unless_a_setting_differ
     [refusal(429), refusal(503), refusal(429, Retry_After="0.1"), refusal(529), "drop", refusal(408)],
     ids=str,
 )
-async def test_a_passing_trouble_costs_a_retry_and_no_verdict(
-    trouble: web.Response | str, server: JudgeServer
-) -> None:
+async def test_a_passing_trouble_costs_a_retry_and_no_verdict(trouble: web.Response | str, server: JudgeServer) -> None:
     server.troubles = [trouble]
     retries = count("retries")
     [verdict] = await verdicts(Judges(server).judge(), "42")
