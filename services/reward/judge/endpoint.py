@@ -154,9 +154,7 @@ class Endpoint:
 
     async def _post(self, request: Mapping[str, Any]) -> str:
         try:
-            async with self._client.stream(
-                "POST", f"{self.settings.url}/chat/completions", json=dict(request)
-            ) as response:
+            async with self._client.stream("POST", self._url, json=dict(request)) as response:
                 body = await _bounded(response)
         except httpx.DecodingError as error:
             raise JudgeError("the reply cannot be unpacked") from error

@@ -21,8 +21,8 @@ from services.common.models.directory import resolve_model
 from services.common.spec.scorers import RewardModelSpec
 from services.reward.reward_model.padding import micro_batches
 
-Chat = Sequence[tuple[str, str]]
-"""Role and content of each message, the response last."""
+Messages = Sequence[tuple[str, str]]
+"""Role and content of each message."""
 
 MAX_CHARS = 4_194_304
 """Of a conversation after the chat template; a longer one is not tokenized."""
@@ -62,9 +62,9 @@ class Classifier:
         check_classifier(str(folder), time.monotonic() + CHECK_S)
         self._loaded = _load(folder, self._spec, Platform(platform), threads)
 
-    def encode(self, chats: Sequence[Chat]) -> list[tuple[list[int] | None, str]]:
-        """The row of each conversation, its last tokens where it is too long; or None and the reason."""
-        return [self._encode(chat) for chat in chats]
+    def encode(self, prompt: Messages, responses: Sequence[str]) -> list[tuple[list[int] | None, str]]:
+        """The row of each response with the prompt before it, its last tokens where it is too long; or None and the reason."""
+        return [self._encode([*prompt, ("assistant", response)]) for response in responses]
 
     def score(self, rows: Sequence[Sequence[int]]) -> list[float]:
         """The model's number for each row, perhaps not finite."""
@@ -78,7 +78,7 @@ class Classifier:
                     scores[index] = score
         return scores
 
-    def _encode(self, chat: Chat) -> tuple[list[int] | None, str]:
+    def _encode(self, chat: Messages) -> tuple[list[int] | None, str]:
         tokenizer, messages = self._loaded.tokenizer, [{"role": role, "content": content} for role, content in chat]
         try:
             text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=False)

@@ -32,6 +32,8 @@ ATTEMPTS = 2
 """Most processes that are asked the same."""
 RELOAD_PAUSE_S = 10.0
 """For so long after a load that failed, requests fail at once with its reason."""
+MAX_REPLY_BYTES = 256 * MIB
+"""The rows of a group: its prompt is in each."""
 NO_LIMIT_MIB = 1 << 30
 """Drivers of accelerators reserve far more addresses than they have memory."""
 
@@ -46,7 +48,10 @@ class ModelProcess:
         self._threads = settings.reward_model_threads or max(1, (os.cpu_count() or 1) // 2)
         self._arguments = spec.model_dump_json(), settings.public(), self._platform.value, self._threads
         self._limits = Limits(
-            wall_s=spec.load_timeout_s, memory_mib=_memory_mib(settings, self._platform), threads=self._threads
+            wall_s=spec.load_timeout_s,
+            memory_mib=_memory_mib(settings, self._platform),
+            reply_bytes=MAX_REPLY_BYTES,
+            threads=self._threads,
         )
         self._turn = asyncio.Lock()
         self._child: Child | None = None
@@ -77,7 +82,7 @@ class ModelProcess:
         except psutil.Error:
             return 0
 
-    async def ask(self, method: str, argument: object, *, limit_s: float) -> Any:  # noqa: ANN401  MessagePack values
+    async def ask(self, method: str, *arguments: object, limit_s: float) -> Any:  # noqa: ANN401  MessagePack values
         """The value of a method, within `limit_s` of a process; where the first is lost or fails, of a second one.
 
         Raises:
@@ -87,7 +92,7 @@ class ModelProcess:
             async with self._turn:  # a request that waits does not lose the process that another one ends
                 child = await self._loaded()
                 try:
-                    return await child.request(method, argument, wall_s=limit_s)
+                    return await child.request(method, *arguments, wall_s=limit_s)
                 except MillraceError as error:
                     await child.close()  # whatever state it is in: also a device may be left unusable
                     if attempt == ATTEMPTS:

@@ -1,9 +1,9 @@
 """Reward model of a job: a scorer whose numbers come from a process of its own.
 
-    group ──► conversations ── encode ──► rows ──► batches of at most batch_tokens ── score ──► number ──► verdict
-                                 └────────── process ─────────────────────────────────┘
-                                                │ limit passed, killed, stopped
-                                                └──► another one, and once more what it was asked
+    group ──► prompt, responses ── encode ──► rows ──► batches of at most batch_tokens ── score ──► number ──► verdict
+                                     └────────── process ─────────────────────────────────┘
+                                                    │ limit passed, killed, stopped
+                                                    └──► another one, and once more what it was asked
 
 The process begins to load the model when the job is attached and ends with it. Nothing is judged before it is loaded; loading has a limit
 of its own and counts against no check. What the process fails at is a failure of the reward model and never a reward.
@@ -33,8 +33,6 @@ LABEL = "reward_model"
 NO_REPLY = "the reward model's process answered with something that is no reply"
 
 _Row = list[int]
-_Conversation = list[tuple[str, str]]
-"""Role and content of each message."""
 
 
 class RewardModel:
@@ -78,7 +76,7 @@ class RewardModel:
         """One verdict per rollout. FAILED, without a reward, where the model gives no finite number."""
         self.progress_at = time.monotonic()
         try:
-            encoded = await self._encoded(self._conversations(group))
+            encoded = await self._encoded(group)
         except SandboxError as error:
             encoded = [(None, str(error))] * len(group.rollouts)
         scoring = [asyncio.create_task(self._verdict(row, reason)) for row, reason in encoded]
@@ -88,16 +86,14 @@ class RewardModel:
             for task in scoring:
                 task.cancel()  # does nothing to those that are done
 
-    async def _encoded(self, conversations: list[_Conversation]) -> list[tuple[_Row | None, str]]:
-        """Row of each conversation, or None and the reason. Raises SandboxError."""
-        reply = await self._process.ask("encode", conversations, limit_s=self._spec.timeout_s)
-        if not isinstance(reply, list) or len(reply) != len(conversations):
+    async def _encoded(self, group: RolloutGroup) -> list[tuple[_Row | None, str]]:
+        """Row of each response with its prompt, or None and the reason. Raises SandboxError."""
+        prompt = [(message.role, message.content) for message in group.task.prompt]
+        responses = [clip_end(rollout.text, self._max_chars) for rollout in group.rollouts]
+        reply = await self._process.ask("encode", prompt, responses, limit_s=self._spec.timeout_s)
+        if not isinstance(reply, list) or len(reply) != len(responses):
             raise SandboxError(NO_REPLY)
         return [_read_row(item, self._spec.max_tokens) for item in reply]
-
-    def _conversations(self, group: RolloutGroup) -> list[_Conversation]:
-        prompt = [(message.role, message.content) for message in group.task.prompt]
-        return [[*prompt, ("assistant", clip_end(rollout.text, self._max_chars))] for rollout in group.rollouts]
 
     async def _verdict(self, row: _Row | None, reason: str) -> Verdict:
         verdict = failed(self._name, reason) if row is None else await self._score(row)

@@ -22,8 +22,7 @@ class Odd:
         if path == "slow":
             time.sleep(600)
 
-    def encode(self, chats: Sequence[Sequence[tuple[str, str]]]) -> list[tuple[list[int] | None, str]]:
-        texts = [chat[-1][1] for chat in chats]
+    def encode(self, _prompt: object, texts: Sequence[str]) -> list[tuple[list[int] | None, str]]:
         if "hang in the template" in texts:
             time.sleep(600)
         return [(None, "it refuses") if text == "refused" else ([ord(each) for each in text], "") for text in texts]
