@@ -18,6 +18,7 @@ from services.common.config.settings import Platform, Settings
 from services.common.errors import ModelError
 from services.common.models.classifier import check_classifier
 from services.common.models.directory import resolve_model
+from services.common.models.roles import naming
 from services.common.spec.scorers import RewardModelSpec
 from services.reward.reward_model.padding import micro_batches
 
@@ -58,8 +59,9 @@ class Classifier:
             ModelError: the directory is missing, unsafe, damaged, or no reward model.
         """
         self._spec = RewardModelSpec.model_validate_json(spec)
-        folder = resolve_model(self._spec.path, Settings(**settings))
-        check_classifier(str(folder), time.monotonic() + CHECK_S)
+        with naming("path"):
+            folder = resolve_model(self._spec.path, Settings(**settings))
+            check_classifier(str(folder), time.monotonic() + CHECK_S)
         self._loaded = _load(folder, self._spec, Platform(platform), threads)
 
     def encode(self, prompt: Messages, responses: Sequence[str]) -> list[tuple[list[int] | None, str]]:
