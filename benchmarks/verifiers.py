@@ -21,6 +21,8 @@ import math_verify
 from benchmarks.peers.machine import describe_machine
 from services.reward.verifiers import gsm8k, mathematics
 
+REMARK = "plain text, a number after it"
+"""The form in which the last number is not the answer, and nothing marks it."""
 FORMS: dict[str, str] = {
     "#### N": "I add the numbers.\n#### {plain}",
     "#### N, thousands": "I add the numbers.\n#### {grouped}",
@@ -29,6 +31,8 @@ FORMS: dict[str, str] = {
     "plain text": "I add 3 numbers. The answer is {plain}.",
     "plain text, dollars": "I add 3 numbers. The answer is ${grouped}.",
     "with a unit": "I add 3 numbers: she has {plain} apples.",
+    "boxed, a number after it": r"So it is \boxed{{{plain}}}. I have checked it 2 times.",
+    REMARK: "The answer is {plain}. That took 3 steps.",
     "a sum": "I add 3 numbers: 1 + {less} = {plain}",
 }
 """Form → response, to be filled with the number as digits, with thousands commas, and less one."""

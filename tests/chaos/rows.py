@@ -89,7 +89,7 @@ ROWS = (
     Row("the same, while a job runs", f"{_ONCE}; 0 tokens from weights that were not verified", "chunks", "job", 1000),
     Row(
         "a process that judges a part of a rubric killed, or stopped", f"{_ONCE}; no reward of half a rubric", "rubric", "",
-        100,
+        20,
     ),
     Row("verifier bombs, 16 at once", "no slot lost beyond its limit + 0.5 s, good answers unaffected", "bombs", "", 1000),
     Row(

@@ -24,7 +24,7 @@ from services.reward.programs.isolation import NOBODY
 SETTING = "MILLRACE_CODE_REWARD"
 """Environment variable of verifier processes: the operator's choice, a `CodeReward`."""
 
-END_S = 1.0
+END_S = 2.0
 """For the end of the runner, beyond the programs' time."""
 
 _ROOT = str(Path(__file__).parents[3])
@@ -84,6 +84,15 @@ def run(program: str, runs: Sequence[dict[str, Any]], limits: Limits) -> list[Ou
     if len(replies) != len(runs) + 1:
         raise VerifierError(f"the runner answered for {len(replies) - 1} of {len(runs)} runs")
     return [_outcome(reply) for reply in replies[1:]]
+
+
+def isolation_fault() -> str:
+    """Why the kernel does not isolate programs here; empty when it does. Takes the start of a runner, END_S at most.
+
+    Raises VerifierError when no runner can be started.
+    """
+    limits = Limits(seconds=END_S, run_seconds=END_S, memory_mib=256)
+    return str(_ask("pass", [{"stdin": ""}], limits, isolated=True)[0].get("refused", ""))
 
 
 def _ask(program: str, runs: Sequence[dict[str, Any]], limits: Limits, *, isolated: bool) -> list[dict[str, Any]]:

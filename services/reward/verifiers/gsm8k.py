@@ -7,13 +7,14 @@ from typing import Any
 
 from services.common.errors import VerifierError
 from services.reward.verifiers.base import Score, right_or_wrong
+from services.reward.verifiers.dapo_math import last_boxed
 from services.reward.verifiers.decimals import first_number, last_number
 
 MARK = "####"
 
 
 def verify(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:  # noqa: ARG001
-    """Compares the number after the last `####` that has one, or without any mark the last number, with the reference's.
+    r"""Compares the number after the last `####` that has one, or without any mark that in the last `\boxed{…}`, or the last one.
 
     The reference is the number itself or the dataset's whole worked answer. Raises VerifierError when it contains no number.
     """
@@ -28,5 +29,6 @@ def final_number(text: str) -> Decimal | None:
     """The final number of a worked answer, or None. Of several marks, the last that a number follows before the next mark counts."""
     before, *marked = text.split(MARK)
     if not marked:
-        return last_number(before)
+        boxed = first_number(last_boxed(before) or "")
+        return last_number(before) if boxed is None else boxed
     return next((number for after in reversed(marked) if (number := first_number(after)) is not None), None)

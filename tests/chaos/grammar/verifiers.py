@@ -71,12 +71,31 @@ def _many(draft: Draft, _: random.Random) -> None:
     draft.set("reward.verifiers", {f"source-{number}": "gsm8k" for number in range(20_000)})
 
 
+def _rubric(*functions: str, expected: Expected) -> Part:
+    def part(draft: Draft, _: random.Random) -> None:
+        rubric = {"verifier_function": [*functions], "verifier_weight": [1.0] * len(functions)}
+        draft.set("reward", {"verifiers": {"*": "mixed"}, "rubrics": {"mixed": rubric}})
+        draft.expect(expected)
+
+    return part
+
+
+def _endless_pattern(draft: Draft, _: random.Random) -> None:
+    draft.set("reward", {"verifiers": {"*": "format"}, "config": {"format": {"format_pattern": "(.*.*)*x+y"}}})
+    draft.expect(Expected.HARMLESS)
+
+
 VERIFIERS: Parts = {
     **{f"verifier: {name}": _verifier(name) for name in RAISING},
     **{f"verifier: {name}": _verifier(name, Expected.HARMLESS) for name in SLOW},
     "verifier: missing": _verifier("missing"),
     "verifier: cannot be imported": _verifier("import"),
     "verifier: hangs with the longest limit": _long_limit,
+    "verifier: a rubric of itself": _rubric("gsm8k", "mixed", expected=Expected.REFUSED),
+    "verifier: a rubric of programs": _rubric("gsm8k", "code", expected=Expected.REFUSED),
+    "verifier: a rubric of one that raises": _rubric("gsm8k", "hostile_raises", expected=Expected.ENDS),
+    "verifier: a rubric of one that hangs": _rubric("gsm8k", "hostile_hangs", expected=Expected.HARMLESS),
+    "verifier: a pattern that does not end": _endless_pattern,
     "verifier: unknown": _unknown,
     "verifier: very many": _many,
 }

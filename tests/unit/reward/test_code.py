@@ -221,6 +221,12 @@ def test_where_the_operator_does_not_allow_it_nothing_runs_and_nothing_is_wrong(
         judged(RIGHT)
 
 
+def test_whether_the_kernel_isolates_is_known_in_advance(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sandbox.isolation_fault() == ""
+    monkeypatch.setattr(sandbox, "_ask", lambda *_, **__: [{"refused": "unshare: Operation not permitted"}])
+    assert sandbox.isolation_fault() == "unshare: Operation not permitted"
+
+
 def test_where_the_kernel_does_not_isolate_it_fails_unless_the_operator_does_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
