@@ -37,11 +37,10 @@ class Models:
 
     def of(self, spec: RewardSpec) -> dict[str, NamedScorer]:
         """A job's judges and reward models by name, not yet opened."""
-        judges = {
-            name: Judge(name, judge, self._endpoints, max_chars=spec.max_chars) for name, judge in spec.judges.items()
-        }
+        chars, count = spec.max_chars, len(spec.reward_models)
+        judges = {name: Judge(name, judge, self._endpoints, max_chars=chars) for name, judge in spec.judges.items()}
         reward_models = {
-            name: RewardModel(name, model, self._settings, self._sandbox, max_chars=spec.max_chars)
+            name: RewardModel(name, model, self._settings, self._sandbox, max_chars=chars, of=count)
             for name, model in spec.reward_models.items()
         }
         self._reward_models.update(reward_models.values())

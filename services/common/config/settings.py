@@ -176,7 +176,7 @@ class Settings(BaseSettings):
     reward_model_memory_gib: float | None = Field(
         default=None,
         gt=0,
-        description="CPU platform: address space of one reward model, GiB (default: half of the memory).",
+        description="CPU platform: address space of a job's reward models together, GiB (default: half of the memory).",
     )
     drain_timeout_s: float = Field(default=30.0, gt=0, description="Longest drain after SIGTERM.")
     log_level: str = Field(default="INFO", description="DEBUG, INFO, WARNING or ERROR.")

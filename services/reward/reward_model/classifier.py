@@ -65,7 +65,7 @@ class Classifier:
         self._loaded = _load(folder, self._spec, Platform(platform), threads)
 
     def encode(self, prompt: Messages, responses: Sequence[str]) -> list[tuple[list[int] | None, str]]:
-        """The row of each response with the prompt before it, its last tokens where it is too long; or None and the reason."""
+        """The row of each response with the prompt before it, and what is to be said of it; or None and the reason."""
         return [self._encode([*prompt, ("assistant", response)]) for response in responses]
 
     def score(self, rows: Sequence[Sequence[int]]) -> list[float]:
@@ -91,7 +91,10 @@ class Classifier:
             raise
         except BaseException as error:  # noqa: BLE001  foreign code; a panic of tokenizers is no Exception
             return None, f"the reward model's tokenizer refuses the conversation: {type(error).__name__}: {error}"
-        return (row[-self._loaded.most_tokens :], "") if row else (None, "the conversation has no tokens")
+        if not row:
+            return None, "the conversation has no tokens"
+        most = self._loaded.most_tokens
+        return row[-most:], "" if len(row) <= most else f"the last {most} of {len(row)} tokens"
 
     def _forward(self, rows: Sequence[Sequence[int]]) -> list[float]:
         import torch

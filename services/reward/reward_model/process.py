@@ -41,15 +41,17 @@ NO_LIMIT_MIB = 1 << 30
 class ModelProcess:
     """One model's process. Requests wait until it is loaded, and for each other."""
 
-    def __init__(self, spec: RewardModelSpec, settings: Settings, sandbox: Sandbox, target: str = TARGET) -> None:
-        """`target`: what the process makes, as `package.module:class`."""
+    def __init__(
+        self, spec: RewardModelSpec, settings: Settings, sandbox: Sandbox, *, of: int = 1, target: str = TARGET
+    ) -> None:
+        """`of`: the job's reward models, which share the memory that it may take; `target`: what is made, as `package.module:class`."""
         self._spec, self._sandbox, self._target = spec, sandbox, target
         self._platform = settings.reward_model_platform or settings.platform
         self._threads = settings.reward_model_threads or max(1, (os.cpu_count() or 1) // 2)
         self._arguments = spec.model_dump_json(), settings.public(), self._platform.value, self._threads
         self._limits = Limits(
             wall_s=spec.load_timeout_s,
-            memory_mib=_memory_mib(settings, self._platform),
+            memory_mib=_memory_mib(settings, self._platform) // of,
             reply_bytes=MAX_REPLY_BYTES,
             threads=self._threads,
         )
@@ -137,7 +139,7 @@ class ModelProcess:
 
 
 def _memory_mib(settings: Settings, platform: Platform) -> int:
-    """Address space of the process: what the operator allows, else half of this machine's memory."""
+    """Address space of a job's reward models: what the operator allows, else half of this machine's memory."""
     if platform is not Platform.CPU:
         return NO_LIMIT_MIB
     if settings.reward_model_memory_gib is not None:

@@ -39,11 +39,11 @@ class RewardModel:
     """One of a job's reward models."""
 
     def __init__(
-        self, name: str, spec: RewardModelSpec, settings: Settings, sandbox: Sandbox, *, max_chars: int
+        self, name: str, spec: RewardModelSpec, settings: Settings, sandbox: Sandbox, *, max_chars: int, of: int = 1
     ) -> None:
-        """`sandbox`: of this server, which outlives it. `max_chars`: of a longer response the end is judged."""
+        """`sandbox`: of this server. `max_chars`: of a longer response the end is judged. `of`: the number of the job's reward models."""
         self._name, self._spec, self._max_chars = name, spec, max_chars
-        self._process = ModelProcess(spec, settings, sandbox)
+        self._process = ModelProcess(spec, settings, sandbox, of=of)
         self._batches: Batches[_Row, float] = Batches(self._score_rows, size_of=len, most=spec.batch_tokens)
         self.queued = 0
         self.progress_at = time.monotonic()
@@ -79,7 +79,7 @@ class RewardModel:
             encoded = await self._encoded(group)
         except SandboxError as error:
             encoded = [(None, str(error))] * len(group.rollouts)
-        scoring = [asyncio.create_task(self._verdict(row, reason)) for row, reason in encoded]
+        scoring = [asyncio.create_task(self._verdict(row, note)) for row, note in encoded]
         try:
             return await asyncio.gather(*scoring)
         finally:
@@ -87,7 +87,7 @@ class RewardModel:
                 task.cancel()  # does nothing to those that are done
 
     async def _encoded(self, group: RolloutGroup) -> list[tuple[_Row | None, str]]:
-        """Row of each response with its prompt, or None and the reason. Raises SandboxError."""
+        """Row of each response with its prompt, and what is to be said of it; or None and the reason. Raises SandboxError."""
         prompt = [(message.role, message.content) for message in group.task.prompt]
         responses = [clip_end(rollout.text, self._max_chars) for rollout in group.rollouts]
         reply = await self._process.ask("encode", prompt, responses, limit_s=self._spec.timeout_s)
@@ -95,13 +95,13 @@ class RewardModel:
             raise SandboxError(NO_REPLY)
         return [_read_row(item, self._spec.max_tokens) for item in reply]
 
-    async def _verdict(self, row: _Row | None, reason: str) -> Verdict:
-        verdict = failed(self._name, reason) if row is None else await self._score(row)
+    async def _verdict(self, row: _Row | None, note: str) -> Verdict:
+        verdict = failed(self._name, note) if row is None else await self._score(row, note)
         metrics.observe_verdict(verdict.status, LABEL, verdict.accuracy)
         self.progress_at = time.monotonic()
         return verdict
 
-    async def _score(self, row: _Row) -> Verdict:
+    async def _score(self, row: _Row, note: str) -> Verdict:
         self.queued += 1
         metrics.MODEL_QUEUED.inc()
         try:
@@ -111,15 +111,15 @@ class RewardModel:
         finally:
             self.queued -= 1
             metrics.MODEL_QUEUED.dec()
-        return self._graded(value, len(row))
+        return self._graded(value, note)
 
-    def _graded(self, value: float, tokens: int) -> Verdict:
+    def _graded(self, value: float, note: str) -> Verdict:
         if not math.isfinite(value):
             return failed(self._name, f"the reward model's number is {value}")
         reward = sigmoid(value) if self._spec.transform is Transform.SIGMOID else value
         accuracy = float(reward >= self._spec.right_from)
-        cut = f", the last {tokens} tokens" if tokens == self._spec.max_tokens else ""
-        return Verdict(VerdictStatus.SCORED, reward, accuracy, self._name, clean(f"{value:.6g}{cut}"))
+        detail = f"{value:.6g}, {note}" if note else f"{value:.6g}"
+        return Verdict(VerdictStatus.SCORED, reward, accuracy, self._name, clean(detail))
 
     async def _score_rows(self, rows: Sequence[_Row]) -> list[float]:
         """The model's number for each row. Raises SandboxError."""
@@ -141,8 +141,8 @@ def _read_row(item: object, most_tokens: int) -> tuple[_Row | None, str]:
     match item:
         case [None, str(reason)]:
             return None, reason
-        case [[*row], ""] if 0 < len(row) <= most_tokens and all(isinstance(token, int) for token in row):
-            return cast("_Row", row), ""
+        case [[*row], str(note)] if 0 < len(row) <= most_tokens and all(isinstance(token, int) for token in row):
+            return cast("_Row", row), note
     raise SandboxError(NO_REPLY)
 
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from services.common.config.settings import Settings
+from services.common.config.settings import Platform, Settings
 from services.common.sandbox.pool import Sandbox
 from services.common.spec.scorers import RewardModelSpec, Transform
 from services.common.streams.types import Message, Verdict, VerdictStatus
@@ -58,7 +58,7 @@ async def odd(sandbox: Sandbox, path: str = "odd", **spec: Any) -> AsyncIterator
     """One whose process is the stand-in, which needs no torch."""
     made = RewardModelSpec(path=path, timeout_s=LIMIT_S, **spec)
     model = RewardModel("rm", made, Settings(), sandbox, max_chars=4000)
-    model._process = ModelProcess(made, Settings(reward_model_memory_gib=4), sandbox, ODD)
+    model._process = ModelProcess(made, Settings(reward_model_memory_gib=4), sandbox, target=ODD)
     async with model:
         yield model
 
@@ -97,7 +97,15 @@ async def test_its_transform_threshold_and_limit_of_tokens_hold(sandbox: Sandbox
     assert model._spec.transform is Transform.SIGMOID
     assert rewards([long, short]) == pytest.approx([sigmoid(-SCORE), sigmoid(SCORE)], abs=1e-4)
     assert [long.accuracy, short.accuracy] == [0.0, 0.0]
-    assert "the last 16 tokens" in long.detail
+    assert long.detail.endswith(", the last 16 of 115 tokens")
+
+
+async def test_the_reward_models_of_a_job_share_the_memory_that_it_may_take(sandbox: Sandbox) -> None:
+    spec, settings = RewardModelSpec(path="tiny-reward"), Settings(reward_model_memory_gib=6)
+    shares = [ModelProcess(spec, settings, sandbox, of=count)._limits.memory_mib for count in (1, 3)]
+    assert shares == [6144, 2048]
+    on_gpu = ModelProcess(spec, Settings(reward_model_platform=Platform.CUDA), sandbox, of=3)
+    assert on_gpu._limits.memory_mib > 2**28, "drivers reserve addresses without measure"
 
 
 async def test_a_directory_that_is_no_reward_model_is_a_failure_with_its_reason(
