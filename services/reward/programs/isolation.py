@@ -70,15 +70,17 @@ def isolate(folder: str) -> None:
     root's /tmp. Raises OSError, which names the step, where the kernel refuses one; the process is then of no use.
     """
     shown = interpreter_folders()
+    os.umask(0o022)  # the user that the process becomes must find its way
     as_root = os.getuid() == 0 and _libc.unshare(_NAMESPACES) == 0
     if not as_root:
         leave_root()
         _own_users(_NAMESPACES)
     _furnish(folder, shown)
+    os.chdir(folder)  # from here on its path need not be open to this user
     if as_root:
         leave_root()
         _own_users()
-    os.chroot(folder)
+    os.chroot(".")
     os.chdir("/tmp")  # noqa: S108  of its own root
 
 

@@ -43,7 +43,7 @@ def main() -> None:
             _enter(request["folder"], own=own)
             os.listdir(os.path.dirname(os.__file__))  # noqa: PTH120, PTH208  it must be able to import
         except OSError as error:
-            _reply(replies, {"refused": error.strerror})
+            _reply(replies, {"refused": f"{error.filename}: {error.strerror}" if error.filename else error.strerror})
             return
         _reply(replies, {"ready": True})
         for outcome in _outcomes(request, own=own):

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,19 @@ def test_when_the_caller_is_killed_the_program_is_too() -> None:
 def _below(pid: int, least: int) -> list[psutil.Process]:
     found = psutil.Process(pid).children(recursive=True)
     return found if len(found) >= least else []
+
+
+def test_programs_run_where_temporary_files_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As below `millrace up`: a directory that no other user enters, and what services make is their user's alone."""
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = os.umask(0o077)
+    try:
+        score = judged("open('x', 'w').write('7')\nprint(open('x').read())", json.dumps([{"input": "", "output": "7"}]))
+    finally:
+        os.umask(before)
+    assert score.reward == 1.0, score.detail
+    assert not list(tmp_path.iterdir())
 
 
 def test_nothing_is_left_on_disk() -> None:
