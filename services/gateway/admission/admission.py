@@ -33,6 +33,7 @@ from services.common.spec.job import JobSpec
 from services.gateway.admission.automatic import settle
 from services.gateway.admission.limits import Machine, over_limits
 from services.gateway.errors import AdmissionBusy, SpecRefused
+from services.gateway.trackers.available import check_trackers
 
 log = logging.getLogger(__name__)
 
@@ -151,11 +152,12 @@ class _SpecChecks:
             self.unchecked.append("checkpoint.load")
 
     def _installed(self) -> None:
-        """Every function of section `algorithm` that an installed package is to offer exists."""
-        try:
-            check_installed(self.spec.algorithm)
-        except ConfigError as error:
-            self.problems += error.problems
+        """Every function of section `algorithm` that an installed package is to offer exists, and every tracker is configured."""
+        for check in (lambda: check_installed(self.spec.algorithm), lambda: check_trackers(self.spec.trackers, self.settings)):
+            try:
+                check()
+            except ConfigError as error:
+                self.problems += error.problems
 
     def _verifiers(self, fields: dict[str, str]) -> None:
         """Every verifier of the spec exists, and each `data_source` has one; `fields`: the field of each `data_source`."""
