@@ -21,4 +21,6 @@ class TrackersSpec(Section):
     swanlab: bool = Field(default=False, description="SwanLab, where the operator has configured it.")
     project: _Name = Field(default="millrace", description="Project, or experiment of MLflow, that the run is in.")
     run_name: _Name | None = Field(default=None, description="Name of the run; null: the job's id.")
-    tags: list[_Tag] = Field(default_factory=list, max_length=20, description="Tags of the run.", examples=[["baseline"]])
+    tags: list[_Tag] = Field(
+        default_factory=list, max_length=20, description="Tags of the run.", examples=[["baseline"]]
+    )

@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from services.common.config.plugins import check_installed
@@ -153,7 +154,8 @@ class _SpecChecks:
 
     def _installed(self) -> None:
         """Every function of section `algorithm` that an installed package is to offer exists, and every tracker is configured."""
-        for check in (lambda: check_installed(self.spec.algorithm), lambda: check_trackers(self.spec.trackers, self.settings)):
+        checks = partial(check_installed, self.spec.algorithm), partial(check_trackers, self.spec.trackers, self.settings)
+        for check in checks:
             try:
                 check()
             except ConfigError as error:

@@ -16,7 +16,7 @@ from services.common.config.settings import Settings
 from services.common.durable import write_durably
 from services.common.errors import SandboxError, TrackerError
 from services.common.jobs.folder import HISTORY_FILE
-from services.common.jobs.record import JobRecord
+from services.common.jobs.record import JobRecord, JobState
 from services.common.jobs.store import JobStore
 from services.common.redis import keys
 from services.common.redis.connection import text
@@ -96,17 +96,18 @@ class Delivery:
 
     @property
     def _pause_s(self) -> float:
-        return min(self._interval_s * 2**self._failures, max(self._interval_s, MAX_PAUSE_S))
+        return min(self._interval_s * 2.0**self._failures, max(self._interval_s, MAX_PAUSE_S))
 
     async def _ended(self) -> str | None:
         """The state of a job that has ended, else empty; None when there is no such job any more. While Redis is away: empty."""
         try:
-            record = await self._store.find(self._job_id)
+            found = await self._redis.hget(keys.record(self._job_id), "state")
         except RedisError:
             return ""
-        if record is None:
-            return None if not await asyncio.to_thread(self._history.parent.is_dir) else ""
-        return str(record.state) if record.state.ended else ""
+        if found is None:  # deleted, or Redis has lost it and it is being restored
+            return "" if await asyncio.to_thread(self._history.parent.is_dir) else None
+        state = JobState(text(found))
+        return str(state) if state.ended else ""
 
     async def _advance(self, ended: str) -> bool:
         """Sends batches until there is none; whether more remains, since one failed or another gateway does it."""
@@ -145,7 +146,9 @@ class Delivery:
         self._failures += 1
         log.warning("%s did not take a batch of points, failure %d in a row: %s", self._name, self._failures, error)
         if self._failures == 1:
-            await self._tell(f"{self._name} does not take this job's figures: {error}; they are sent again until it does")
+            await self._tell(
+                f"{self._name} does not take this job's figures: {error}; they are sent again until it does"
+            )
 
     async def _recovered(self) -> None:
         if self._failures:

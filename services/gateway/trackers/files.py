@@ -57,26 +57,26 @@ def _rows(kind: str, records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _parquet(rows: Sequence[dict[str, Any]]) -> bytes:
     """A table with a column for each name in any of the rows."""
-    import pyarrow
-    import pyarrow.parquet
+    import pyarrow as pa
+    from pyarrow import parquet
 
     names = list(dict.fromkeys(name for row in rows for name in row))
-    table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
+    table = pa.table({name: [row.get(name) for row in rows] for name in names})
     data = io.BytesIO()
-    pyarrow.parquet.write_table(table, data, compression="zstd")
+    parquet.write_table(table, data, compression="zstd")
     return data.getvalue()
 
 
 def draw(rows: Sequence[dict[str, Any]], title: str) -> bytes:
     """Small multiples of the figures in CURVES over the step, as SVG that needs no font or script."""
     os.environ.setdefault("MPLCONFIGDIR", str(Path(tempfile.gettempdir()) / f"matplotlib-{os.getuid()}"))
-    import matplotlib
+    import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     drawn = [name for name in CURVES if any(name in row for row in rows)]
     lines = max(1, -(-len(drawn) // COLUMNS))
-    with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": title, "font.size": 8}):
+    with mpl.rc_context({"svg.fonttype": "path", "svg.hashsalt": title, "font.size": 8}):
         figure = Figure(figsize=(11, 0.6 + 2.1 * lines), layout="constrained")
         figure.suptitle(title)
         for place, name in enumerate(drawn, 1):

@@ -1,6 +1,6 @@
 """Follower of one job's history for one tracker: the work of a child process, which may be killed at any moment.
 
-    <job>/history.jsonl ── from the recorded position ──► sink ── accepted ──► <job>/trackers/<name>.json: the next position
+<job>/history.jsonl ── from the recorded position ──► sink ── accepted ──► <job>/trackers/<name>.json: the next position
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Follower:
             module, _, name = self._target.partition(":")
             try:
                 made: Sink = getattr(import_module(module), name)(self._run)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  a client's own
                 raise TrackerError(self._text_of(error)) from None
             self._sink = made
         return self._sink
@@ -91,7 +91,7 @@ class Follower:
     def _send(self, sink: Sink, points: Sequence[Point], own: dict[str, Any], ended: str) -> dict[str, Any]:
         try:
             return sink.send(points, own, ended)
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit) as error:  # noqa: BLE001  a client's own
             self._sink = None  # the next batch begins with a new client
             raise TrackerError(self._text_of(error)) from None
 

@@ -52,5 +52,7 @@ def flat(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
     """The config under dotted names: `learner.lr`."""
     found: dict[str, str] = {}
     for name, value in config.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {f"{prefix}{name}": str(value)}
+        found |= (
+            flat(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {f"{prefix}{name}": str(value)}
+        )
     return found

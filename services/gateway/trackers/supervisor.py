@@ -50,9 +50,7 @@ class Trackers:
     ) -> None:
         """The caller stops the sandbox, whose children are the followers."""
         self._redis, self._store, self._settings = redis, store, settings
-        self._deliver = partial(
-            Delivery, redis=redis, store=store, settings=settings, metrics=metrics, sandbox=sandbox
-        )
+        self._deliver = partial(Delivery, redis=redis, store=store, settings=settings, metrics=metrics, sandbox=sandbox)
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._done: set[str] = set()
         """Jobs whose trackers have everything, or will never have more."""

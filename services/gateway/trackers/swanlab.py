@@ -40,7 +40,9 @@ class SwanLab:
             self._signed_in = True
         settings = lab.Settings(
             interactive=False,
-            probe=lab.Settings.Probe(monitor=False, hardware=False, git=False, runtime=False, requirements=False, conda=False),
+            probe=lab.Settings.Probe(
+                monitor=False, hardware=False, git=False, runtime=False, requirements=False, conda=False
+            ),
             terminal=lab.Settings.Terminal(proxy_type="none"),
         )
         session = lab.init(
