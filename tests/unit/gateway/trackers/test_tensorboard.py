@@ -38,16 +38,12 @@ def test_tensorboard_reads_steps_evaluations_and_the_spec(tmp_path: Path) -> Non
 
 def test_a_crash_between_file_and_position_leaves_no_point_twice(tmp_path: Path) -> None:
     folder = job_folder(tmp_path)
+    first = follower(folder.path, "tensorboard", None)
     add_step(folder, 1)
-    follower(folder.path, "tensorboard", None).advance("")
+    first.advance("")
     position = folder.path / "trackers" / "tensorboard.json"
     before = position.read_bytes()
     add_step(folder, 2)
-    first = follower(folder.path, "tensorboard", None)
-    import os
-
-    os.close(first._lock)
-    first._lock = os.open(folder.path / "trackers" / "other.lock", os.O_RDWR | os.O_CREAT)
     first.advance("")
     whole = (folder.path / EVENTS).read_bytes()
     position.write_bytes(before)  # as a kill leaves it: written, and not recorded
