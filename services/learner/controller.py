@@ -21,6 +21,7 @@ from services.common.checkpoints.fingerprint import identity_of
 from services.common.checkpoints.manifest import CHECKPOINTS_DIR
 from services.common.config.settings import Settings
 from services.common.jobs.fates import FATES_FILE
+from services.common.jobs.versions import record_versions
 from services.common.models.directory import inspect_model
 from services.common.models.weight_files import version_bytes
 from services.common.redis import keys
@@ -116,6 +117,7 @@ class Head:
             log.info("incarnation %d of this job's head", store.fence.incarnation)
             folder = settings.job_dir(self._job_id)
             self._lock = await asyncio.to_thread(FolderLock.take, folder, kill_after_s=REPLACED_S)
+            await asyncio.to_thread(record_versions, folder, "learner")
             publisher = self._publisher(store.fence.incarnation)
             await asyncio.gather(data.open(), publisher.start(self._serve()))
             job = self._wire(redis, blocking, publisher, store, data)

@@ -180,7 +180,7 @@ class SwanLabServer(Server):
             case [_, "login", "api_key"]:
                 return 200, {"sid": "s", "expiredAt": "2099-01-01T00:00:00.000Z", "userInfo": {"username": "me"}}
             case ["GET", "project", _, name]:
-                return 200, {"cuid": "p", "name": name, "username": "me", "visibility": "PRIVATE", "_count": {}, "version": 1}
+                return 200, {"cuid": "p", "name": name, "group": {"username": "me"}, "visibility": "PRIVATE", "path": f"/me/{name}", "version": 1, "_count": {"experiments": 1}}
             case ["POST", "project", _, _, "experiment"]:
                 known = bool(self.experiments)
                 self.experiments.append(body)
@@ -202,4 +202,6 @@ class SwanLabServer(Server):
         return 200, {}
 
     def _summary(self) -> dict[str, Any]:
-        return {}
+        """The newest step of each name, where a resumed run goes on."""
+        newest = {name: max(step for other, step in self.values if other == name) for name, _ in self.values}
+        return {"log": None, "media": None, "scalar": [{"key": name, "step": step} for name, step in newest.items()]}
