@@ -27,8 +27,8 @@ from services.common.service.preflight import RedisUnavailable, require_redis
 from services.gateway.admission.admission import PREPARE, Admission
 from services.gateway.app import create_app
 from services.gateway.header_deadline import HeaderDeadlineProtocol
-from services.gateway.trackers.supervisor import Trackers
 from services.gateway.middleware.auth import load_token
+from services.gateway.trackers.supervisor import Trackers
 
 log = logging.getLogger("millrace.gateway")
 

@@ -29,6 +29,7 @@ from services.common.redis.connection import BLOCK_S, connect
 from services.common.sandbox.pool import Sandbox
 from services.common.service.lifecycle import Drain, run_service
 from services.common.service.logs import log_context
+from services.common.service.tracing import close_tracing, configure_tracing
 from services.common.spec.job import JobSpec
 from services.common.streams.consumer import Consumer
 from services.common.streams.limits import entry_limit
@@ -110,6 +111,7 @@ class Head:
         redis = connect(settings.redis_url, password=settings.redis_password)
         blocking = connect(settings.redis_url, password=settings.redis_password, block_s=BLOCK_S)
         sandbox = Sandbox(service="learner-data", log_level=settings.log_level)
+        configure_tracing(settings, "learner")
         data = JobData(sandbox, self._spec, settings)
         publisher: Publisher | None = None
         try:
@@ -132,6 +134,7 @@ class Head:
             await sandbox.stop()
             await redis.aclose()
             await blocking.aclose()
+            await asyncio.to_thread(close_tracing)
 
     def _publisher(self, incarnation: int) -> Publisher:
         """The publisher, with a stage of this head's own: an older head that is cut off may still have its files open."""

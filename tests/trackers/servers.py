@@ -50,7 +50,7 @@ class Server:
                 self.end_headers()
                 self.wfile.write(data)
 
-            do_GET = do_POST = do_PUT = do_PATCH = _handle
+            do_GET = do_POST = do_PUT = do_PATCH = _handle  # noqa: N815  the base class's names
 
         stopped = threading.Event()
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -76,7 +76,7 @@ class MLflowServer(Server):
         self.rows: set[tuple[str, str, int, int, float]] = set()
         self.params: dict[str, str] = {}
 
-    def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
+    def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:  # noqa: ARG002, PLR0911  a table
         match path.removeprefix("/api/2.0/mlflow/"):
             case "experiments/get-by-name":
                 if not self.experiments:
@@ -89,11 +89,23 @@ class MLflowServer(Server):
             case "runs/search":
                 wanted = re.search(r"= '(.*)'", body["filter"])
                 assert wanted
-                found = [run for run in self.runs.values() if {"key": "millrace.job_id", "value": wanted[1]} in run["data"]["tags"]]
+                found = [
+                    run
+                    for run in self.runs.values()
+                    if {"key": "millrace.job_id", "value": wanted[1]} in run["data"]["tags"]
+                ]
                 return 200, {"runs": found}
             case "runs/create":
-                info = {"run_id": f"run{len(self.runs)}", "run_uuid": f"run{len(self.runs)}", "experiment_id": "1", "status": "RUNNING"}
-                run = {"info": info | {"run_name": body["run_name"], "artifact_uri": "", "lifecycle_stage": "active"}, "data": {"tags": body["tags"]}}
+                info = {
+                    "run_id": f"run{len(self.runs)}",
+                    "run_uuid": f"run{len(self.runs)}",
+                    "experiment_id": "1",
+                    "status": "RUNNING",
+                }
+                run = {
+                    "info": info | {"run_name": body["run_name"], "artifact_uri": "", "lifecycle_stage": "active"},
+                    "data": {"tags": body["tags"]},
+                }
                 self.runs[info["run_id"]] = run
                 return 200, {"run": run}
             case "runs/log-batch":
@@ -121,7 +133,7 @@ class WandBServer(Server):
         self.run: dict[str, Any] = {}
         self.exits: list[int] = []
 
-    def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
+    def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:  # noqa: ARG002
         if path == "/graphql":
             return 200, {"data": self._graphql(body["operationName"], body["variables"])}
         if path.endswith("/file_stream"):
@@ -153,7 +165,13 @@ class WandBServer(Server):
         if operation == "UpsertBucket":
             self.run |= {name: value for name, value in variables.items() if value is not None}
             self.config |= json.loads(variables["config"] or "{}")
-            bucket = {"id": "r", "name": variables["name"], "displayName": variables["name"], "config": "{}", "historyLineCount": 0}
+            bucket = {
+                "id": "r",
+                "name": variables["name"],
+                "displayName": variables["name"],
+                "config": "{}",
+                "historyLineCount": 0,
+            }
             return {"upsertBucket": {"bucket": {**bucket, "project": project}, "inserted": True}}
         if operation == "CreateRunFiles":
             return {"createRunFiles": {"runID": "r", "uploadHeaders": [], "files": []}}
@@ -174,17 +192,30 @@ class SwanLabServer(Server):
         self.experiments: list[dict[str, Any]] = []
         self.profile: dict[str, Any] = {}
 
-    def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
+    def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:  # noqa: PLR0911  a table
         parts = path.removeprefix("/api/").split("/")
         match [method, *parts]:
             case [_, "login", "api_key"]:
                 return 200, {"sid": "s", "expiredAt": "2099-01-01T00:00:00.000Z", "userInfo": {"username": "me"}}
             case ["GET", "project", _, name]:
-                return 200, {"cuid": "p", "name": name, "group": {"username": "me"}, "visibility": "PRIVATE", "path": f"/me/{name}", "version": 1, "_count": {"experiments": 1}}
+                return 200, {
+                    "cuid": "p",
+                    "name": name,
+                    "group": {"username": "me"},
+                    "visibility": "PRIVATE",
+                    "path": f"/me/{name}",
+                    "version": 1,
+                    "_count": {"experiments": 1},
+                }
             case ["POST", "project", _, _, "experiment"]:
                 known = bool(self.experiments)
                 self.experiments.append(body)
-                exp = {"cuid": body["cuid"], "slug": body["cuid"], "name": body["name"], "createdAt": "2026-01-01T00:00:00.000Z"}
+                exp = {
+                    "cuid": body["cuid"],
+                    "slug": body["cuid"],
+                    "name": body["name"],
+                    "createdAt": "2026-01-01T00:00:00.000Z",
+                }
                 return 200 if known else 201, exp
             case ["GET", "house", "metrics", "summaries", *_]:
                 return 200, self._summary()

@@ -66,9 +66,7 @@ async def test_mlflow_has_each_row_once_after_a_server_that_hung(tmp_path: Path,
     assert server.headers[-1]["Authorization"] == f"Bearer {KEY}"
 
 
-async def test_mlflow_writes_its_own_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_mlflow_writes_its_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     folder, uri = job_folder(tmp_path), (tmp_path / "runs").as_uri()
@@ -143,7 +141,10 @@ async def test_swanlab_has_each_point_once_after_a_server_that_hung(tmp_path: Pa
         add_eval(folder, 1)
         assert await made.request("advance", "failed") == [2, False]
         await made.close()
-    assert [(step, value) for (name, step), value in server.values.items() if name == "actor/loss"] == [(1, -0.5), (2, -1.0)]
+    assert [(step, value) for (name, step), value in server.values.items() if name == "actor/loss"] == [
+        (1, -0.5),
+        (2, -1.0),
+    ]
     assert server.values["eval/avg_at_k", 1] == 0.25
     assert server.states[-1] == "CRASHED"
     assert {item["cuid"] for item in server.experiments} == {JOB}
@@ -163,7 +164,9 @@ async def test_swanlab_offline_leaves_one_run_in_the_folder(tmp_path: Path, sand
 
 
 @pytest.mark.parametrize("tracker", ["mlflow", "wandb", "swanlab"])
-async def test_a_server_that_is_not_there_is_an_error_without_the_key(tmp_path: Path, sandbox: Sandbox, tracker: str) -> None:
+async def test_a_server_that_is_not_there_is_an_error_without_the_key(
+    tmp_path: Path, sandbox: Sandbox, tracker: str
+) -> None:
     pytest.importorskip(tracker)
     folder, gone = job_folder(tmp_path), "http://127.0.0.1:9"
     add_step(folder, 1)

@@ -154,7 +154,10 @@ class _SpecChecks:
 
     def _installed(self) -> None:
         """Every function of section `algorithm` that an installed package is to offer exists, and every tracker is configured."""
-        checks = partial(check_installed, self.spec.algorithm), partial(check_trackers, self.spec.trackers, self.settings)
+        checks = (
+            partial(check_installed, self.spec.algorithm),
+            partial(check_trackers, self.spec.trackers, self.settings),
+        )
         for check in checks:
             try:
                 check()

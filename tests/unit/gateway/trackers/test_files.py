@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_the_folder_of_an_ended_job_has_tables_and_curves(tmp_path: Path) -> Non
     assert table["actor/entropy"] == [None, None, 1.0, 1.0]
     assert table["rollout/reward_mean"] == [0.1, 0.2, 0.3, 0.4]
     assert parquet.read_table(folder.path / "evals.parquet").to_pydict()["eval/pass_at_k"] == [0.5]
-    root = ElementTree.fromstring((folder.path / "curves.svg").read_text())  # noqa: S314  our own
+    root = ET.fromstring((folder.path / "curves.svg").read_text())  # noqa: S314  our own
     assert root.tag.endswith("svg")
     assert b"<script" not in (folder.path / "curves.svg").read_bytes()
 

@@ -70,5 +70,8 @@ def test_a_lost_event_file_is_made_anew_with_the_position(tmp_path: Path) -> Non
     (folder.path / "trackers" / "tensorboard.json").unlink()
     (folder.path / EVENTS).unlink()
     first.advance("")
-    assert Position.load(folder.path / "trackers" / "tensorboard.json").own["bytes"] == (folder.path / EVENTS).stat().st_size
+    assert (
+        Position.load(folder.path / "trackers" / "tensorboard.json").own["bytes"]
+        == (folder.path / EVENTS).stat().st_size
+    )
     assert scalars(folder.path, "actor/loss") == [(1, -0.5)]
