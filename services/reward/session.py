@@ -12,7 +12,7 @@ from services.common.errors import ConfigError
 from services.common.redis.keys import Stage
 from services.common.service.lifecycle import Drain
 from services.common.service.logs import log_context
-from services.common.service.tracing import GroupSpan, is_tracing, trace
+from services.common.service.tracing import Attributes, GroupSpan, is_tracing, trace
 from services.common.spec.rollout import RewardSpec
 from services.common.streams import codec
 from services.common.streams.consumer import Consumer, Entry, require_match
@@ -98,7 +98,7 @@ def _trace(scored: ScoredGroup, ended: float) -> None:
     """The span of a training group's verdicts, of which the last came at `ended` (Unix seconds)."""
     task, verdicts = scored.group.task, scored.verdicts
     if is_tracing() and task.purpose is Purpose.TRAIN:
-        about = {
+        about: Attributes = {
             "attempt": task.attempt, "lineage": task.lineage, "verifiers": ",".join(sorted({verdict.verifier for verdict in verdicts})),
             "not_judged": sum(verdict.reward is None for verdict in verdicts),
         }  # fmt: skip

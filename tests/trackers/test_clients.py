@@ -5,10 +5,9 @@ Run by `make test-trackers`: the clients are no part of the other environments.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,7 @@ from services.common.errors import ChildTimeout, TrackerError
 from services.common.sandbox.limits import Limits
 from services.common.sandbox.pool import Child, Sandbox
 from services.gateway.trackers.delivery import FILE_BYTES, FOLLOWER, MEMORY_MIB
-from tests.trackers.servers import MLflowServer, SwanLabServer, WandBServer
+from tests.trackers.servers import MLflowServer, Server, SwanLabServer, WandBServer
 from tests.unit.gateway.trackers.histories import JOB, add_eval, add_step, job_folder, run_of
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
@@ -33,7 +32,7 @@ async def child(sandbox: Sandbox, tracker: str, folder: Path, **options: str) ->
     return await sandbox.spawn(FOLLOWER, tracker, asdict(run_of(folder, **options)), None, limits=LIMITS)
 
 
-async def hang_and_begin_again(server: Any, made: Child, again: Any) -> Child:
+async def hang_and_begin_again(server: Server, made: Child, again: Callable[[], Awaitable[Child]]) -> Child:
     """The server hangs until the child that waits for it is killed; the next child."""
     server.hang.set()
     with pytest.raises(ChildTimeout):

@@ -38,6 +38,9 @@ CLOSE_TIMEOUT_S = 2.0
 """Longest time that the end of a process waits for the last spans."""
 
 
+Attributes = Mapping[str, str | int | float | bool]
+
+
 @dataclass(frozen=True, slots=True)
 class GroupSpan:
     """One part of a group's way. Example: GroupSpan("judge", "demo-3f2a", 17, 1795348800.0, 1795348800.4, {"attempt": 1})."""
@@ -48,7 +51,7 @@ class GroupSpan:
     start: float
     """Unix seconds, as `end`."""
     end: float
-    attributes: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    attributes: Attributes = field(default_factory=dict)
     error: str = ""
     """Why it failed; empty when it did not."""
 

@@ -10,7 +10,7 @@ from services.common.redis.connection import BLOCK_S
 from services.common.redis.keys import Stage
 from services.common.service.lifecycle import Drain, unless
 from services.common.service.logs import log_context
-from services.common.service.tracing import GroupSpan, is_tracing, trace
+from services.common.service.tracing import Attributes, GroupSpan, is_tracing, trace
 from services.common.streams import codec
 from services.common.streams.consumer import Consumer, Entry, require_match
 from services.common.streams.types import Purpose, RolloutGroup, Task
@@ -109,7 +109,7 @@ def _trace(group: RolloutGroup, ended: float) -> None:
     """The span of a training group's sampling, which ended at `ended` (Unix seconds)."""
     task = group.task
     if is_tracing() and task.purpose is Purpose.TRAIN:
-        about = {
+        about: Attributes = {
             "attempt": task.attempt, "lineage": task.lineage, "server": group.server, "rollouts": len(group.rollouts),
             "tokens": sum(len(rollout.tokens) for rollout in group.rollouts),
             "min_policy_version": group.min_policy_version, "max_policy_version": group.max_policy_version,

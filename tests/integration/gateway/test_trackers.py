@@ -67,7 +67,8 @@ def got(folder: Path) -> list[Any]:
 
 
 async def kinds(redis: redis.asyncio.Redis, job_id: str) -> list[str]:
-    return [fields[b"kind"].decode() for _, fields in await redis.xrange(keys.events(job_id))]
+    found: Any = await redis.xrange(keys.events(job_id))
+    return [fields[b"kind"].decode() for _, fields in found]
 
 
 async def write_steps(folder: JobFolder, count: int, seconds: float) -> list[float]:
