@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 
 FOLLOWER = "services.gateway.trackers.follower:Follower"
 SAMPLES_FILE = "samples.jsonl"
+POLL_INTERVAL_S = 1.0
+"""Between two looks at the job's state: its end is sent at once."""
 MAX_PAUSE_S = 300.0
 """Longest pause after failed batches."""
 MEMORY_MIB = 16 * 1024
@@ -76,20 +79,17 @@ class Delivery:
         Produces:     batches; the figures of `GatewayMetrics`; an event of the job at the first failure, and when it is over.
         """
         seen: tuple[str, int] | None = None
+        before, due = "", 0.0
         try:
-            while True:
-                ended = await self._ended()
-                if ended is None:
-                    return
+            while (ended := await self.ended()) is not None:
                 now = (ended, await asyncio.to_thread(_size, self._history))
-                more = now != seen
-                if more:
+                if now != seen and (ended != before or time.monotonic() >= due):
                     async with turns:
                         more = await self._advance(ended)
-                    seen = None if more else now
-                if ended and not more:
-                    return
-                await asyncio.sleep(self._pause_s)
+                    before, seen, due = ended, None if more else now, time.monotonic() + self._pause_s
+                    if ended and not more:
+                        return
+                await asyncio.sleep(min(POLL_INTERVAL_S, self._interval_s))
         finally:
             await self._close()
 
@@ -97,7 +97,7 @@ class Delivery:
     def _pause_s(self) -> float:
         return min(self._interval_s * 2.0**self._failures, max(self._interval_s, MAX_PAUSE_S))
 
-    async def _ended(self) -> str | None:
+    async def ended(self) -> str | None:
         """The state of a job that has ended, else empty; None when there is no such job any more. While Redis is away: empty."""
         try:
             found = await self._redis.hget(keys.record(self._job_id), "state")

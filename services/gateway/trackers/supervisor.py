@@ -38,6 +38,8 @@ SCAN_INTERVAL_S = 180.0
 """Between two looks at all jobs, for those that ended while nobody followed them."""
 LATELY_S = 7 * 24 * 3600.0
 """Jobs that ended longer ago stay as they are."""
+END_S = 8.0
+"""What a gateway that ends gives the deliveries of jobs that have just ended; the next gateway sends the rest."""
 AT_ONCE = 4
 """Batches of one tracker at the same time."""
 
@@ -51,7 +53,7 @@ class Trackers:
         """The caller stops the sandbox, whose children are the followers."""
         self._redis, self._store, self._settings = redis, store, settings
         self._deliver = partial(Delivery, redis=redis, store=store, settings=settings, metrics=metrics, sandbox=sandbox)
-        self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._tasks: dict[tuple[str, str], tuple[Delivery, asyncio.Task[None]]] = {}
         self._done: set[str] = set()
         """Jobs whose trackers have everything, or will never have more."""
         self._turns: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
@@ -74,9 +76,17 @@ class Trackers:
                     log.warning("cannot look for jobs to track: %s", type(error).__name__)
                 await asyncio.sleep(POLL_INTERVAL_S)
         finally:
-            for task in list(self._tasks.values()):
-                task.cancel()
-            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            await self._stop()
+
+    async def _stop(self) -> None:
+        """Ends all deliveries; those of jobs that have ended get END_S for what they have not sent yet."""
+        ending = [task for delivery, task in self._tasks.values() if await delivery.ended()]
+        if ending:
+            await asyncio.wait(ending, timeout=END_S)
+        tasks = [task for _, task in self._tasks.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _new_jobs(self) -> list[str]:
         """Jobs that are not followed yet: those that a learner holds; now and then, also those that ended lately."""
@@ -113,7 +123,7 @@ class Trackers:
                 await delivery.run(self._turns[name])
 
         task = asyncio.create_task(deliver(), name=f"{name} of {job_id}")
-        self._tasks[job_id, name] = task
+        self._tasks[job_id, name] = delivery, task
         task.add_done_callback(partial(self._ended, job_id, name))
 
     def _ended(self, job_id: str, name: str, task: asyncio.Task[None]) -> None:
