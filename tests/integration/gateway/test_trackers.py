@@ -165,3 +165,20 @@ async def test_a_deleted_job_is_left_alone(
     await redis.delete(keys.record(record.id))
     await asyncio.wait_for(delivery.run(asyncio.Semaphore(1)), TIMEOUT_S)
     assert not settings.job_dir(record.id).exists()
+
+
+async def test_a_gateway_that_ends_just_after_a_job_still_sends_its_end(
+    redis: redis.asyncio.Redis, store: JobStore, settings: Settings, sandbox: Sandbox, document: dict[str, Any]
+) -> None:
+    record = await running(store, document)
+    folder = JobFolder(settings.job_dir(record.id))
+    trackers = Trackers(redis, store, settings, GatewayMetrics(), sandbox)
+    task = asyncio.create_task(trackers.run())
+    add_step(folder, 1)
+    await until((folder.path / "metrics.parquet").exists)
+    add_step(folder, 2)
+    await store.transition(record.id, JobState.SUCCEEDED, allowed=[JobState.RUNNING])
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert (folder.path / "curves.svg").exists()
+    assert json.loads((folder.path / "trackers" / "tensorboard.json").read_text())["ended"] == "succeeded"
