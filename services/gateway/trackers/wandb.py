@@ -25,7 +25,7 @@ class WandB:
         self.whole = run.options["mode"] == "offline"
         self._folder = run.tracker_folder / "wandb"
         self._folder.mkdir(exist_ok=True)
-        own = {"WANDB_CACHE_DIR": str(self._folder / "cache"), "WANDB_CONFIG_DIR": str(self._folder / "config")}
+        own = {f"WANDB_{kind}_DIR": str(self._folder / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")}
         os.environ |= {"WANDB_API_KEY": run.options.get("api_key", ""), "WANDB_ERROR_REPORTING": "false", **own}
         import wandb
 
