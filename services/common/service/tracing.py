@@ -34,6 +34,7 @@ QUEUE_SPANS = 4096
 """Spans that wait; the oldest go when there are more."""
 BATCH_SPANS = 512
 EXPORT_TIMEOUT_S = 10.0
+QUIET_S = 60.0
 CLOSE_TIMEOUT_S = 2.0
 """Longest time that the end of a process waits for the last spans."""
 
@@ -70,7 +71,8 @@ class Tracing:
         except ImportError as error:
             message = "OTEL_EXPORTER_OTLP_ENDPOINT: the exporter is not installed: pip install 'millrace[traces]'"
             raise ConfigError(message) from error
-        logging.getLogger("opentelemetry").addFilter(_Seldom())
+        own = logging.getLogger("opentelemetry")
+        own.handlers, own.propagate = [_Seldom()], False
         self._resource = Resource.create({
             "service.name": f"millrace-{service}",
             "service.version": installed_version("millrace") or "unknown",
@@ -168,16 +170,15 @@ def _exporter(settings: Settings) -> SpanExporter:
     return HttpExporter(f"{endpoint.rstrip('/')}/v1/traces", timeout=EXPORT_TIMEOUT_S)
 
 
-class _Seldom(logging.Filter):
-    """Passes a message of the exporter once a minute: a collector that is away must not fill the log."""
+class _Seldom(logging.Handler):
+    """Passes a record of OpenTelemetry's own loggers on once a minute: a collector that is away must not fill the log."""
 
     def __init__(self) -> None:
         super().__init__()
         self._next = 0.0
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is logged."""
-        if record.created < self._next:
-            return False
-        self._next = record.created + 60.0
-        return True
+    def emit(self, record: logging.LogRecord) -> None:
+        """Gives the record to this process's log, or drops it."""
+        if record.created >= self._next:
+            self._next = record.created + QUIET_S
+            logging.getLogger().handle(record)
