@@ -11,7 +11,7 @@ MODEL ?= tiny
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down serve test-unit test test-all coverage chaos test-compose test-ascend-versions test-verl lint format proto dashboards bench bench-algorithms bench-peers lock lock-peers lock-ascend audit clean
+.PHONY: help setup demo up down serve test-unit test test-all coverage chaos test-compose test-ascend-versions test-verl test-trackers lint format proto dashboards bench bench-algorithms bench-peers lock lock-peers lock-trackers lock-ascend audit clean
 
 help: ## Shows the verbs
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-20s %s\n", $$1, $$2}'
@@ -61,6 +61,10 @@ test-verl: setup ## Our formulas against verl's own functions, which are install
 	@$(BIN)/python -m pip install --quiet --quiet --no-deps --upgrade --target .venv-verl -r deploy/lock/verl.txt
 	@PYTHONPATH=.:.venv-verl $(BIN)/python -m pytest -q tests/unit/learner/algorithms/test_verl.py
 
+test-trackers: ## Each tracker's own client against local servers and folders, in an environment of their own
+	@PYTHON="$(PYTHON)" PIP_NO_COMPILE=1 deploy/install.sh .venv-trackers deploy/lock/trackers.txt
+	@.venv-trackers/bin/python -m pytest -q tests/trackers
+
 lint: setup ## ruff, mypy, the generated protobuf code, the import boundaries
 	@$(BIN)/ruff format --check $(SOURCES)
 	@$(BIN)/ruff check $(SOURCES)
@@ -104,6 +108,14 @@ lock-peers: setup ## Resolves deploy/lock/peers.in anew, with the versions of th
 	@$(BIN)/python -m pip install --quiet uv
 	@UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/uv pip compile --quiet --python-version 3.11 --override deploy/lock/overrides.txt --constraint $(LOCK) \
 		deploy/lock/peers.in --no-annotate --no-header --output-file deploy/lock/peers.txt >/dev/null
+
+lock-trackers: setup ## Resolves the trackers' clients anew; SwanLab's wants an older protobuf than the other locks have
+	@$(BIN)/python -m pip install --quiet uv
+	@sort -u deploy/lock/gateway.txt deploy/lock/unit.txt | grep -v '^protobuf==' >.venv-trackers.constraints
+	@UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/uv pip compile --quiet --python-version 3.11 --override deploy/lock/overrides.txt \
+		--constraint .venv-trackers.constraints --extra test --extra mlflow --extra wandb --extra swanlab pyproject.toml \
+		--no-annotate --no-header --output-file deploy/lock/trackers.txt >/dev/null
+	@rm .venv-trackers.constraints
 
 lock-ascend: setup ## Resolves deploy/lock/ascend-*.in anew
 	@$(BIN)/python -m pip install --quiet uv

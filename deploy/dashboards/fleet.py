@@ -69,6 +69,13 @@ def dashboard() -> Dashboard:
             Query("sum by (reason) (increase(millrace_reward_worker_restarts_total[1h]))", "verifier: {{reason}}"),
         ),
         graph(
+            "Trackers",
+            "Steps and evaluations that trackers took within the last five minutes, and batches that failed and are sent again.",
+            "short",
+            Query("sum by (tracker) (increase(millrace_gateway_tracker_points_total[5m]))", "{{tracker}}"),
+            Query("sum by (tracker) (increase(millrace_gateway_tracker_failures_total[5m]))", "failed: {{tracker}}"),
+        ),
+        graph(
             "Targets up",
             "Processes that Prometheus reaches.",
             "short",

@@ -82,6 +82,10 @@ class VerifierError(MillraceError):
     """A verifier's infrastructure failed (its process died, it raised); never counts as a wrong answer."""
 
 
+class TrackerError(MillraceError):
+    """A tracker did not take a batch of points; the message is its client's, without keys. The same points are sent again."""
+
+
 class SandboxError(MillraceError):
     """Work in a child process failed: it raised an error other than a MillraceError, or no child can be started."""
 

@@ -28,6 +28,7 @@ from services.gateway.admission.admission import PREPARE, Admission
 from services.gateway.app import create_app
 from services.gateway.header_deadline import HeaderDeadlineProtocol
 from services.gateway.middleware.auth import load_token
+from services.gateway.trackers.supervisor import Trackers
 
 log = logging.getLogger("millrace.gateway")
 
@@ -51,6 +52,9 @@ async def run(settings: Settings) -> None:
     await _check_redis(settings)
     sandbox = Sandbox(prepare=[PREPARE], service="gateway-check", log_level=settings.log_level)
     app = create_app(settings, redis, token, admission=Admission(sandbox, settings))
+    context = app.state.context
+    followers = Sandbox(service="gateway-tracker", log_level=settings.log_level)
+    trackers = Trackers(redis, context.store, settings, context.metrics, followers)
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -67,8 +71,9 @@ async def run(settings: Settings) -> None:
     warming = asyncio.create_task(_warm(sandbox), name="warm")
     server = uvicorn.Server(config)
     loops = [
-        asyncio.create_task(_restore_loop(app.state.context.restorer), name="restore"),
-        asyncio.create_task(_retention_loop(app.state.context.retention, settings), name="retention"),
+        asyncio.create_task(_restore_loop(context.restorer), name="restore"),
+        asyncio.create_task(_retention_loop(context.retention, settings), name="retention"),
+        asyncio.create_task(trackers.run(), name="trackers"),
     ]
     for loop in loops:
         loop.add_done_callback(partial(_stop_on_failure, server))
@@ -81,9 +86,10 @@ async def run(settings: Settings) -> None:
         for task in (*loops, warming):
             task.cancel()
         await asyncio.gather(*loops, warming, return_exceptions=True)
-        await app.state.context.retention.close()
+        await context.retention.close()
         await sandbox.stop()
-        await app.state.context.inference.close()
+        await followers.stop()
+        await context.inference.close()
         await redis.aclose()
 
 

@@ -18,6 +18,7 @@ log = logging.getLogger("millrace.gateway.access")
 
 METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE"})
 JOB_ID = re.compile(JOB_ID_PATTERN)
+TRACKERS = ("files", "tensorboard", "mlflow", "wandb", "swanlab")
 QUIET = frozenset({"/healthz", "/readyz", "/metrics"})
 """Paths that monitors poll every few seconds: logged at DEBUG."""
 
@@ -46,6 +47,21 @@ class GatewayMetrics:
         self.submitted = Counter("millrace_gateway_jobs_submitted_total", "Jobs taken in.", registry=self.registry)
         self.refused = Counter("millrace_gateway_jobs_refused_total", "Job specs refused.", registry=self.registry)
         self.streams = Gauge("millrace_gateway_event_streams", "Event streams open now.", registry=self.registry)
+        self.tracker_points = Counter(
+            "millrace_gateway_tracker_points_total",
+            "Steps and evaluations that a tracker has accepted.",
+            ["tracker"],
+            registry=self.registry,
+        )
+        self.tracker_failures = Counter(
+            "millrace_gateway_tracker_failures_total",
+            "Batches that a tracker did not accept in time, or refused; they are sent again.",
+            ["tracker"],
+            registry=self.registry,
+        )
+        for name in TRACKERS:
+            self.tracker_points.labels(name)
+            self.tracker_failures.labels(name)
         self.system = SystemMetrics(self.registry)
 
 

@@ -21,6 +21,7 @@ from services.common.checkpoints.fingerprint import identity_of
 from services.common.checkpoints.manifest import CHECKPOINTS_DIR
 from services.common.config.settings import Settings
 from services.common.jobs.fates import FATES_FILE
+from services.common.jobs.versions import record_versions
 from services.common.models.directory import inspect_model
 from services.common.models.weight_files import version_bytes
 from services.common.redis import keys
@@ -28,6 +29,7 @@ from services.common.redis.connection import BLOCK_S, connect
 from services.common.sandbox.pool import Sandbox
 from services.common.service.lifecycle import Drain, run_service
 from services.common.service.logs import log_context
+from services.common.service.tracing import close_tracing, configure_tracing
 from services.common.spec.job import JobSpec
 from services.common.streams.consumer import Consumer
 from services.common.streams.limits import entry_limit
@@ -109,6 +111,7 @@ class Head:
         redis = connect(settings.redis_url, password=settings.redis_password)
         blocking = connect(settings.redis_url, password=settings.redis_password, block_s=BLOCK_S)
         sandbox = Sandbox(service="learner-data", log_level=settings.log_level)
+        configure_tracing(settings, "learner")
         data = JobData(sandbox, self._spec, settings)
         publisher: Publisher | None = None
         try:
@@ -116,6 +119,7 @@ class Head:
             log.info("incarnation %d of this job's head", store.fence.incarnation)
             folder = settings.job_dir(self._job_id)
             self._lock = await asyncio.to_thread(FolderLock.take, folder, kill_after_s=REPLACED_S)
+            await asyncio.to_thread(record_versions, folder, "learner")
             publisher = self._publisher(store.fence.incarnation)
             await asyncio.gather(data.open(), publisher.start(self._serve()))
             job = self._wire(redis, blocking, publisher, store, data)
@@ -130,6 +134,7 @@ class Head:
             await sandbox.stop()
             await redis.aclose()
             await blocking.aclose()
+            await asyncio.to_thread(close_tracing)
 
     def _publisher(self, incarnation: int) -> Publisher:
         """The publisher, with a stage of this head's own: an older head that is cut off may still have its files open."""

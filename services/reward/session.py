@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 from redis.asyncio import Redis
@@ -9,9 +10,10 @@ from redis.asyncio import Redis
 from services.common.redis.keys import Stage
 from services.common.service.lifecycle import Drain
 from services.common.service.logs import log_context
+from services.common.service.tracing import Attributes, GroupSpan, is_tracing, trace
 from services.common.streams import codec
 from services.common.streams.consumer import Consumer, Entry, require_match
-from services.common.streams.types import RolloutGroup, ScoredGroup
+from services.common.streams.types import Purpose, RolloutGroup, ScoredGroup
 from services.common.streams.worker import MAX_DELIVERIES, StreamWorker, WorkerCounters, WorkerLimits
 from services.reward import metrics
 from services.reward.dispatch import Dispatch
@@ -69,10 +71,11 @@ class JobSession:
                 failed = replace(group, rollouts=(), failure=reason, permanent=True)
                 payload = codec.encode(ScoredGroup(failed, (), 0.0), self._limit_bytes)
                 await self._worker.reject(entry, payload, reason)
-            scored = await self.dispatch.judge(group)
+            scored, ended = await self.dispatch.judge(group), time.time()
             moved = await self._worker.send(entry, codec.encode(without_text(scored), self._limit_bytes))
             if moved is not None:
                 await self._record(scored, moved=moved)
+                _trace(scored, ended)
 
     async def _record(self, scored: ScoredGroup, *, moved: bool) -> None:
         """Counts a group that was sent on, and keeps a sample of it."""
@@ -83,6 +86,17 @@ class JobSession:
             metrics.VERIFIED_TOKENS.inc(sum(len(rollout.tokens) for rollout in scored.group.rollouts))
             if moved and self._samples.take():
                 await keep_sample(self._commands, scored)
+
+
+def _trace(scored: ScoredGroup, ended: float) -> None:
+    """The span of a training group's verdicts, of which the last came at `ended` (Unix seconds)."""
+    task, verdicts = scored.group.task, scored.verdicts
+    if is_tracing() and task.purpose is Purpose.TRAIN:
+        about: Attributes = {
+            "attempt": task.attempt, "lineage": task.lineage, "verifiers": ",".join(sorted({verdict.verifier for verdict in verdicts})),
+            "not_judged": sum(verdict.reward is None for verdict in verdicts),
+        }  # fmt: skip
+        trace(GroupSpan("judge", task.job_id, task.group_id, ended - scored.judge_s, ended, about))
 
 
 def without_text(scored: ScoredGroup) -> ScoredGroup:

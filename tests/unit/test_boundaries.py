@@ -25,7 +25,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "weights", "batches", "durable", "differences", "errors", "pb",
     ),
     "gateway": (
-        "__main__", "app", "header_deadline", "routes", "dependencies", "admission", "events", "openai", "metrics",
+        "__main__", "app", "header_deadline", "routes", "dependencies", "admission", "trackers", "events", "openai", "metrics",
         "middleware", "errors", "system_metrics", "schemas",
     ),
     "learner": (

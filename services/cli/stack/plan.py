@@ -31,7 +31,12 @@ START_TIMEOUT_S = 180.0
 GATEWAY_TOKEN = "gateway.token"  # noqa: S105  the name of the file in which the gateway stores it
 INTERNAL_TOKEN = "internal.token"  # noqa: S105
 _ANY = ("0.0.0.0", "::", "")  # noqa: S104  compared with, not bound to
-_TOKEN_VARIABLES = ("MILLRACE_TOKEN", "MILLRACE_TOKEN_FILE")
+_GATEWAYS_OWN = tuple(
+    f"MILLRACE_{secret}{suffix}"
+    for secret in ("TOKEN", "MLFLOW_TOKEN", "MLFLOW_PASSWORD", "WANDB_API_KEY", "SWANLAB_API_KEY")
+    for suffix in ("", "_FILE")
+)
+"""Secrets that the other services do not get."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,7 @@ def plan_stack(
     ports = _take_ports(settings.bind_host, gateway_port, metrics_base, len(names) - 1)
     redis_url, table = _plan_redis(home, runtime, settings.drain_timeout_s)
     environment = {
-        **{name: value for name, value in os.environ.items() if name not in _TOKEN_VARIABLES},
+        **{name: value for name, value in os.environ.items() if name not in _GATEWAYS_OWN},
         "REDIS_URL": redis_url,
         "MILLRACE_HOME": str(home),
         "HF_HUB_OFFLINE": "1",
@@ -147,7 +152,7 @@ def _plan_service(
     own = {"MILLRACE_WORKER": name, "TMPDIR": str(folder)}
     own["MILLRACE_GATEWAY_PORT" if kind == "gateway" else "MILLRACE_METRICS_PORT"] = str(port)
     if kind == "gateway":
-        own |= {variable: os.environ[variable] for variable in _TOKEN_VARIABLES if variable in os.environ}
+        own |= {variable: os.environ[variable] for variable in _GATEWAYS_OWN if variable in os.environ}
     elif kind == "reward":
         own["OMP_NUM_THREADS"] = "1"
     elif kind == "rollout" and cores:

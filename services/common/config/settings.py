@@ -19,7 +19,9 @@ _ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104  compared with, not bound to
 _LIST = """a JSON list, as in '["one", "two"]'"""
 _OBJECTS = ("judge_endpoints",)
 """Settings that are JSON objects."""
-_SECRETS = ("token", "internal_token", "redis_password")
+_SECRETS = (
+    "token", "internal_token", "redis_password", "mlflow_token", "mlflow_password", "wandb_api_key", "swanlab_api_key",
+)  # fmt: skip
 
 COLLECTIVE_TIMEOUT_S = 1800.0
 """A rank whose collective operation waits longer exits; HCCL's own limits are shorter (deploy/compose.ascend.yaml)."""
@@ -41,6 +43,20 @@ class CodeReward(StrEnum):
     """Where the kernel isolates them; elsewhere the verifier fails."""
     ANYWHERE = "anywhere"
     """Without isolation, too."""
+
+
+class TrackerMode(StrEnum):
+    """Where a tracker's client writes."""
+
+    ONLINE = "online"
+    OFFLINE = "offline"
+
+
+class OtlpProtocol(StrEnum):
+    """Wire format of traces."""
+
+    HTTP = "http/protobuf"
+    GRPC = "grpc"
 
 
 class Settings(BaseSettings):
@@ -124,6 +140,55 @@ class Settings(BaseSettings):
         default=24.0,
         ge=0,
         description="Hours after a job's end for which Redis keeps its samples, events and histories.",
+    )
+    mlflow_uri: str | None = Field(
+        default=None, min_length=1, description="MLflow's server or store; jobs may then name mlflow in trackers."
+    )
+    mlflow_token: SecretStr | None = Field(default=None, min_length=1, description="Bearer token for it.")
+    mlflow_token_file: Path | None = Field(default=None, description="File that holds that token.")
+    mlflow_username: str | None = Field(default=None, description="User of MLflow's own sign-in.")
+    mlflow_password: SecretStr | None = Field(default=None, min_length=1, description="That user's password.")
+    mlflow_password_file: Path | None = Field(default=None, description="File that holds that password.")
+    wandb_mode: TrackerMode = Field(
+        default=TrackerMode.ONLINE, description="offline: W&B's own files in the job's folder, and no server."
+    )
+    wandb_url: str = Field(default="https://api.wandb.ai", description="The server of Weights & Biases.")
+    wandb_api_key: SecretStr | None = Field(
+        default=None, min_length=1, description="Key for it; jobs may then name wandb in trackers."
+    )
+    wandb_api_key_file: Path | None = Field(default=None, description="File that holds that key.")
+    wandb_entity: str | None = Field(default=None, description="User or team of W&B that runs belong to.")
+    swanlab_mode: TrackerMode = Field(
+        default=TrackerMode.ONLINE, description="offline: SwanLab's own files in the job's folder, and no server."
+    )
+    swanlab_url: str | None = Field(default=None, description="SwanLab's server (default: its own).")
+    swanlab_api_key: SecretStr | None = Field(
+        default=None, min_length=1, description="Key for it; jobs may then name swanlab in trackers."
+    )
+    swanlab_api_key_file: Path | None = Field(default=None, description="File that holds that key.")
+    swanlab_workspace: str | None = Field(default=None, description="Workspace of SwanLab that runs belong to.")
+    tracker_interval_s: float = Field(
+        default=15.0, gt=0, description="Seconds between two batches that one tracker of a job gets."
+    )
+    tracker_timeout_s: float = Field(
+        default=60.0, gt=0, description="Time limit of one batch; then the process that sends it is killed."
+    )
+    otlp_endpoint: str | None = Field(
+        default=None,
+        validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT",
+        description="Collector that gets the traces of groups; unset: no traces.",
+    )
+    otlp_protocol: OtlpProtocol = Field(
+        default=OtlpProtocol.HTTP,
+        validation_alias="OTEL_EXPORTER_OTLP_PROTOCOL",
+        description="http/protobuf or grpc.",
+    )
+    trace_ratio: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        validation_alias="OTEL_TRACES_SAMPLER_ARG",
+        description="Share of the groups that are traced: the same groups in every service.",
     )
     max_data_bytes: int = Field(
         default=64 * 1024**3,

@@ -3,4 +3,5 @@
 record, step_record, lua   fields, and the scripts that change them      store, records            operations on them
 folder, history_mark       the same on disk; `restore` refills Redis     fates                     the end of every group
 deaths, follower           for processes that serve jobs                 retention                 removal of ended jobs
+versions                   what a job was trained with
 """

@@ -4,7 +4,8 @@ spec.yaml       the resolved spec, every default written out
 job.json        the job's record: replaced whole, durably, on every change of its state
 history.jsonl   step and evaluation records, and checkpoints, one JSON object a line:
                 {"kind": "step" | "eval" | "checkpoint" | "rewind", "step": …, "data": …}
-journal/, checkpoints/, error.txt               written by the learner
+journal/, checkpoints/, versions.jsonl, error.txt               written by the learner
+trackers/, metrics.parquet, evals.parquet, samples.jsonl, curves.svg      written by the gateway (services/gateway/trackers)
 
 Deleted jobs: folders under removal, and marks that stay for a week, so that no process brings a deleted job back.
 """

@@ -16,7 +16,7 @@ MIB = 1024 * 1024
 CPU_MARGIN_S = 2.0
 """CPU seconds beyond a request's wall-clock limit after which the kernel ends the child, in case no parent is left to kill it."""
 MAX_FILE_BYTES = 64 * MIB
-"""Largest file that a child may write: its work needs none."""
+"""Largest file that a child may write: most need none."""
 LOG_BYTES = 1 * MIB
 """Most log lines that one child may write: more would fill the service's log."""
 NICENESS = 10
@@ -37,13 +37,15 @@ class Limits:
     """Whether it runs at a lower priority than the services."""
     threads: int = 1
     """Threads that compute at once: so many times the wall-clock limit is the processor time of a request."""
+    file_bytes: int = MAX_FILE_BYTES
+    """Largest file that it may write."""
 
 
-def limit_child(memory_mib: int, *, low_priority: bool) -> None:
+def limit_child(memory_mib: int, *, low_priority: bool, file_bytes: int = MAX_FILE_BYTES) -> None:
     """Limits this process for good: memory beyond what it has, files, core dumps, priority."""
     most = psutil.Process().memory_info().vms + memory_mib * MIB
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if low_priority:
         os.nice(NICENESS)

@@ -104,8 +104,8 @@ class Child:
     async def make(self, target: str, arguments: Sequence[object]) -> Any:  # noqa: ANN401
         """For the sandbox: the value that `target` returns; None when that is an object, which the child keeps."""
         limits = self._limits
-        cpu_s = limits.wall_s * limits.threads
-        message = [target, list(arguments), limits.memory_mib, limits.low_priority, cpu_s]
+        bounds = [limits.memory_mib, limits.low_priority, limits.file_bytes, limits.wall_s * limits.threads]
+        message = [target, list(arguments), *bounds]
         return await self._exchange(message, limits.wall_s)
 
     async def request(self, method: str, *arguments: object, wall_s: float | None = None) -> Any:  # noqa: ANN401

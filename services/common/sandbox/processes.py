@@ -39,7 +39,7 @@ STOP_TIMEOUT_S = 5.0
 _CHUNK = 1 << 18
 _EXIT_POLL_S = 0.01
 
-_SERVICE_SETTINGS = ("MILLRACE_", "REDIS_URL")
+_SERVICE_SETTINGS = ("MILLRACE_", "REDIS_URL", "OTEL_")
 """Prefixes of the service's own environment variables, secrets among them; children do not get them."""
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 

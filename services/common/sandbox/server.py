@@ -14,8 +14,8 @@ from services.common.sandbox.messages import LIMIT, MAX_REQUEST_BYTES, VALUE, er
 def serve(connection: socket.socket) -> None:
     """Work of a `Sandbox`'s child."""
     messages = _messages(connection)
-    target, arguments, memory_mib, low_priority, cpu_s = next(messages)
-    limit_child(memory_mib, low_priority=low_priority)
+    target, arguments, memory_mib, low_priority, file_bytes, cpu_s = next(messages)
+    limit_child(memory_mib, low_priority=low_priority, file_bytes=file_bytes)
     limit_cpu(cpu_s)
     made: list[object] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from services.common.redis.fencing import Fence
 from services.common.service.heartbeat import remove_worker, take_incarnation
 from services.common.service.lifecycle import Drain
 from services.common.service.preflight import require_redis
+from services.common.service.tracing import close_tracing, configure_tracing
 
 CONNECTIONS = 8
 """Most connections of a worker's commands. One hop in each keeps Redis busy; a Redis takes 10,000 connections, of all workers together."""
@@ -42,6 +44,7 @@ async def worker_process(settings: Settings, service: str, drain: Drain | None =
     if drain is None:
         drain = Drain()
         drain.on_signals()
+    configure_tracing(settings, service)
     url, password = settings.redis_url, settings.redis_password
     async with (
         connect(url, password=password, max_connections=CONNECTIONS) as commands,
@@ -54,3 +57,4 @@ async def worker_process(settings: Settings, service: str, drain: Drain | None =
             yield WorkerProcess(commands, blocking, name, fence, drain)
         finally:
             await remove_worker(commands, name, fence)
+            await asyncio.to_thread(close_tracing)

@@ -24,6 +24,7 @@ from services.common.spec.learner import (
 from services.common.spec.presets import DIVIDE_BY_LONGEST
 from services.common.spec.reward import RewardSpec
 from services.common.spec.rollout import ModelSpec, RolloutSpec
+from services.common.spec.trackers import TrackersSpec
 
 _UNION_BRANCHES = ("str-enum[", "constrained-str")
 """Parts that pydantic adds to a field's path: which type of a union a value was tried as."""
@@ -48,6 +49,7 @@ class JobSpec(Section):
     off_policy: OffPolicySpec = Field(default_factory=OffPolicySpec)
     checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
     eval: EvalSpec = Field(default_factory=EvalSpec)
+    trackers: TrackersSpec = Field(default_factory=TrackersSpec)
 
     @model_validator(mode="before")
     @classmethod

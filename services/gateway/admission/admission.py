@@ -35,6 +35,7 @@ from services.common.spec.job import JobSpec
 from services.gateway.admission.automatic import settle
 from services.gateway.admission.limits import Machine, over_limits
 from services.gateway.errors import AdmissionBusy, SpecRefused
+from services.gateway.trackers.available import check_trackers
 
 log = logging.getLogger(__name__)
 
@@ -157,9 +158,10 @@ class _SpecChecks:
             self.unchecked.append("checkpoint.load")
 
     def _installed(self) -> None:
-        """Every function of section `algorithm` that an installed package is to offer exists, and the endpoint of every judge."""
+        """Every function of section `algorithm` that an installed package is to offer exists, every judge's endpoint, and every tracker."""
         self._collect(partial(check_installed, self.spec.algorithm))
         self._collect(partial(check_judges, self.spec.reward.judges, self.settings.judge_endpoints))
+        self._collect(partial(check_trackers, self.spec.trackers, self.settings))
 
     def _collect(self, check: Callable[[], None]) -> None:
         """Adds the problems that a check raises."""

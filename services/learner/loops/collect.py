@@ -59,7 +59,9 @@ async def _receive(job: JobContext, entry: Entry) -> None:
         job.activity.flow.count(scored)
         metrics.GENERATED_TOKENS.inc(tokens)
         metrics.JUDGE_SECONDS.observe(scored.judge_s)
-        fate = job.buffer.arrived(Judged(scored, entry.payload, entry))
+        judged = Judged(scored, entry.payload, entry)
+        job.traces.arrived(judged)
+        fate = job.buffer.arrived(judged)
         if fate in {Fate.DEGENERATE, Fate.STALE, Fate.FAILED}:
             job.activity.flow.wasted_tokens += tokens
     job.activity.moved()

@@ -50,6 +50,7 @@ async def issue_loop(job: JobContext, drain: Drain) -> None:
 
 
 async def _issue(job: JobContext, group: ActiveGroup) -> None:
+    job.traces.issued(job.job_id, group.group_id)
     if await _send_training(job, group) is Sent.BEFORE:
         # It was sent before a crash, perhaps at the version before the journal's last step.
         group.issue_version = max(0, job.progress.recovered_step - 1)

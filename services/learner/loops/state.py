@@ -27,6 +27,7 @@ from services.learner.groups.buffer import GroupBuffer, Judged
 from services.learner.groups.data import TaskFactory
 from services.learner.groups.evaluation import EvalRound
 from services.learner.groups.occupancy import Occupancy
+from services.learner.loops.traces import GroupTraces
 from services.learner.megatron.stats import StepStats
 from services.learner.ranks.client import Ranks
 from services.learner.storage.checkpoints import CheckpointStore
@@ -233,6 +234,7 @@ class JobContext:
     saving: Saving = field(default_factory=Saving)
     evals: Evaluations = field(default_factory=Evaluations)
     activity: Activity = field(default_factory=Activity)
+    traces: GroupTraces = field(default_factory=GroupTraces)
 
     @property
     def steps_left(self) -> int:

@@ -118,12 +118,14 @@ async def _step(job: JobContext, drain: Drain) -> None:
     wait_s = time.monotonic() - started
     job.buffer.begin_training(groups)
     journalled = await _write_journal(job, drain, job.progress.step + 1, tuple(judged.payload for judged in groups))
-    batch = Batch.of(groups, job.spec)
+    batch, began = Batch.of(groups, job.spec), time.time()
     with metrics.CLOCK.phase(metrics.TRAIN_SECONDS):
         trained = await train_batch(job, batch)
     await _publish(job)
     job.buffer.published()
     job.activity.issue_now.set()
+    ids = [judged.group_id for judged in groups]
+    job.traces.trained(ids, step=job.progress.step, lineage=job.progress.lineage, began=began)
     step_s = time.monotonic() - started
     record = step_record(job, trained, journalled.digest, lineage=job.progress.lineage, wait_s=wait_s, step_s=step_s)
     job.activity.flow = Flow()
@@ -171,6 +173,7 @@ async def _write_journal(job: JobContext, drain: Drain, step: int, groups: tuple
     size = await with_disk_space(job, drain, lambda: asyncio.to_thread(job.journal.append, record))
     metrics.JOURNAL_BYTES.inc(size)
     await job.consumer.ack(*entries)
+    job.traces.settled(settled, job.progress.lineage)
     return record
 
 

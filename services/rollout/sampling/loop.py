@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import time
 
 from services.common.errors import EntryError
 from services.common.redis.connection import BLOCK_S
 from services.common.redis.keys import Stage
 from services.common.service.lifecycle import Drain, unless
 from services.common.service.logs import log_context
+from services.common.service.tracing import Attributes, GroupSpan, is_tracing, trace
 from services.common.streams import codec
 from services.common.streams.consumer import Consumer, Entry, require_match
-from services.common.streams.types import RolloutGroup, Task
+from services.common.streams.types import Purpose, RolloutGroup, Task
 from services.common.streams.worker import MAX_DELIVERIES, StreamWorker, WorkerCounters, WorkerLimits
 from services.common.weights.snapshot import PolicyVersion
 from services.rollout import metrics
@@ -71,7 +73,7 @@ class TaskLoop:
             await self._sample_and_send(entry, task)
 
     async def _sample_and_send(self, entry: Entry, task: Task) -> None:
-        group = await self._sample(task)
+        group, ended = await self._sample(task), time.time()
         if group is None or self._stale(task):
             await self._worker.drop(entry)
             metrics.GROUPS.labels(outcome="stale_lineage").inc()
@@ -84,6 +86,7 @@ class TaskLoop:
             payload = codec.encode(group, self._limit_bytes)
         if await self._worker.send(entry, payload):
             metrics.GROUPS.labels(outcome=_outcome(group)).inc()
+            _trace(group, ended)
 
     async def _sample(self, task: Task) -> RolloutGroup | None:
         """Samples the group; None when the task's lineage ended first."""
@@ -100,6 +103,19 @@ class TaskLoop:
     def _stale(self, task: Task) -> bool:
         version = self._label.version
         return version is not None and task.lineage < version.lineage
+
+
+def _trace(group: RolloutGroup, ended: float) -> None:
+    """The span of a training group's sampling, which ended at `ended` (Unix seconds)."""
+    task = group.task
+    if is_tracing() and task.purpose is Purpose.TRAIN:
+        about: Attributes = {
+            "attempt": task.attempt, "lineage": task.lineage, "server": group.server, "rollouts": len(group.rollouts),
+            "tokens": sum(len(rollout.tokens) for rollout in group.rollouts),
+            "min_policy_version": group.min_policy_version, "max_policy_version": group.max_policy_version,
+        }  # fmt: skip
+        start, error = ended - group.generate_s, group.failure or ""
+        trace(GroupSpan("sample", task.job_id, task.group_id, start, ended, about, error))
 
 
 def _outcome(group: RolloutGroup) -> str:

@@ -25,8 +25,10 @@ from tests.integration.deploy.conftest import USERS, Connect, password
 
 TOKEN = "canary-token-of-the-gateway-0123456789"  # noqa: S105  what is looked for
 INTERNAL = "canary-token-of-the-inside-0123456789"
+TRACKERS = "canary-key-of-trackers-0123456789abcdef"
 WRONG = "canary-token-of-a-stranger-0123456789"
 JUDGE = "canary-key-of-a-judge-0123456789"
+TRACKER_KEYS = ("MILLRACE_MLFLOW_TOKEN", "MILLRACE_WANDB_API_KEY", "MILLRACE_SWANLAB_API_KEY")
 PATIENCE_S = 90.0
 """The first job waits until its gateway has imported what its checks need, while three other services start and other tests run."""
 SPEC = {"name": "demo", "model": {"path": "missing"}, "data": {"train": {"source": "reasoning_gym:chain_sum"}}}
@@ -85,6 +87,7 @@ async def stack(guarded_port: int, connect_as: Connect, secrets_dir: Path, tmp_p
                 "MILLRACE_TOKEN_FILE": str(tmp_path / "token"),
                 "MILLRACE_INTERNAL_TOKEN_FILE": str(tmp_path / "internal"),
                 "MILLRACE_JUDGE_ENDPOINTS": json.dumps(judges),
+                **{name: TRACKERS for name in TRACKER_KEYS if service == "gateway"},
                 "MILLRACE_HOME": str(tmp_path / "home"),
                 "MILLRACE_LOG_LEVEL": "DEBUG",
                 "MILLRACE_GATEWAY_PORT" if service == "gateway" else "MILLRACE_METRICS_PORT": str(port),
@@ -138,7 +141,7 @@ async def test_no_secret_is_in_any_answer_log_metric_or_redis(stack: Stack, conn
     await asyncio.sleep(3)
     logs = {path.name: path.read_text() for path in sorted(stack.logs.glob("*.log"))}
     kept = await everything_in(tester)
-    secrets = [TOKEN, INTERNAL, WRONG, JUDGE, *map(password, USERS)]
+    secrets = [TOKEN, INTERNAL, TRACKERS, WRONG, JUDGE, *map(password, USERS)]
     assert len(logs) == len(USERS)
     assert "refused" in said or "missing" in said, "the requests did reach the checks"
     for secret in secrets:

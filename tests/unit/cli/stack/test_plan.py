@@ -70,6 +70,18 @@ def test_only_the_gateway_is_given_the_token(tmp_path: Path, monkeypatch: pytest
     assert [spec.name for spec in stack.table if "t" * 40 in spec.env.values()] == ["gateway"]
 
 
+def test_only_the_gateway_is_given_the_trackers_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = (
+        "MILLRACE_WANDB_API_KEY",
+        "MILLRACE_SWANLAB_API_KEY",
+        "MILLRACE_MLFLOW_TOKEN",
+        "MILLRACE_MLFLOW_PASSWORD",
+    )
+    for name in names:
+        monkeypatch.setenv(name, "k" * 40)
+    assert [spec.name for spec in planned(tmp_path).table if "k" * 40 in spec.env.values()] == ["gateway"]
+
+
 def test_the_services_share_an_internal_token_that_only_this_user_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
