@@ -9,7 +9,9 @@ group ── data_source ──► name ──► scorer ──► verdicts     
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from types import MappingProxyType
 from typing import Self
 
 from services.common.config.settings import Settings
@@ -27,18 +29,14 @@ NO_VERIFIER = "none"
 """Verifier name in a verdict where no verifier could be chosen."""
 
 
-def models_of(spec: RewardSpec, settings: Settings) -> dict[str, NamedScorer]:  # noqa: ARG001
-    """The job's judges and reward models, by name, not yet opened."""
-    return {}
-
-
 class Dispatch:
     """A job's scorers, and what stands behind them. `async with` opens and closes it; the pool is the job's own."""
 
-    def __init__(self, spec: RewardSpec, pool: Pool, settings: Settings) -> None:
-        """`pool`: not yet open, unless its owner opens and closes it and `async with` is left out."""
-        self._spec, self._pool, self._settings = spec, pool, settings
-        self._models = models_of(spec, settings)
+    def __init__(
+        self, spec: RewardSpec, pool: Pool, settings: Settings, models: Mapping[str, NamedScorer] = MappingProxyType({})
+    ) -> None:
+        """`pool`: not yet open, unless its owner opens and closes it and `async with` is left out. `models`: judges and reward models."""
+        self._spec, self._pool, self._settings, self._models = spec, pool, settings, models
         self._backends: tuple[Backend, ...] = (pool, *self._models.values())
         self._rubrics = written_out(spec.rubrics)
         self._scorers: dict[str, Scorer] = {}

@@ -34,6 +34,7 @@ from services.common.streams.limits import entry_limit
 from services.common.streams.stream import MAX_STREAM_LENGTH, forget
 from services.reward import metrics
 from services.reward.dispatch import Dispatch
+from services.reward.models import Models
 from services.reward.pool.pool import Pool
 from services.reward.programs.sandbox import SETTING, isolation_fault
 from services.reward.scorers.base import Backend
@@ -62,10 +63,13 @@ class RewardService:
         `blocking`: a client for blocking reads only. `pool`: opened by its owner; each job has a pool beside it. `settings`: what the
         operator allows (default: the environment's). `bound`: most entries of a scored stream. `fence`: this process's right to `name`,
         which is stable.
+
+        Raises ConfigError when the key of a judge endpoint cannot be had.
         """
         self._commands, self._blocking, self._pool = commands, blocking, pool
         self._name, self._drain, self._bound, self._fence = name, drain, bound, fence
         self._settings = settings or load_settings()
+        self._models = Models(self._settings)
         self._attached: dict[str, tuple[JobSession, asyncio.Task[None]]] = {}
         self._refused: set[str] = set()
         self._follower = JobFollower(JobStore(commands), drain)
@@ -93,6 +97,7 @@ class RewardService:
             for _, task in self._attached.values():
                 task.cancel()
             await asyncio.gather(*(task for _, task in self._attached.values()), return_exceptions=True)
+            await self._models.close()
 
     async def heartbeat(self) -> None:
         """Consumes nothing; waits for the next beat; produces this worker's entry in the list of workers, and gauges."""
@@ -121,7 +126,7 @@ class RewardService:
             self._commands, self._blocking, job.job_id, Stage.ROLLOUTS,
             group=CONSUMER_GROUP, name=self._name, limit_bytes=limit_bytes, fence=self._fence,
         )  # fmt: skip
-        dispatch = Dispatch(spec, self._pool.sibling(), self._settings)
+        dispatch = Dispatch(spec, self._pool.sibling(), self._settings, self._models.of(spec))
         session = JobSession(self._commands, consumer, dispatch, drain=self._drain, bound=self._bound)
         task = asyncio.create_task(session.run(), name=f"job {job.job_id}")
         self._attached[job.job_id] = session, task
@@ -145,7 +150,7 @@ class RewardService:
         progress_at = max((session.dispatch.progress_at for session in sessions), default=0.0)
         detail: dict[str, str | int | float] = {
             "jobs": len(self._attached), "groups_in_flight": in_flight, "checks_queued": queued,
-            "verifier_processes": self._pool.workers,
+            "verifier_processes": self._pool.workers, **self._models.status(),
         }  # fmt: skip
         status = WorkerStatus(
             self._name, WorkerKind.REWARD, state, job_id=next(iter(self._attached), None), metrics_port=self.metrics_port,

@@ -92,6 +92,10 @@ ROWS = (
         20,
     ),
     Row("verifier bombs, 16 at once", "no slot lost beyond its limit + 0.5 s, good answers unaffected", "bombs", "", 1000),
+    Row(
+        "a judge's endpoint that stalls, drops, refuses; a reward model's process killed and stopped",
+        f"{_ONCE}; no place held beyond its limit + 0.5 s; every trained reward is what all said", "models", "", 7,
+    ),
     *(
         Row(f"SIGSTOP of {target} {how}", _NOTICED, "freeze", target, 10, hold_s=hold_s)
         for hold_s, how in ((30, "for 30 s"), (0, "for ever"))

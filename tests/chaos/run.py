@@ -24,6 +24,7 @@ from tests.chaos import (
     full,
     garbage,
     hostile,
+    models,
     network,
     pairs,
     points,
@@ -54,6 +55,7 @@ FAULTS: dict[str, Fault] = {
     "cut-ends": files.cut_ends,
     "chunks": chunks.chunks,
     "bombs": bombs.bombs,
+    "models": models.models,
     "rubric": rubric.rubric,
     "resume": resume.resume,
 }

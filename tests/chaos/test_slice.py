@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos import bombs, chunks, faults, files, hostile, pairs, points, rubric, training
+from tests.chaos import bombs, chunks, faults, files, hostile, models, pairs, points, rubric, training
 from tests.chaos.faults import Options
 from tests.chaos.grammar.cases import Case, Unrest
 from tests.chaos.hostile import Paces
@@ -108,3 +108,9 @@ def test_a_verifier_of_a_rubric_that_is_killed_or_stopped_loses_nothing_and_halv
 @pytest.mark.timeout(180)
 def test_verifier_bombs_cost_their_own_limit_and_nothing_of_the_others(tmp_path: Path) -> None:
     check(bombs.bombs(Options(tmp_path, count=65, seed=1), grace_s=2.0))  # others use this machine at the same time
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(420)
+def test_a_judge_or_reward_model_in_trouble_loses_nothing_and_becomes_no_reward(tmp_path: Path) -> None:
+    check(models.models(Options(tmp_path, count=len(models.STRIKES), seed=1), grace_s=2.0))

@@ -10,8 +10,10 @@ import pytest
 from tests.unit.imports import MODULES, ROOT, imports
 
 HEAVY = {"torch", "vllm", "fastapi", "megatron", "mbridge", "transformers"}
-TRIAL = "services.common.models.trial"
-"""Loads tokenizers, within its functions; transformers does that without torch."""
+TRIALS = {"services.common.models.trial", "services.common.models.classifier"}
+"""They load tokenizers and configurations, within their functions; transformers does that without torch."""
+REWARD_MODEL = {"services.reward.reward_model.classifier", "services.reward.reward_model.platform"}
+"""They are imported in a reward model's own process alone."""
 UNPICKLERS = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
 
 LAYERS: Mapping[str, tuple[str, ...]] = {
@@ -30,7 +32,10 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "__main__", "agent", "rank", "controller", "replay", "audit", "loops", "weights", "ranks", "megatron", "storage", "groups",
         "algorithms",
     ),
-    "reward": ("__main__", "service", "session", "samples", "dispatch", "scorers", "pool", "verifiers", "programs", "metrics"),
+    "reward": (
+        "__main__", "service", "session", "samples", "models", "dispatch", "judge", "reward_model", "scorers", "pool", "verifiers",
+        "programs", "metrics",
+    ),
     "rollout": ("__main__", "service", "chat", "session", "sampling", "weights", "engine", "metrics"),
 }  # fmt: skip
 """Service → its rooms (folders, and modules beside them), each of which may import those after it."""
@@ -89,7 +94,7 @@ def test_an_upward_import_and_a_cycle_are_seen() -> None:
 
 @pytest.mark.parametrize("name", sorted(MODULES["common"]))
 def test_common_is_a_leaf(name: str) -> None:
-    heavy = HEAVY - {"transformers"} if name == TRIAL else HEAVY
+    heavy = HEAVY - {"transformers"} if name in TRIALS else HEAVY
     for imported in imports(MODULES["common"][name]):
         parts = imported.split(".")
         assert parts[0] not in heavy, f"{name} imports {imported}"
@@ -113,5 +118,13 @@ def test_nobody_unpickles(folder: str) -> None:
 @pytest.mark.parametrize("service", ["gateway", "reward", "cli"])
 def test_a_light_service_imports_no_engine(service: str) -> None:
     for name, path in MODULES[service].items():
+        if name in REWARD_MODEL:
+            continue
         engines = {"torch", "vllm", "megatron"} & {imported.split(".")[0] for imported in imports(path)}
         assert not engines, f"{name} imports {engines}"
+
+
+def test_only_a_reward_models_own_process_imports_torch() -> None:
+    for name, path in MODULES["reward"].items():
+        own = REWARD_MODEL if name in REWARD_MODEL else set()
+        assert not REWARD_MODEL & imports(path) - own, f"{name} imports a module of a reward model's process"

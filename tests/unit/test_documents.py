@@ -13,6 +13,7 @@ DOCUMENTS = [
     "SECURITY.md",
     "docs/algorithms.md",
     "docs/architecture.md",
+    "docs/judges.md",
     "docs/performance.md",
     "docs/rewards.md",
 ]

@@ -12,9 +12,13 @@ from typing import Any, Self
 from pydantic import ByteSize, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
+from services.common.config.judges import Endpoints
 from services.common.errors import ConfigError
 
 _ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104  compared with, not bound to
+_LIST = """a JSON list, as in '["one", "two"]'"""
+_OBJECTS = ("judge_endpoints",)
+"""Settings that are JSON objects."""
 _SECRETS = ("token", "internal_token", "redis_password")
 
 COLLECTIVE_TIMEOUT_S = 1800.0
@@ -155,6 +159,25 @@ class Settings(BaseSettings):
         default=CodeReward.OFF,
         description="Verifier code runs programs that the model writes: 1 where the kernel isolates them, anywhere without that, 0 never.",
     )
+    judge_endpoints: Endpoints = Field(
+        default_factory=dict,
+        description="Servers that judge responses, for `reward.judges` (JSON object): name → url, model, key_file or key_variable, "
+        "requests_at_once, requests_per_minute. The gateway needs the names, the reward service the keys too.",
+    )
+    reward_model_platform: Platform | None = Field(
+        default=None, description="cpu, cuda or npu: what reward models compute on (default: MILLRACE_PLATFORM)."
+    )
+    reward_model_threads: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="CPU platform: threads of one reward model (default: half of the cores).",
+    )
+    reward_model_memory_gib: float | None = Field(
+        default=None,
+        gt=0,
+        description="CPU platform: address space of a job's reward models together, GiB (default: half of the memory).",
+    )
     drain_timeout_s: float = Field(default=30.0, gt=0, description="Longest drain after SIGTERM.")
     log_level: str = Field(default="INFO", description="DEBUG, INFO, WARNING or ERROR.")
 
@@ -237,11 +260,13 @@ def load_settings() -> Settings:
     except SettingsError as error:
         named = re.search(r'"(\w+)"', str(error))
         name = f"MILLRACE_{named[1].upper()}" if named else "a setting"
-        raise ConfigError(f"""{name}: must be a JSON list, as in '["one", "two"]'""") from error
+        form = """a JSON object, as in '{"name": {…}}'""" if named and named[1] in _OBJECTS else _LIST
+        raise ConfigError(f"{name}: must be {form}") from error
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         if not first["loc"]:  # raised by a validator of this module, whose message names the variable
             raise ConfigError(str(first["msg"]).removeprefix("Value error, ")) from error
-        field = str(first["loc"][0])
+        field, *inside = map(str, first["loc"])
         name = field if field.isupper() else f"MILLRACE_{field.upper()}"
-        raise ConfigError(f"{name}: {str(first['msg']).removeprefix('Value error, ')}") from error
+        where = f"{name}: {'.'.join(inside)}" if inside and field in _OBJECTS else name
+        raise ConfigError(f"{where}: {str(first['msg']).removeprefix('Value error, ')}") from error

@@ -78,6 +78,14 @@ def inspect_model(path: Path) -> ModelInfo:
         ModelError: names `model.path`, the file and the problem: code or pickles, no safetensors, a missing shard, an unsupported
             architecture, no tokenizer, no chat template, a missing size.
     """
+    check_files(path)
+    info = _read_shape(path / "config.json")
+    check_tokenizer_files(path)
+    return info
+
+
+def check_files(path: Path) -> None:
+    """The directory has a config.json and whole safetensors files, and neither code nor pickles. Raises ModelError."""
     if not path.is_dir():
         raise ModelError(f"{path} is not a directory", field=FIELD)
     config_path = path / "config.json"
@@ -85,9 +93,6 @@ def inspect_model(path: Path) -> ModelInfo:
         raise ModelError(f"{config_path} is missing: not a Hugging Face model directory", field=FIELD)
     _reject_code(path)
     _check_weights(path)
-    info = _read_shape(config_path)
-    _check_tokenizer(path)
-    return info
 
 
 def check_parallel_sizes(info: ModelInfo, spec: JobSpec) -> None:
@@ -171,7 +176,7 @@ def _read_shape(path: Path) -> ModelInfo:
         reject(path, f"architectures {repr(architectures)[:200]} is not supported (supported: {supported})")
     if config.get("quantization_config") is not None:
         reject(path, "quantized weights (`quantization_config`) cannot be trained")
-    size = partial(_read_size, path, config)
+    size = partial(read_size, path, config)
     layers, heads, hidden = size("num_hidden_layers"), size("num_attention_heads"), size("hidden_size")
     width, vocabulary, positions = size("intermediate_size"), size("vocab_size"), size("max_position_embeddings")
     kv_heads = size("num_key_value_heads") if config.get("num_key_value_heads") else heads
@@ -192,7 +197,8 @@ def _read_shape(path: Path) -> ModelInfo:
     )
 
 
-def _read_size(path: Path, config: dict[str, Any], key: str) -> int:
+def read_size(path: Path, config: dict[str, Any], key: str) -> int:
+    """A size in config.json, which lies at `path`. Raises ModelError unless it is an integer within 1..MAX_SIZE."""
     value = config.get(key)
     if type(value) is not int or value < 1:
         reject(path, f"{key} must be a positive integer, not {repr(value)[:80]}")
@@ -201,7 +207,8 @@ def _read_size(path: Path, config: dict[str, Any], key: str) -> int:
     return value
 
 
-def _check_tokenizer(path: Path) -> None:
+def check_tokenizer_files(path: Path) -> None:
+    """The directory has a tokenizer and a chat template. Raises ModelError."""
     forms = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
     if not any(all((path / name).is_file() for name in form) for form in forms):
         forms_text = "tokenizer.json, tokenizer.model, or vocab.json with merges.txt"

@@ -59,13 +59,9 @@ def check_model(path: str, until: float) -> ModelFacts:
     """
     folder = Path(path)
     info = inspect_model(folder)
-    for file in sorted(folder.iterdir()):
-        if file.suffix.lower() in _TEXTS and file.is_file() and file.stat().st_size > MAX_TEXT_BYTES:
-            reject(file, f"is larger than {MAX_TEXT_BYTES} bytes")
+    check_text_sizes(folder)
     config = _check_config(folder, info)
-    tokenizer = _load_tokenizer(folder)
-    vocabulary = _check_vocabulary(folder, tokenizer, info)
-    takes_system = _check_template(folder, tokenizer, info)
+    vocabulary, takes_system = check_tokenizer(folder, info.vocab_size)
     scan = check_weights(folder, info, config, until)
     return ModelFacts(
         shape=asdict(info),
@@ -77,6 +73,23 @@ def check_model(path: str, until: float) -> ModelFacts:
         checked_bytes=scan.bytes,
         all_checked=scan.all,
     )
+
+
+def check_text_sizes(folder: Path) -> None:
+    """No file of the tokenizer is larger than MAX_TEXT_BYTES. Raises ModelError."""
+    for file in sorted(folder.iterdir()):
+        if file.suffix.lower() in _TEXTS and file.is_file() and file.stat().st_size > MAX_TEXT_BYTES:
+            reject(file, f"is larger than {MAX_TEXT_BYTES} bytes")
+
+
+def check_tokenizer(folder: Path, vocab_size: int) -> tuple[int, bool]:
+    """The entries of the tokenizer, and whether the chat template takes a system message; it makes tokens below `vocab_size` only.
+
+    Raises:
+        ModelError: names the file.
+    """
+    tokenizer = _load_tokenizer(folder)
+    return _check_vocabulary(folder, tokenizer, vocab_size), _check_template(folder, tokenizer, vocab_size)
 
 
 def _check_config(folder: Path, info: ModelInfo) -> dict[str, Any]:
@@ -95,17 +108,17 @@ def _check_config(folder: Path, info: ModelInfo) -> dict[str, Any]:
     _check_end_tokens(file, config, info)
     from transformers import AutoConfig
 
-    made = _attempt(file, lambda: AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False))
+    made = attempt(file, lambda: AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False))
     wanted = _MODEL_TYPES[info.architecture]
     if made.model_type != wanted:
         reject(file, f"model_type is {made.model_type!r}, and {info.architecture} is {wanted!r}")
-    _attempt(file, lambda: check_trainable(made, str(file), field=FIELD))
+    attempt(file, lambda: check_trainable(made, str(file), field=FIELD))
     generation = folder / "generation_config.json"
     if generation.is_file():
         from transformers import GenerationConfig
 
         _check_end_tokens(generation, read_json(generation), info)
-        _attempt(generation, lambda: GenerationConfig.from_pretrained(folder, local_files_only=True))
+        attempt(generation, lambda: GenerationConfig.from_pretrained(folder, local_files_only=True))
     return config
 
 
@@ -123,56 +136,57 @@ def _load_tokenizer(folder: Path) -> Any:  # noqa: ANN401  transformers comes wi
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # noqa: BLE001  as in _attempt
+    except BaseException as error:  # noqa: BLE001  as in attempt
         file = folder / "tokenizer.json"
         if file.is_file():  # the error names this file if it cannot be loaded on its own
             from tokenizers import Tokenizer
 
-            _attempt(file, lambda: Tokenizer.from_file(str(file)))
+            attempt(file, lambda: Tokenizer.from_file(str(file)))
         reject(folder, f"the tokenizer cannot be loaded: {_describe(error)}", error)
 
 
-def _check_vocabulary(folder: Path, tokenizer: Any, info: ModelInfo) -> int:  # noqa: ANN401
+def _check_vocabulary(folder: Path, tokenizer: Any, vocab_size: int) -> int:  # noqa: ANN401
     """The number of the tokenizer's entries."""
-    entries: dict[str, int] = _attempt(folder, tokenizer.get_vocab)
+    entries: dict[str, int] = attempt(folder, tokenizer.get_vocab)
     if not entries:
         reject(folder, "the tokenizer knows no token")
     token, highest = max(entries.items(), key=lambda entry: entry[1])
-    if highest >= info.vocab_size or min(entries.values()) < 0:
-        size = info.vocab_size
-        reject(folder, f"the tokenizer's token {token[:40]!r} is number {highest}, and the model has {size} tokens")
+    if highest >= vocab_size or min(entries.values()) < 0:
+        reject(
+            folder, f"the tokenizer's token {token[:40]!r} is number {highest}, and the model has {vocab_size} tokens"
+        )
     return len(entries)
 
 
-def _check_template(folder: Path, tokenizer: Any, info: ModelInfo) -> bool:  # noqa: ANN401
+def _check_template(folder: Path, tokenizer: Any, vocab_size: int) -> bool:  # noqa: ANN401
     """Whether the template takes a system message. It must take a prompt with one, or without."""
     user = {"role": "user", "content": PROMPT}
     try:
-        _check_rendered(folder, tokenizer, info, [{"role": "system", "content": SYSTEM}, user])
+        _check_rendered(folder, tokenizer, vocab_size, [{"role": "system", "content": SYSTEM}, user])
     except ModelError:
-        _check_rendered(folder, tokenizer, info, [user])
+        _check_rendered(folder, tokenizer, vocab_size, [user])
         return False
     return True
 
 
-def _check_rendered(folder: Path, tokenizer: Any, info: ModelInfo, messages: list[dict[str, str]]) -> None:  # noqa: ANN401
+def _check_rendered(folder: Path, tokenizer: Any, vocab_size: int, messages: list[dict[str, str]]) -> None:  # noqa: ANN401
     file = folder / "chat_template.jinja"
     if not file.is_file():
         file = folder / "tokenizer_config.json"
     render = partial(tokenizer.apply_chat_template, messages, tokenize=False, add_generation_prompt=True)
-    text = _attempt(file, render, "the chat template")
+    text = attempt(file, render, "the chat template")
     if not isinstance(text, str) or len(text) > MAX_RENDERED_CHARS:
         made = f"{len(text) if isinstance(text, str) else 0} characters of a short prompt"
         reject(file, f"the chat template makes {made}; at most {MAX_RENDERED_CHARS} are taken")
-    token_ids = _attempt(folder, lambda: list(tokenizer(text, add_special_tokens=False)["input_ids"]), "the tokenizer")
+    token_ids = attempt(folder, lambda: list(tokenizer(text, add_special_tokens=False)["input_ids"]), "the tokenizer")
     if not token_ids:
         reject(file, "the chat template makes a prompt without tokens")
-    if not all(type(token) is int and 0 <= token < info.vocab_size for token in token_ids):
-        reject(folder, f"the tokenizer makes tokens that are not among the model's {info.vocab_size}")
-    _attempt(folder, lambda: tokenizer.batch_decode([token_ids], skip_special_tokens=True), "the tokenizer")
+    if not all(type(token) is int and 0 <= token < vocab_size for token in token_ids):
+        reject(folder, f"the tokenizer makes tokens that are not among the model's {vocab_size}")
+    attempt(folder, lambda: tokenizer.batch_decode([token_ids], skip_special_tokens=True), "the tokenizer")
 
 
-def _attempt(file: Path, action: Callable[[], T], part: str = "") -> T:
+def attempt(file: Path, action: Callable[[], T], part: str = "") -> T:
     """The action's result; whatever it raises is the file's fault, also a panic of Rust (not an `Exception`) or a lack of memory."""
     try:
         return action()

@@ -35,6 +35,8 @@ class Limits:
     """Longest reply."""
     low_priority: bool = False
     """Whether it runs at a lower priority than the services."""
+    threads: int = 1
+    """Threads that compute at once: so many times the wall-clock limit is the processor time of a request."""
 
 
 def limit_child(memory_mib: int, *, low_priority: bool) -> None:
@@ -53,10 +55,10 @@ def limit_memory(mib: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (mib * MIB, resource.RLIM_INFINITY))
 
 
-def limit_cpu(wall_s: float) -> None:
-    """Makes the kernel end this process when a request of `wall_s` seconds has used more processor time."""
+def limit_cpu(cpu_s: float) -> None:
+    """Makes the kernel end this process when a request has used more processor time than `cpu_s`, and the margin."""
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    soft = math.ceil(time.process_time() + wall_s + CPU_MARGIN_S)
+    soft = math.ceil(time.process_time() + cpu_s + CPU_MARGIN_S)
     resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
 
 

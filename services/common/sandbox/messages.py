@@ -1,7 +1,7 @@
 """Messages between a sandbox and its children, as MessagePack over a socket.
 
-parent → child   [target, arguments, memory_mib, low_priority, wall_s]   first: the object to make, and the limits
-                 [method, arguments, wall_s]                          then: a request to the object
+parent → child   [target, arguments, memory_mib, low_priority, cpu_s]   first: the object to make, and the limits
+                 [method, arguments, cpu_s]                           then: a request to the object
 child → parent   [VALUE, value]  [ERROR, type, [[field, message], …]]  or  [LIMIT, message]: one for each of the parent's messages
 """
 

@@ -96,10 +96,16 @@ class Child:
         self.alive = True
         """Whether it takes requests; False once it has ended or was closed."""
 
+    @property
+    def pid(self) -> int:
+        """Its process id, which another process may have once it has ended."""
+        return self._forked.pid
+
     async def make(self, target: str, arguments: Sequence[object]) -> Any:  # noqa: ANN401
         """For the sandbox: the value that `target` returns; None when that is an object, which the child keeps."""
         limits = self._limits
-        message = [target, list(arguments), limits.memory_mib, limits.low_priority, limits.wall_s]
+        cpu_s = limits.wall_s * limits.threads
+        message = [target, list(arguments), limits.memory_mib, limits.low_priority, cpu_s]
         return await self._exchange(message, limits.wall_s)
 
     async def request(self, method: str, *arguments: object, wall_s: float | None = None) -> Any:  # noqa: ANN401
@@ -112,7 +118,7 @@ class Child:
         async with self._turn:
             if not self.alive:
                 raise ChildLost("has lost its process")
-            return await self._exchange([method, list(arguments), limit_s], limit_s)
+            return await self._exchange([method, list(arguments), limit_s * self._limits.threads], limit_s)
 
     async def close(self) -> None:
         """Ends the process and everything it started."""
@@ -149,7 +155,8 @@ class Child:
         if status is None or not os.WIFSIGNALED(status):
             raise ChildDied("ended its process")
         if computed_too_long(status):
-            raise ChildTimeout(f"computed for more than {self._limits.wall_s + CPU_MARGIN_S:g} s")
+            cpu_s = self._limits.wall_s * self._limits.threads + CPU_MARGIN_S
+            raise ChildTimeout(f"computed for more than {cpu_s:g} s")
         number = os.WTERMSIG(status)
         if number == signal.SIGKILL:
             raise ChildLost("lost its process: it was killed")

@@ -14,9 +14,9 @@ from services.common.sandbox.messages import LIMIT, MAX_REQUEST_BYTES, VALUE, er
 def serve(connection: socket.socket) -> None:
     """Work of a `Sandbox`'s child."""
     messages = _messages(connection)
-    target, arguments, memory_mib, low_priority, wall_s = next(messages)
+    target, arguments, memory_mib, low_priority, cpu_s = next(messages)
     limit_child(memory_mib, low_priority=low_priority)
-    limit_cpu(wall_s)
+    limit_cpu(cpu_s)
     made: list[object] = []
 
     def make() -> object:
@@ -30,8 +30,8 @@ def serve(connection: socket.socket) -> None:
         return getattr(made[0], method)(*values)
 
     connection.sendall(_reply(memory_mib, make))
-    for method, values, limit_s in messages:
-        limit_cpu(limit_s)
+    for method, values, cpu_s in messages:
+        limit_cpu(cpu_s)
         connection.sendall(_reply(memory_mib, call, method, values))
 
 

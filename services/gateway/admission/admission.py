@@ -14,11 +14,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from services.common.config.judges import check_judges
 from services.common.config.plugins import check_installed
 from services.common.config.settings import Settings
 from services.common.config.verifiers import CODE_IS_OFF, BuiltIn, check_reward, choose_verifier
@@ -101,13 +103,18 @@ class _SpecChecks:
     async def run(self) -> None:
         """Runs every check, whatever the results of the others."""
         sources, roles, load = _sources(self.spec), named_models(self.spec), self.spec.checkpoint.load
-        remaining = 1 + len(roles) + len(sources) + (load is not None)
+        reward_models = self.spec.reward.reward_models
+        remaining = 1 + len(roles) + len(reward_models) + len(sources) + (load is not None)
         facts: ModelFacts | None = await self._check("model.path", "model", self._share(remaining), remaining=remaining)
         model = None if facts is None else ModelInfo(**facts["shape"])
         parameters = {} if facts is None else {"model": facts["parameters"]}
         for role in roles:
             remaining -= 1
             parameters |= await self._role(role, remaining=remaining)
+        for name in reward_models:
+            remaining -= 1
+            arguments = name, self._share(remaining)
+            await self._check(f"reward.reward_models.{name}.path", "reward_model", *arguments, remaining=remaining)
         self._installed()
         self.problems += over_limits(self.spec, self.settings, Machine.here(), model, parameters)
         found: dict[str, list[str]] = {}
@@ -150,9 +157,14 @@ class _SpecChecks:
             self.unchecked.append("checkpoint.load")
 
     def _installed(self) -> None:
-        """Every function of section `algorithm` that an installed package is to offer exists."""
+        """Every function of section `algorithm` that an installed package is to offer exists, and the endpoint of every judge."""
+        self._collect(partial(check_installed, self.spec.algorithm))
+        self._collect(partial(check_judges, self.spec.reward.judges, self.settings.judge_endpoints))
+
+    def _collect(self, check: Callable[[], None]) -> None:
+        """Adds the problems that a check raises."""
         try:
-            check_installed(self.spec.algorithm)
+            check()
         except ConfigError as error:
             self.problems += error.problems
 

@@ -21,6 +21,7 @@ from services.common.data.reasoning_gym import import_reasoning_gym
 from services.common.data.source import data_roots
 from services.common.data.trial import SourceFacts, check_source
 from services.common.errors import ConfigError
+from services.common.models.classifier import check_classifier
 from services.common.models.directory import ModelInfo, check_parallel_sizes, resolve_model
 from services.common.models.roles import check_role, named_models, naming
 from services.common.models.trial import ModelFacts, check_model
@@ -78,6 +79,13 @@ class JobChecks:
             actor = None if self._actor is None else ModelInfo(**self._actor["shape"])
             check_role(role, ModelInfo(**facts["shape"]), actor, self._spec)
         return facts
+
+    def reward_model(self, name: str, seconds: float) -> None:
+        """The directory of `reward.reward_models.<name>` has a reward model; the values read in half of the time are finite."""
+        field = f"reward.reward_models.{name}.path"
+        with _readable(field), naming(field):
+            path = resolve_model(self._spec.reward.reward_models[name].path, self._settings)
+            check_classifier(str(path), time.monotonic() + seconds / 2)
 
     def data(self, section: str, seconds: float) -> SourceFacts:
         """The source of `data.<section>` opens, and the tasks read within this time are well formed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import subprocess
@@ -25,6 +26,7 @@ from tests.integration.deploy.conftest import USERS, Connect, password
 TOKEN = "canary-token-of-the-gateway-0123456789"  # noqa: S105  what is looked for
 INTERNAL = "canary-token-of-the-inside-0123456789"
 WRONG = "canary-token-of-a-stranger-0123456789"
+JUDGE = "canary-key-of-a-judge-0123456789"
 PATIENCE_S = 90.0
 """The first job waits until its gateway has imported what its checks need, while three other services start and other tests run."""
 SPEC = {"name": "demo", "model": {"path": "missing"}, "data": {"train": {"source": "reasoning_gym:chain_sum"}}}
@@ -70,6 +72,8 @@ async def stack(guarded_port: int, connect_as: Connect, secrets_dir: Path, tmp_p
     assert await connect_as("tester").ping()
     (tmp_path / "token").write_text(TOKEN)
     (tmp_path / "internal").write_text(INTERNAL)
+    (tmp_path / "judge").write_text(JUDGE)
+    judges = {"far": {"url": "http://127.0.0.1:1/v1", "model": "m", "key_file": str(tmp_path / "judge")}}
     urls = {}
     with ExitStack() as services:
         for service in USERS:
@@ -80,6 +84,7 @@ async def stack(guarded_port: int, connect_as: Connect, secrets_dir: Path, tmp_p
                 "MILLRACE_REDIS_PASSWORD_FILE": str(secrets_dir / f"redis_{service}_password"),
                 "MILLRACE_TOKEN_FILE": str(tmp_path / "token"),
                 "MILLRACE_INTERNAL_TOKEN_FILE": str(tmp_path / "internal"),
+                "MILLRACE_JUDGE_ENDPOINTS": json.dumps(judges),
                 "MILLRACE_HOME": str(tmp_path / "home"),
                 "MILLRACE_LOG_LEVEL": "DEBUG",
                 "MILLRACE_GATEWAY_PORT" if service == "gateway" else "MILLRACE_METRICS_PORT": str(port),
@@ -133,7 +138,7 @@ async def test_no_secret_is_in_any_answer_log_metric_or_redis(stack: Stack, conn
     await asyncio.sleep(3)
     logs = {path.name: path.read_text() for path in sorted(stack.logs.glob("*.log"))}
     kept = await everything_in(tester)
-    secrets = [TOKEN, INTERNAL, WRONG, *map(password, USERS)]
+    secrets = [TOKEN, INTERNAL, WRONG, JUDGE, *map(password, USERS)]
     assert len(logs) == len(USERS)
     assert "refused" in said or "missing" in said, "the requests did reach the checks"
     for secret in secrets:

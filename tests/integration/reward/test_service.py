@@ -67,10 +67,10 @@ async def redis(redis_url: str) -> AsyncIterator[Redis]:
 class Running:
     """A service within this process, as its own main would run it."""
 
-    def __init__(self, url: str, pool: Pool, name: str, bound: int) -> None:
+    def __init__(self, url: str, pool: Pool, name: str, bound: int, **options: Any) -> None:
         self.drain = Drain()
         self._clients = (connect(url), connect(url, block_s=2.0))
-        self.service = RewardService(*self._clients, pool, name=name, drain=self.drain, bound=bound)
+        self.service = RewardService(*self._clients, pool, name=name, drain=self.drain, bound=bound, **options)
         self._tasks = [asyncio.create_task(self.service.follow_jobs()), asyncio.create_task(self.service.heartbeat())]
 
     async def stop(self) -> None:

@@ -161,7 +161,17 @@ def test_secrets_stay_out_of_the_build_context() -> None:
     assert not any(".millrace" in rule or rule == "!deploy" for rule in rules)
 
 
-@pytest.mark.parametrize("file", ["compose.yaml", "deploy/compose.yaml"])
+def test_the_reward_service_leaves_the_internal_network_only_with_the_file_for_judges() -> None:
+    overlay: dict[str, Any] = yaml.safe_load((ROOT / "deploy/compose.judges.yaml").read_text())
+    assert SERVICES["reward"]["networks"] == ["internal"]
+    assert overlay["services"] == {"reward": {"networks": ["edge", "internal"], "secrets": ["judge_key"]}}
+    passed_on = {
+        name for name, service in LASTING.items() if "MILLRACE_JUDGE_ENDPOINTS" in service.get("environment", {})
+    }
+    assert passed_on >= {"gateway", "reward"}
+
+
+@pytest.mark.parametrize("file", ["compose.yaml", "deploy/compose.yaml", "deploy/compose.judges.yaml"])
 def test_the_files_follow_the_compose_specification(file: str) -> None:
     checker = shutil.which("check-jsonschema", path=str(Path(sys.executable).parent))
     assert checker

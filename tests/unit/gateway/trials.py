@@ -33,6 +33,9 @@ class Good:
         assert 0 < seconds <= 20
         return {"shape": {}, "parameters": 10_000}
 
+    def reward_model(self, name: str, seconds: float) -> None:
+        assert 0 < seconds <= 20
+
     def load(self, seconds: float) -> dict[str, Any] | None:
         return {"path": "/jobs/other", "step": 3}
 
@@ -44,6 +47,9 @@ class Good:
 class Wrong(Good):
     def model(self, seconds: float) -> dict[str, Any] | None:
         raise ModelError(Problem("learner.tensor_parallel_size", "4 does not divide 9"), "and more: of it")
+
+    def reward_model(self, name: str, seconds: float) -> None:
+        raise ModelError(f"{name} has 2 labels", field=f"reward.reward_models.{name}.path")
 
     def data(self, section: str, seconds: float) -> dict[str, Any]:
         if section == "eval":

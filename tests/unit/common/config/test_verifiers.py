@@ -100,7 +100,7 @@ def test_what_a_job_defines_may_be_named_like_a_verifier() -> None:
         (RewardSpec(config={"format": {"format_tags": ["a b"]}}), "reward.config.format.format_tags.0"),
         (RewardSpec(config={"code": {"code_scores": "share"}}), "reward.config.code.code_scores"),
         (RewardSpec(rubrics={"math": rubric("gsm8k")}), "reward.rubrics.math"),
-        (RewardSpec(judges={"gsm8k": JudgeSpec()}), "reward.judges.gsm8k"),
+        (RewardSpec(judges={"gsm8k": JudgeSpec(endpoint="local")}), "reward.judges.gsm8k"),
         (RewardSpec(verifiers={"*": "code"}), "reward.verifiers['*']"),
         (RewardSpec(rubrics={"r": rubric("code")}), "reward.rubrics.r.verifier_function"),
     ],

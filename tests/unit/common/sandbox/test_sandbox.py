@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -14,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from services.common.errors import ChildDied, ChildLost, ChildTimeout, DataError, SandboxError
-from services.common.sandbox.limits import LOG_BYTES, Limits
+from services.common.sandbox.limits import CPU_MARGIN_S, LOG_BYTES, Limits
 from services.common.sandbox.pool import Sandbox
 from services.common.service.process_tree import is_running
 
@@ -52,6 +53,13 @@ async def test_values_come_back_as_they_went(sandbox: Sandbox, value: object) ->
 
 async def test_children_are_forked_from_what_was_prepared_once(sandbox: Sandbox) -> None:
     assert await sandbox.call(f"{DEEDS}:prepared", limits=LIMITS) == ["ready"]
+
+
+async def test_each_thread_of_a_child_has_the_wall_clock_limit_as_processor_time(sandbox: Sandbox) -> None:
+    for threads in (1, 3):
+        limits = Limits(wall_s=10.0, memory_mib=256, threads=threads)
+        soft, _ = await sandbox.call("resource:getrlimit", resource.RLIMIT_CPU, limits=limits)
+        assert 10 * threads <= soft - CPU_MARGIN_S < 10 * threads + 5
 
 
 @pytest.mark.parametrize("deed", ["spin", "deaf"])

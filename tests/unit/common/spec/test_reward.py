@@ -58,7 +58,7 @@ def test_a_rubric_is_no_part_of_itself(parts: dict[str, str]) -> None:
 
 
 def test_a_name_stands_in_one_section() -> None:
-    assert problems(rubrics={"x": rubric("math")}, judges={"x": {}}) == {
+    assert problems(rubrics={"x": rubric("math")}, judges={"x": {"endpoint": "local"}}) == {
         "rubrics.x": "reward.judges has that name, too"
     }
 

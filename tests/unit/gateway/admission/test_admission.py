@@ -75,6 +75,18 @@ async def test_an_unknown_verifier_is_told_once(sandbox: Sandbox) -> None:
     assert message.startswith("there is no verifier 'gsm9k'")
 
 
+async def test_judges_without_an_endpoint_and_directories_without_a_reward_model_name_their_fields(
+    sandbox: Sandbox,
+) -> None:
+    reward = {
+        "verifiers": {"*": "graded"}, "judges": {"graded": {"endpoint": "far"}}, "reward_models": {"scored": {"path": "rm"}}
+    }  # fmt: skip
+    [(field, message)], _ = await found(sandbox, "Good", reward=reward)
+    assert (field, "there is no judge endpoint 'far'" in message) == ("reward.judges.graded.endpoint", True)
+    problems, _ = await found(sandbox, "Wrong", reward=reward)
+    assert ("reward.reward_models.scored.path", "scored has 2 labels") in problems
+
+
 async def test_held_out_tasks_need_no_verifier_of_training(sandbox: Sandbox) -> None:
     reward = {"verifiers": {"of-train": "gsm8k"}, "eval_verifiers": {"of-eval": "math"}}
     assert await found(sandbox, "Good", reward=reward) == ([], ())
