@@ -405,6 +405,32 @@ async def test_the_process_serves_drains_and_exits(redis: Redis, redis_url: str,
         assert json.loads(line)["service"].startswith("reward")
 
 
+async def test_the_process_runs_programs_when_its_operator_says_so(
+    redis: Redis, redis_url: str, tmp_path: Path
+) -> None:
+    await activate(redis, spec={"reward": {"verifiers": {"*": "code"}, "timeout_s": 20.0}})
+    environment = {
+        **os.environ, "REDIS_URL": redis_url, "MILLRACE_HOME": str(tmp_path), "TMPDIR": str(tmp_path), "MILLRACE_CODE_REWARD": "1",
+    }  # fmt: skip
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "services.reward", env=environment, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        tests = json.dumps({"inputs": ["3 4"], "outputs": ["7"]})
+        right, wrong = (f"```python\nprint({value})\n```" for value in ("sum(map(int, input().split()))", "8"))
+        await send(redis, group(1, right, wrong, ground_truth=tests))
+        verdicts = (await scored(redis, 1, timeout_s=60.0))[1].verdicts
+    finally:
+        process.send_signal(signal.SIGTERM)
+        _, errors = await asyncio.wait_for(process.communicate(), 20.0)
+    if "the kernel does not isolate them" in errors.decode():
+        assert {(verdict.status, verdict.reward) for verdict in verdicts} == {(VerdictStatus.FAILED, None)}
+        pytest.skip(verdicts[0].detail)
+    assert "programs that a model writes run isolated" in errors.decode()
+    assert [(verdict.status, verdict.reward) for verdict in verdicts] == [("scored", 1.0), ("scored", 0.0)]
+    assert not [name for name in os.listdir(tmp_path) if name.startswith("millrace-program-")]  # noqa: PTH208
+
+
 async def test_a_wrong_setting_ends_the_process_with_one_clear_line(redis_url: str) -> None:
     environment = {**os.environ, "REDIS_URL": redis_url, "MILLRACE_METRICS_PORT": "many"}
     process = await asyncio.create_subprocess_exec(
