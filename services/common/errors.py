@@ -38,6 +38,14 @@ class DataError(ConfigError):
     """A dataset that is missing, empty or broken; the message names the file and, where known, the row."""
 
 
+class HubRefused(ConfigError):  # noqa: N818  a refusal
+    """A hub's model or data file that cannot be had or may not be used; another try does not help."""
+
+
+class HubError(MillraceError):
+    """A hub does not answer, or broke off; what was fetched is kept, and the next try goes on from there."""
+
+
 class EntryError(MillraceError):
     """A stream entry that cannot be decoded; a retry cannot help, so it is dead-lettered at once."""
 

@@ -72,6 +72,7 @@ async def run(settings: Settings) -> None:
     server = uvicorn.Server(config)
     loops = [
         asyncio.create_task(_restore_loop(context.restorer), name="restore"),
+        asyncio.create_task(context.fetches.loop(), name="fetches"),
         asyncio.create_task(_retention_loop(context.retention, settings), name="retention"),
         asyncio.create_task(trackers.run(), name="trackers"),
     ]
@@ -86,6 +87,7 @@ async def run(settings: Settings) -> None:
         for task in (*loops, warming):
             task.cancel()
         await asyncio.gather(*loops, warming, return_exceptions=True)
+        await context.fetches.close()
         await context.retention.close()
         await sandbox.stop()
         await followers.stop()

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from redis.asyncio import Redis
 
 from services.common.config.settings import Settings, is_loopback
+from services.common.hubs.fetcher import Fetcher
 from services.common.jobs.restore import Restorer
 from services.common.jobs.retention import Retention
 from services.common.jobs.store import JobStore
@@ -20,6 +21,7 @@ from services.gateway.admission.admission import Admission
 from services.gateway.dependencies import Context, EventTimes
 from services.gateway.errors import HANDLERS
 from services.gateway.events.hub import EventHub
+from services.gateway.fetches import JobFetches
 from services.gateway.metrics import GatewayMetrics, Observer
 from services.gateway.middleware.auth import ALWAYS_OPEN, BearerAuth, HostCheck, open_paths, published_names
 from services.gateway.middleware.limits import BodyLimit, RequestLimit, RequestTimeout
@@ -57,6 +59,7 @@ def create_app(
         restorer=Restorer(redis, jobs_dir, "gateway", lambda _: True),
         retention=Retention(redis, store, settings),
         admission=admission,
+        fetches=JobFetches(store, admission, Fetcher.of(settings)),
         metrics=metrics,
         event_times=times,
         hub=EventHub(redis, times.poll_s),

@@ -18,6 +18,7 @@ from services.common.jobs.retention import Retention
 from services.common.jobs.store import JobStore
 from services.gateway.admission.admission import Admission
 from services.gateway.events.hub import EventHub
+from services.gateway.fetches import JobFetches
 from services.gateway.metrics import JOB_ID, GatewayMetrics
 from services.gateway.middleware.streams import StreamLimit
 from services.gateway.openai.client import InferenceClient
@@ -48,6 +49,7 @@ class Context:
     restorer: Restorer
     retention: Retention
     admission: Admission
+    fetches: JobFetches
     metrics: GatewayMetrics
     event_times: EventTimes
     hub: EventHub

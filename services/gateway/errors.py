@@ -14,7 +14,15 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.routing import Match
 
-from services.common.errors import ConfigError, JobConflict, LetterRefused, MillraceError, Problem, SandboxError
+from services.common.errors import (
+    ConfigError,
+    HubError,
+    JobConflict,
+    LetterRefused,
+    MillraceError,
+    Problem,
+    SandboxError,
+)
 from services.common.redis.pool import PoolBusyError
 from services.gateway.schemas import ErrorAnswer
 
@@ -130,6 +138,10 @@ async def _redis(_: Request, error: Exception) -> JSONResponse:
     return error_answer(503, "the job store does not answer; try again")
 
 
+async def _hub(_: Request, error: Exception) -> JSONResponse:
+    return error_answer(503, str(error))
+
+
 async def _admission_busy(_: Request, error: Exception) -> JSONResponse:
     return error_answer(503, str(error))
 
@@ -158,6 +170,7 @@ HANDLERS: Handlers = {
     LetterRefused: _conflict,
     RedisError: _redis,
     AdmissionBusy: _admission_busy,
+    HubError: _hub,
     SandboxError: _sandbox,
     PoolBusyError: _pool_busy,
     Exception: _unexpected,

@@ -58,7 +58,7 @@ class SystemMetrics:
     async def _refresh(self, redis: Redis) -> None:
         for state, count in (await self._job_counts.count(redis)).items():
             self.jobs.labels(state).set(count)
-        self.queued.set(await redis.zcard(keys.QUEUE))
+        self.queued.set(await redis.zcard(keys.QUEUE) + await redis.zcard(keys.FETCHES))
         active = await JobStore(redis).active()
         self.active.set(len(active))
         await self._refresh_streams(redis, list(active))

@@ -21,12 +21,12 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "main", "commands", "connect", "up", "doctor", "checks", "stack", "imports", "overrides", "views", "prepare", "client", "logs",
     ),
     "common": (
-        "checkpoints", "data", "sandbox", "models", "streams", "capacity", "jobs", "weight_sync", "service", "config", "redis", "spec",
-        "weights", "batches", "durable", "differences", "errors", "pb",
+        "hubs", "checkpoints", "data", "sandbox", "models", "streams", "capacity", "jobs", "weight_sync", "service", "config",
+        "redis", "spec", "weights", "batches", "durable", "differences", "errors", "pb",
     ),
     "gateway": (
-        "__main__", "app", "header_deadline", "routes", "dependencies", "admission", "trackers", "events", "openai", "metrics",
-        "middleware", "errors", "system_metrics", "schemas",
+        "__main__", "app", "header_deadline", "routes", "dependencies", "fetches", "admission", "trackers", "events", "openai",
+        "metrics", "middleware", "errors", "system_metrics", "schemas",
     ),
     "learner": (
         "__main__", "agent", "rank", "controller", "replay", "audit", "loops", "weights", "ranks", "megatron", "storage", "groups",

@@ -12,8 +12,10 @@ from typing import Any, Self
 from pydantic import ByteSize, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
+from services.common.config.hub_folder import HubFolder
 from services.common.config.judges import Endpoints
 from services.common.errors import ConfigError
+from services.common.spec.reference import HUBS
 
 _ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104  compared with, not bound to
 _LIST = """a JSON list, as in '["one", "two"]'"""
@@ -113,6 +115,19 @@ class Settings(BaseSettings):
     )
     data_roots: list[Path] = Field(
         default_factory=list, description="Directories that datasets may lie in (JSON list), besides <home>/data."
+    )
+    hubs: list[str] | None = Field(
+        default=None,
+        description="Hubs that models and data are fetched from (JSON list of hf, modelscope). Unset: both where only this machine reaches "
+        "the gateway; beyond loopback none.",
+    )
+    max_hub_bytes: ByteSize = Field(
+        default=ByteSize(100 * 1024**3),
+        ge=1,
+        description="Largest model, or data file, that is fetched from a hub, e.g. 200GiB.",
+    )
+    hub_stall_s: float = Field(
+        default=60.0, ge=1, description="A fetch from which no byte comes for so long is broken off, and tried again."
     )
     learner_nodes: int = Field(
         default=1, ge=1, le=1024, description="Machines that the learner's ranks are spread over."
@@ -254,6 +269,14 @@ class Settings(BaseSettings):
                 raise ValueError(f"{host!r} is no host's name: it has neither scheme nor port")
         return hosts
 
+    @field_validator("hubs")
+    @classmethod
+    def _known_hubs(cls, hubs: list[str] | None) -> list[str] | None:
+        for hub in hubs or ():
+            if hub not in HUBS:
+                raise ValueError(f"{hub!r} is no hub that is known here ({', '.join(HUBS)})")
+        return hubs
+
     @model_validator(mode="after")
     def _fill_in(self) -> Self:
         for name in _SECRETS:
@@ -278,6 +301,21 @@ class Settings(BaseSettings):
     def models_dir(self) -> Path:
         """The directory of registered models, one directory each."""
         return self.home / "models"
+
+    @property
+    def hub_folder(self) -> HubFolder:
+        """What came from hubs."""
+        return HubFolder(self.home / "hubs")
+
+    @property
+    def allowed_hubs(self) -> tuple[str, ...]:
+        """Hubs that this process may fetch from.
+
+        By default none where others reach it: whoever may submit jobs would use this site's network, disk and hub tokens.
+        """
+        if self.hubs is None:
+            return HUBS if is_loopback(self.bind_host) else ()
+        return tuple(self.hubs)
 
     def job_dir(self, job_id: str) -> Path:
         """The job's own folder: spec, checkpoints, journal, exports."""

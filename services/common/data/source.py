@@ -12,6 +12,7 @@ from services.common.data.files import FileSource
 from services.common.data.procedural import ProceduralSource
 from services.common.errors import DataError
 from services.common.spec.data import DataSourceSpec
+from services.common.spec.reference import is_reference, parse_reference
 
 
 def open_source(
@@ -39,7 +40,14 @@ def open_within(
         return ProceduralSource(spec, field=field, bounds=bounds)
     if spec.config:
         raise DataError(f"is for procedural sources; {spec.source} is a file", field=f"{field}.config")
-    path = locate(spec.source, roots, field=f"{field}.source", error=DataError)
+    name = spec.source
+    if is_reference(name):
+        reference = parse_reference(name, file=True)
+        name = str(Path(reference.hub, reference.repo, reference.revision or "main", reference.file))
+    path = locate(name, roots, field=f"{field}.source", error=DataError)
+    if name != spec.source and not path.is_file():
+        message = f"{spec.source} is not there: fetch it with `millrace data pull {spec.source}`"
+        raise DataError(message, field=f"{field}.source")
     if not path.is_file():
         listed = ", ".join(str(root) for root in roots)
         raise DataError(f"{path} is not there (relative paths are looked for in {listed})", field=f"{field}.source")
@@ -48,4 +56,4 @@ def open_within(
 
 def data_roots(settings: Settings) -> list[Path]:
     """The directories that files may lie in."""
-    return [settings.home / "data", *settings.data_roots]
+    return [settings.home / "data", *settings.data_roots, settings.hub_folder.roots[1]]

@@ -29,7 +29,10 @@ async def restore(redis: Redis, jobs_dir: Path, record: JobRecord, incarnation: 
     now = time.time()
     event = json.dumps({"message": "Redis had lost this job: its record is back", "state": record.state})
     waits = record.state in {JobState.QUEUED, JobState.PAUSED} and record.learner is None
-    names = [keys.record(record.id), keys.JOBS, keys.QUEUE, keys.ORDER, keys.events(record.id)]
+    queue = (
+        keys.FETCHES if record.spec.references else keys.QUEUE
+    )  # from there the gateway moves it on, at once if all is there
+    names = [keys.record(record.id), keys.JOBS, queue, keys.ORDER, keys.events(record.id)]
     key, _, digest = record.idempotency.partition(" ")
     pairs = [item for pair in to_hash(record).items() for item in pair]
     done = await redis.register_script(lua.RESTORE)(

@@ -76,15 +76,30 @@ class JobStore:
         """A new job, queued."""
         return (await self.create_once(spec, None))[0]
 
-    async def create_once(self, spec: JobSpec, key: str | None) -> tuple[JobRecord, bool]:
-        """A job, new or created with this Idempotency-Key; and whether it is new. Raises KeyReused for another spec."""
+    async def create_once(
+        self, spec: JobSpec, key: str | None, *, sent: JobSpec | None = None, fetching: str = ""
+    ) -> tuple[JobRecord, bool]:
+        """A job, new or created with this Idempotency-Key; and whether it is new. Raises KeyReused for another spec.
+
+        `sent`: the spec before its references were resolved, by which a repeat is recognized. `fetching`: what the job waits for, its
+        cause; no learner takes it before `fetched` is called.
+        """
         job_id, now, spec_json = f"{spec.name}-{secrets.token_hex(4)}", time.time(), spec.model_dump_json()
         values = {
             "name": spec.name, "state": JobState.QUEUED, "created_at": now, "steps": spec.learner.steps, "lineage": 0,
             "spec": spec_json,
         }  # fmt: skip
-        names = [keys.record(job_id), keys.JOBS, keys.QUEUE, keys.ORDER, keys.events(job_id)]
-        digest, event = hashlib.sha256(spec_json.encode()).hexdigest(), json.dumps({"state": JobState.QUEUED})
+        names = [
+            keys.record(job_id),
+            keys.JOBS,
+            keys.FETCHES if fetching else keys.QUEUE,
+            keys.ORDER,
+            keys.events(job_id),
+        ]
+        digest = hashlib.sha256((sent or spec).model_dump_json().encode()).hexdigest()
+        event = json.dumps({"state": JobState.QUEUED} | ({"cause": fetching} if fetching else {}))
+        if fetching:
+            values["cause"] = fetching
         if key:
             values["idempotency"] = f"{keys.idempotency(key)} {digest}"
             names.append(keys.idempotency(key))
@@ -120,6 +135,24 @@ class JobStore:
         if done != b"ok":
             raise JobConflict(f"job {job_id} is {text(done)}: it cannot become {to}")
         await self.records.save(job_id)
+
+    async def report_unchecked(self, job_id: str, fields: Sequence[str]) -> None:
+        """Adds an event: these fields could not be checked in time, and are left to the learner."""
+        message = f"not checked in time, left to the learner: {', '.join(fields)}"
+        await self.history.event(job_id, "admission", {"message": message, "unchecked": list(fields)})
+
+    async def fetching(self) -> list[str]:
+        """Ids of the jobs whose models or data are fetched from a hub first, the oldest first."""
+        return [text(job_id) for job_id in await self._redis.zrange(keys.FETCHES, 0, -1)]
+
+    async def fetched(self, job_id: str) -> None:
+        """Lets learners take the job, if it waits: what it names is there. Of an ended job only the mark goes."""
+        record = await self.find(job_id)
+        async with self._redis.pipeline(transaction=True) as pipe:
+            if record is not None and record.learner is None and not record.state.ended:
+                pipe.zadd(keys.QUEUE, {job_id: record.order})
+            pipe.zrem(keys.FETCHES, job_id)
+            await pipe.execute()
 
     async def claim(self, learner: str) -> JobRecord | None:
         """The next job for this learner: one that it left unfinished, else the oldest in the queue, else None."""

@@ -14,6 +14,7 @@ from services.common.config.paths import did_you_mean, is_below, locate, resolve
 from services.common.config.settings import Settings
 from services.common.errors import ModelError, Problem
 from services.common.spec.job import JobSpec
+from services.common.spec.reference import is_reference, parse_reference
 
 FIELD = "model.path"
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -24,7 +25,7 @@ MAX_SIZE = 2**31
 """Upper bound of every size in config.json."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib"})
+PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib"})
 _CODE = frozenset({".py", ".pyc", ".so"})
 
 
@@ -50,12 +51,14 @@ class ModelInfo:
 
 
 def resolve_model(name_or_path: str, settings: Settings) -> Path:
-    """The directory of a registered model (below `settings.models_dir`), or of a path under that or `settings.model_roots`.
+    """The directory of a registered model (below `settings.models_dir`), of a path under that or `settings.model_roots`, or of a hub's.
 
     Raises:
-        ModelError: it does not exist, or it or a file in it leads outside the allowed directories.
+        ModelError: it does not exist, it or a file in it leads outside the allowed directories, or it is not fetched.
     """
     roots = [settings.models_dir, *settings.model_roots]
+    if is_reference(name_or_path):
+        roots, name_or_path = [settings.hub_folder.roots[0]], _fetched(name_or_path, settings)
     path = locate(name_or_path, roots, field=FIELD, error=ModelError)
     if not path.is_dir():
         if _NAME.fullmatch(name_or_path):
@@ -69,6 +72,24 @@ def resolve_model(name_or_path: str, settings: Settings) -> Path:
         if file.is_symlink() and not is_below(resolve(file, field=FIELD, error=ModelError), real_roots):
             raise ModelError(f"{file} is a link that leads outside the allowed directories", field=FIELD)
     return path
+
+
+def _fetched(text: str, settings: Settings) -> str:
+    """The path, below its root, of a hub's model, which must be complete."""
+    try:
+        reference = parse_reference(text, file=False)
+    except ValueError as error:
+        raise ModelError(str(error), field=FIELD) from error
+    folder = settings.hub_folder
+    if not folder.is_complete(reference):
+        raise ModelError(f"{text} is not there: fetch it with `millrace models pull {text}`", field=FIELD)
+    return str(folder.relative(reference))
+
+
+def inspect_config(path: Path) -> ModelInfo:
+    """The shape of a model whose weights need not be there yet. Raises ModelError as `inspect_model`."""
+    _reject_code(path)
+    return _read_shape(path / "config.json")
 
 
 def inspect_model(path: Path) -> ModelInfo:
@@ -146,7 +167,7 @@ def _reject_code(path: Path) -> None:
         if not file.is_file() and not file.is_dir():
             raise ModelError(f"{file} is neither a file nor a directory", field=FIELD)
         suffix = file.suffix.lower()
-        if suffix in _PICKLES:
+        if suffix in PICKLES:
             reject(file, "pickled files can run code; keep safetensors only")
         if suffix in _CODE:
             reject(file, "a model directory must not contain code")

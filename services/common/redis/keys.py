@@ -1,6 +1,7 @@
 """Redis keys of Millrace, all of them. The keys of a job share one hash tag, so that a cluster keeps them on one node.
 
 millrace:queue                   zset    job ids waiting for a learner, by submission
+millrace:fetches                 zset    job ids whose models or data are fetched from a hub first, by submission
 millrace:jobs                    zset    all job ids, by submission
 millrace:held                    zset    job ids that a learner has taken and not ended, by when it took them
 millrace:active                  hash    job id → ActiveJob: what rollout and reward servers attach to
@@ -30,6 +31,7 @@ from collections.abc import Callable
 from enum import StrEnum
 
 QUEUE = "millrace:queue"
+FETCHES = "millrace:fetches"
 JOBS = "millrace:jobs"
 HELD = "millrace:held"
 ACTIVE = "millrace:active"

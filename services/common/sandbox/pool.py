@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, Self
 
 import msgpack
@@ -26,10 +26,21 @@ from services.common.sandbox.processes import Forked, Forkserver, computed_too_l
 class Sandbox:
     """Factory of children. `async with Sandbox(…) as sandbox: value = await sandbox.call("package.module:function", …)`."""
 
-    def __init__(self, *, prepare: Sequence[str] = (), service: str = "sandbox", log_level: str = "INFO") -> None:
+    def __init__(
+        self,
+        *,
+        prepare: Sequence[str] = (),
+        service: str = "sandbox",
+        log_level: str = "INFO",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """The arguments as in `Forkserver`."""
         self._forkserver = Forkserver(
-            "services.common.sandbox.server:serve", prepare=prepare, service=service, log_level=log_level
+            "services.common.sandbox.server:serve",
+            prepare=prepare,
+            service=service,
+            log_level=log_level,
+            environment=environment,
         )
 
     async def __aenter__(self) -> Self:

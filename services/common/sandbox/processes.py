@@ -39,7 +39,9 @@ STOP_TIMEOUT_S = 5.0
 _CHUNK = 1 << 18
 _EXIT_POLL_S = 0.01
 
-_SERVICE_SETTINGS = ("MILLRACE_", "REDIS_URL", "OTEL_")
+HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "MODELSCOPE_API_TOKEN")
+"""Tokens of hubs; only the child that fetches gets them."""
+_SERVICE_SETTINGS = ("MILLRACE_", "REDIS_URL", "OTEL_", *HUB_TOKENS)
 """Prefixes of the service's own environment variables, secrets among them; children do not get them."""
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 

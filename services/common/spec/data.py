@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, StringConstraints, field_validator
 
 from services.common.spec.base import Section
+from services.common.spec.reference import is_reference, parse_reference
 
 PROCEDURAL_PREFIX = "reasoning_gym:"
 FILE_SUFFIXES = (".parquet", ".jsonl")
@@ -16,8 +17,9 @@ class DataSourceSpec(Section):
     """One source of tasks: a file under the data root, or a procedural `reasoning-gym` task."""
 
     source: Annotated[str, StringConstraints(min_length=1, max_length=1024)] = Field(
-        description="`reasoning_gym:<task>`, or the path of a .parquet or .jsonl file under the allowed data roots.",
-        examples=["reasoning_gym:chain_sum", "gsm8k/train.jsonl", "dapo-math-17k.parquet"],
+        description="`reasoning_gym:<task>`, the path of a .parquet or .jsonl file under the allowed data roots, or such a file of a hub's "
+        "dataset: hf:ORG/NAME[@REVISION]/PATH, modelscope:ORG/NAME[@REVISION]/PATH. An accepted job names the commit.",
+        examples=["reasoning_gym:chain_sum", "gsm8k/train.jsonl", "hf:openai/gsm8k/main/train-00000-of-00001.parquet"],
     )
     config: dict[str, Any] = Field(
         default_factory=dict, description="Settings of the procedural task, as reasoning-gym names them."
@@ -50,6 +52,8 @@ class DataSourceSpec(Section):
         if not value.startswith(PROCEDURAL_PREFIX) and not value.endswith(FILE_SUFFIXES):
             suffixes = ", ".join(FILE_SUFFIXES)
             raise ValueError(f"must be `{PROCEDURAL_PREFIX}<task>` or end in one of {suffixes}, not {value!r}")
+        if is_reference(value):
+            parse_reference(value, file=True)
         return value
 
     @field_validator("prompt_template")

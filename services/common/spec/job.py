@@ -22,6 +22,7 @@ from services.common.spec.learner import (
     ReferenceSpec,
 )
 from services.common.spec.presets import DIVIDE_BY_LONGEST
+from services.common.spec.reference import Reference, is_reference, parse_reference
 from services.common.spec.reward import RewardSpec
 from services.common.spec.rollout import ModelSpec, RolloutSpec
 from services.common.spec.trackers import TrackersSpec
@@ -107,6 +108,30 @@ class JobSpec(Section):
         if limit is not None and limit <= self.rollout.rollout_max_tokens:
             raise FieldError("model.max_model_len", f"{limit} leaves no room for a prompt beside {response}")
         return self
+
+    @property
+    def references(self) -> dict[str, Reference]:
+        """What the job names of hubs, by field."""
+        models = {"model.path": self.model, "critic.path": self.critic, "reference.path": self.reference}
+        named = {field: section.path for field, section in models.items() if section is not None}
+        found = {
+            field: parse_reference(path, file=False) for field, path in named.items() if path and is_reference(path)
+        }
+        for section, part in (("train", self.data.train), ("eval", self.data.eval)):
+            if part is not None and is_reference(part.source):
+                found[f"data.{section}.source"] = parse_reference(part.source, file=True)
+        return found
+
+    def with_references(self, references: Mapping[str, Reference]) -> Self:
+        """The spec with other references in these fields of `references`."""
+        document = self.model_dump(mode="json")
+        for field, reference in references.items():
+            *sections, name = field.split(".")
+            part = document
+            for section in sections:
+                part = part[section]
+            part[name] = str(reference)
+        return type(self).model_validate(document, context=RECORDED)
 
     @property
     def ranks_estimate(self) -> bool:

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
-from pydantic import Field, StringConstraints, ValidationInfo, model_validator
+from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from services.common.spec.base import RECORDED, Section
+from services.common.spec.reference import check_model_path
 
 
 class Recompute(StrEnum):
@@ -156,6 +157,11 @@ class CriticSpec(OptimizerFields):
     )
     placement: Placement = Field(default=Placement.ACTOR, strict=False, description="Ranks that hold it.")
 
+    @field_validator("path")
+    @classmethod
+    def _known_form(cls, value: str | None) -> str | None:
+        return value and check_model_path(value)
+
 
 class ReferenceSpec(Section):
     """Section `reference`: a frozen policy that the actor's KL is measured against; absent: none."""
@@ -169,6 +175,11 @@ class ReferenceSpec(Section):
         description="After every so many steps the actor's weights become the reference. Never when null.",
     )
     placement: Placement = Field(default=Placement.ACTOR, strict=False, description="Ranks that hold it.")
+
+    @field_validator("path")
+    @classmethod
+    def _known_form(cls, value: str | None) -> str | None:
+        return value and check_model_path(value)
 
 
 class OffPolicySpec(Section):

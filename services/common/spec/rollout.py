@@ -5,9 +5,10 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from services.common.spec.base import Section
+from services.common.spec.reference import check_model_path
 
 
 class DType(StrEnum):
@@ -23,8 +24,14 @@ class ModelSpec(Section):
     """Section `model`."""
 
     path: Annotated[str, StringConstraints(min_length=1, max_length=1024)] = Field(
-        description="A registered model's name, or a Hugging Face directory (safetensors) under the allowed model roots.",
-        examples=["tiny", "smollm2-135m-instruct", "/models/Qwen2.5-7B-Instruct"],
+        description="A registered model's name, a Hugging Face directory (safetensors) under the allowed model roots, or a model of a hub: "
+        "hf:ORG/NAME[@REVISION], modelscope:ORG/NAME[@REVISION]. An accepted job names the commit.",
+        examples=[
+            "tiny",
+            "/models/Qwen2.5-7B-Instruct",
+            "hf:Qwen/Qwen2.5-0.5B-Instruct",
+            "modelscope:Qwen/Qwen3-0.6B@master",
+        ],
     )
     dtype: DType = Field(
         default=DType.BFLOAT16,
@@ -40,6 +47,11 @@ class ModelSpec(Section):
     max_model_len: int | None = Field(
         default=None, ge=16, le=2_000_000, description="Longest prompt + response, tokens (default: the model's)."
     )
+
+    @field_validator("path")
+    @classmethod
+    def _known_form(cls, value: str) -> str:
+        return check_model_path(value)
 
 
 class RolloutSpec(Section):

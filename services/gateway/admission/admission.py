@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -75,17 +75,21 @@ class Admission:
                 raise SpecRefused(*error.problems) from error
         return settle(JobSpec.model_validate_json(spec), self._settings, Machine.here())
 
-    async def admit(self, spec: JobSpec) -> tuple[str, ...]:
-        """Fields that could not be checked in time. Raises SpecRefused for wrong ones; AdmissionBusy at the limit."""
+    async def admit(self, spec: JobSpec, *, missing: Collection[str] = ()) -> tuple[str, ...]:
+        """Fields that could not be checked in time. Raises SpecRefused for wrong ones; AdmissionBusy at the limit.
+
+        `missing`: fields whose files are still to be fetched; they are passed over, and what depends on them is not reported as unchecked.
+        """
         async with _acquired(self._checking):
-            checks = _SpecChecks(self._sandbox, self._checks, spec, self._settings, time.monotonic() + self._deadline_s)
+            deadline = time.monotonic() + self._deadline_s
+            checks = _SpecChecks(self._sandbox, self._checks, spec, self._settings, deadline, frozenset(missing))
             try:
                 await checks.run()
             finally:
                 await checks.close()
         if checks.problems:
             raise SpecRefused(*checks.problems)
-        return tuple(checks.unchecked)
+        return () if missing else tuple(checks.unchecked)
 
 
 @dataclass(slots=True)
@@ -97,6 +101,7 @@ class _SpecChecks:
     spec: JobSpec
     settings: Settings
     deadline: float
+    missing: frozenset[str] = frozenset()
     problems: list[Problem] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
     child: Child | None = None
@@ -190,6 +195,8 @@ class _SpecChecks:
 
     async def _check(self, where: str, method: str, *arguments: object, remaining: int) -> Any:  # noqa: ANN401
         """A check's result, or None with the problem added; `remaining`: checks that share the time, this one included."""
+        if where in self.missing:
+            return None
         for last in (False, True):
             try:
                 child = await self._live_child()

@@ -72,10 +72,15 @@ _CREATED: dict[str, Any] = {
 async def submit(
     context: ContextDep, request: Request, response: Response, idempotency_key: IdempotencyKeyDep = None
 ) -> Job:
-    """Checks the spec, its model, its data and its verifiers, and queues the job. Jobs run one at a time per learner."""
+    """Checks the spec, its model, its data and its verifiers, and queues the job. Jobs run one at a time per learner.
+
+    What the spec names of a hub is looked up here, and fetched while the job is queued; its `cause` says how far that is.
+    """
     try:
-        spec = await context.admission.read(await request.body(), media_type_of(request))
-        unchecked = await context.admission.admit(spec)
+        sent = await context.admission.read(await request.body(), media_type_of(request))
+        resolved = await context.fetches.resolve(sent)
+        spec = resolved.spec
+        unchecked = await context.admission.admit(spec, missing=resolved.missing.keys())
     except UnsupportedMediaType as error:
         raise HTTPException(415, str(error)) from error
     except SpecRefused:
@@ -85,7 +90,7 @@ async def submit(
     await context.restorer.restore_lost()  # restores an idempotency key that Redis has lost
     try:
         async with context.retention.using(spec):
-            record, new = await context.store.create_once(spec, idempotency_key)
+            record, new = await context.store.create_once(spec, idempotency_key, sent=sent, fetching=resolved.cause)
     except ConfigError as error:
         raise SpecRefused(str(error), field="checkpoint.load") from error
     except KeyReused as error:
@@ -93,9 +98,7 @@ async def submit(
     if new:
         context.metrics.submitted.inc()
         if unchecked:
-            message = f"not checked in time, left to the learner: {', '.join(unchecked)}"
-            data = {"message": message, "unchecked": list(unchecked)}
-            await context.store.history.event(record.id, "admission", data)
+            await context.store.report_unchecked(record.id, unchecked)
     else:
         response.headers["Idempotency-Replayed"] = "true"
     response.headers["Location"] = f"/jobs/{record.id}"

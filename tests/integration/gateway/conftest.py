@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ class AllowAll(Admission):
         except ConfigError as error:
             raise SpecRefused(*error.problems) from error
 
-    async def admit(self, spec: JobSpec) -> tuple[str, ...]:
+    async def admit(self, spec: JobSpec, *, missing: Collection[str] = ()) -> tuple[str, ...]:
         return ()
 
 

@@ -1,0 +1,76 @@
+"""Choice of a repository's files: what a model needs and nothing that can run, or one data file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fnmatch import fnmatch
+
+from services.common.config.paths import did_you_mean
+from services.common.errors import HubRefused
+from services.common.hubs.repository import HubFile, Repository
+from services.common.models.directory import INDEX, MAX_JSON_BYTES, PICKLES, SINGLE
+
+CONFIG = "config.json"
+TEXTS = (
+    "*config.json", "tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "added_tokens.json", "special_tokens_map.json",
+    "tokenizer.model", "*.tiktoken", "chat_template.json", "chat_template.jinja", "LICENSE*", "NOTICE*",
+)  # fmt: skip
+"""Files of a model beside its weights, in the repository's main directory."""
+_SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
+_MAX_NAMES = 3
+
+
+def choose(repository: Repository, max_bytes: int) -> tuple[HubFile, ...]:
+    """The files to fetch, small ones first. Raises HubRefused, which names what is wrong."""
+    wanted = [_data_file(repository)] if repository.reference.file else _model_files(repository.files)
+    total = sum(file.size for file in wanted)
+    if total > max_bytes:
+        raise HubRefused(f"takes {show_bytes(total)}, and MILLRACE_MAX_HUB_BYTES allows {show_bytes(max_bytes)}")
+    return tuple(sorted(wanted, key=lambda file: (file.size, file.path)))
+
+
+def surveyed(files: Sequence[HubFile]) -> tuple[HubFile, ...]:
+    """Those that show whether the model can be trained here at all; they are small."""
+    return tuple(file for file in files if fnmatch(file.path, "*config.json") or file.path == INDEX)
+
+
+def _data_file(repository: Repository) -> HubFile:
+    name = repository.reference.file
+    found = {file.path: file for file in repository.files}
+    if name not in found:
+        raise HubRefused(f"the dataset has no file {name}{did_you_mean(name, found)}")
+    return found[name]
+
+
+def _model_files(files: Sequence[HubFile]) -> list[HubFile]:
+    names = {file.path for file in files}
+    if CONFIG not in names:
+        raise HubRefused(f"has no {CONFIG}: no model of the Hugging Face form")
+    weights = [INDEX, *filter(_SHARD.fullmatch, names)] if INDEX in names else [SINGLE]
+    if not names.issuperset(weights) or weights == [INDEX]:
+        raise HubRefused(_without_weights(names))
+    wanted = [file for file in files if file.path in weights or any(fnmatch(file.path, text) for text in TEXTS)]
+    wanted = [file for file in wanted if "/" not in file.path]
+    for file in wanted:
+        if file.path.endswith(".json") and file.size > MAX_JSON_BYTES:
+            raise HubRefused(f"{file.path} is larger than {MAX_JSON_BYTES} bytes")
+    return wanted
+
+
+def _without_weights(names: set[str]) -> str:
+    pickles = sorted(name for name in names if any(name.endswith(suffix) for suffix in PICKLES))
+    if pickles:
+        listed = ", ".join(pickles[:_MAX_NAMES]) + (", …" if len(pickles) > _MAX_NAMES else "")
+        return f"has its weights as pickles only ({listed}), which can run code: safetensors are needed"
+    return f"has no {SINGLE}, nor an index of shards ({INDEX})"
+
+
+def show_bytes(count: int) -> str:
+    """A size for people: `1.2 GB`."""
+    size = float(count)
+    for unit in ("bytes", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit in {"bytes", "kB"} else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
