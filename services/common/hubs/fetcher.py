@@ -21,7 +21,7 @@ from services.common.config.hub_folder import FILES, size_of
 from services.common.config.settings import Settings
 from services.common.errors import ChildTimeout, HubError, HubRefused, SandboxError
 from services.common.hubs.choice import show_bytes
-from services.common.hubs.work import PARTS, Plan
+from services.common.hubs.work import PARTS, Plan, read_plan
 from services.common.sandbox.limits import Limits
 from services.common.sandbox.pool import Sandbox
 from services.common.sandbox.processes import HUB_TOKENS
@@ -79,7 +79,6 @@ class _Running:
 class _State:
     """What is known of one reference's fetch."""
 
-    of_bytes: int = 0
     trouble: str = ""
     tries: int = 0
 
@@ -168,9 +167,11 @@ class Fetcher:
 
     async def progress(self, reference: Reference) -> Progress:
         """How far the fetch of a resolved reference is."""
-        state = self._states.get(str(reference), _State())
-        have, _ = await asyncio.to_thread(_activity, self.settings.hub_folder.partial(reference))
-        return Progress(min(have, state.of_bytes), state.of_bytes, state.trouble)
+        partial, state = self.settings.hub_folder.partial(reference), self._states.get(str(reference), _State())
+        have, _ = await asyncio.to_thread(_activity, partial)
+        plan = await asyncio.to_thread(read_plan, partial)
+        of_bytes = 0 if plan is None else plan["bytes"]
+        return Progress(min(have, of_bytes), of_bytes, state.trouble)
 
     async def _fetch(self, reference: Reference) -> None:
         key = str(reference)
@@ -192,8 +193,6 @@ class Fetcher:
             before, have = have, (await asyncio.to_thread(_activity, partial))[0]
             state.tries = 1 if have > before else state.tries + 1
             try:
-                plan: Plan = await self._call(SURVEY, reference, SURVEY_S)
-                state.of_bytes, state.trouble = plan["bytes"], ""
                 await self._watched(reference, partial)
             except (HubError, SandboxError) as error:
                 log.warning("the fetch of %s broke off: %s", reference, error)
@@ -202,10 +201,12 @@ class Fetcher:
                 pause_s = min(MAX_PAUSE_S, 2.0 ** (state.tries - 1))
                 state.trouble = f"{error}: tried again"
                 await asyncio.sleep(pause_s)
+                state.trouble = ""
 
     async def _watched(self, reference: Reference, partial: Path) -> None:
         """One try, killed when nothing happens for too long. Raises HubError then, else as the child."""
-        work = asyncio.create_task(self._call(FETCH, reference, FETCH_S))
+        limits = self._limits(FETCH_S)
+        work = asyncio.create_task(self.sandbox.call(FETCH, *self._arguments(reference), limits=limits))
         loop = asyncio.get_running_loop()
         seen, since = await asyncio.to_thread(_activity, partial), loop.time()
         try:
@@ -220,10 +221,6 @@ class Fetcher:
         finally:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
-
-    async def _call(self, target: str, reference: Reference, wall_s: float) -> Plan:
-        plan: Plan = await self.sandbox.call(target, *self._arguments(reference), limits=self._limits(wall_s))
-        return plan
 
     def _arguments(self, reference: Reference) -> tuple[str, str, int]:
         folder, limit = self.settings.hub_folder, int(self.settings.max_hub_bytes)

@@ -105,6 +105,8 @@ class HuggingFace:
             return HubRefused(f"there is no such {kind} on {self.endpoint}, or HF_TOKEN does not give access to it")
         if isinstance(error, errors.RevisionNotFoundError):
             return HubRefused(f"the {kind} has no revision {reference.revision!r}")
+        if status in {401, 403}:
+            return HubRefused(f"{self.endpoint} refuses access ({status}): HF_TOKEN is wrong, or gives none")
         if status < 500 and status not in _TEMPORARY:
             return HubRefused(f"{self.endpoint} refuses it: {brief(error)}")
         return HubError(f"{self.endpoint} answers {status}")

@@ -79,7 +79,7 @@ def fetch(text: str, root: str, max_bytes: int) -> None:
             if folder.is_complete(reference):
                 folder.discard(reference)
                 return
-            plan = _read_plan(partial) or _survey(reference, folder, max_bytes)
+            plan = read_plan(partial) or _survey(reference, folder, max_bytes)
             files = [HubFile(**file) for file in plan["files"]]
             _require_room(partial, files)
             _download(open_hub(reference.hub), reference, files, partial)
@@ -89,13 +89,13 @@ def fetch(text: str, root: str, max_bytes: int) -> None:
 
 def _survey(reference: Reference, folder: HubFolder, max_bytes: int) -> Plan:
     hub = open_hub(reference.hub)
-    if reference.resolved and (known := _read_plan(folder.partial(reference))):
+    if reference.resolved and (known := read_plan(folder.partial(reference))):
         return known
     repository = hub.look_up(reference)
     resolved, files = repository.reference, choose(repository, max_bytes)
     plan = Plan(reference=str(resolved), bytes=sum(file.size for file in files), files=[asdict(file) for file in files])
     partial = folder.partial(resolved)
-    if folder.is_complete(resolved) or _read_plan(partial):
+    if folder.is_complete(resolved) or read_plan(partial):
         return plan
     try:
         partial.mkdir(parents=True, exist_ok=True)
@@ -152,7 +152,8 @@ def _require_room(partial: Path, files: list[HubFile] | tuple[HubFile, ...]) -> 
         )
 
 
-def _read_plan(partial: Path) -> Plan | None:
+def read_plan(partial: Path) -> Plan | None:
+    """The plan of a fetch; None before it was surveyed."""
     try:
         plan: Plan = json.loads((partial / PLAN).read_bytes())
     except FileNotFoundError:

@@ -47,4 +47,5 @@ def configure_logging(service: str, level: str = "INFO") -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(service))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for name in ("httpx", "httpx2"):  # they log addresses, whose queries may hold signatures
+        logging.getLogger(name).setLevel(logging.WARNING)
