@@ -7,19 +7,24 @@ from typing import Annotated, Any
 
 import typer
 
+from services.cli.commands import hubs
 from services.cli.commands.options import AsJson
 from services.cli.views.terminal import open_console, print_result
 
 app = typer.Typer(
-    help="Datasets: prepare rows as tasks.",
+    help="Datasets: prepare rows as tasks; fetch files of hubs.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
+for name, command in {"pull": hubs.pull_data, "list": hubs.list_data, "remove": hubs.remove_data}.items():
+    app.command(name)(command)
+
+
 @app.callback()
 def about() -> None:
-    """Datasets: prepare rows as tasks."""
+    """Datasets: prepare rows as tasks; fetch files of hubs."""
 
 
 @app.command()

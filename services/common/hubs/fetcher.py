@@ -19,7 +19,7 @@ from typing import Self
 
 from services.common.config.hub_folder import FILES, size_of
 from services.common.config.settings import Settings
-from services.common.errors import ChildTimeout, HubError, HubRefused, SandboxError
+from services.common.errors import ChildTimeout, ConfigError, HubError, HubRefused, SandboxError
 from services.common.hubs.choice import show_bytes
 from services.common.hubs.work import PARTS, Plan, read_plan
 from services.common.sandbox.limits import Limits
@@ -97,7 +97,7 @@ class Fetcher:
     def of(cls, settings: Settings) -> Self:
         """A fetcher with a sandbox of its own, whose children alone have the hubs' tokens; starts nothing yet."""
         sandbox = Sandbox(
-            prepare=[PREPARE], service="hub", log_level=settings.log_level, environment=_environment(os.environ)
+            prepare=[PREPARE], service="hub", log_level=settings.log_level, environment=child_environment(os.environ)
         )
         return cls(sandbox, settings)
 
@@ -154,7 +154,7 @@ class Fetcher:
         try:
             while not running.task.done():
                 await asyncio.wait({running.task}, timeout=POLL_INTERVAL_S)
-                if report is not None:
+                if report is not None and not running.task.done():
                     await report(await self.progress(reference))
             running.task.result()
         finally:
@@ -242,9 +242,24 @@ def _activity(partial: Path) -> tuple[int, float]:
     return size_of(partial / FILES) + size_of(partial / PARTS), beat
 
 
-def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
+def child_environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    """Variables of the children that fetch: the hubs' tokens, also from the files that `<NAME>_FILE` names.
+
+    Raises ConfigError for a file that cannot be read.
+    """
     tokens = {name: value for name, value in inherited.items() if name.startswith(HUB_TOKENS)}
+    for name in HUB_TOKENS:
+        path = inherited.get(f"{name}_FILE")
+        if path and name not in inherited and (token := _read(f"{name}_FILE", path)):
+            tokens[name] = token
     return {**tokens, **_ENVIRONMENT}
+
+
+def _read(variable: str, path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{variable}: cannot read {path}: {getattr(error, 'strerror', 'not text')}") from error
 
 
 def _switched_off(settings: Settings, hub: str) -> str:

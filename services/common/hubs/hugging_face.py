@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,10 +29,9 @@ class HuggingFace:
     def __init__(self) -> None:
         """Imports the library."""
         from huggingface_hub import HfApi, constants
-        from huggingface_hub.utils import logging
 
         constants.DOWNLOAD_CHUNK_SIZE = CHUNK_BYTES
-        logging.set_verbosity_error()  # its warnings contain signed addresses
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its warnings contain signed addresses
         self._api = HfApi()
         self.endpoint = str(self._api.endpoint)
 
@@ -46,7 +46,7 @@ class HuggingFace:
                 files_metadata=not reference.file,
             )
             resolved = reference.at(str(info.sha))
-            listed: list[Any] = list(info.siblings or [])
+            listed: list[Any] = list(getattr(info, "siblings", None) or [])
             if reference.file in {item.rfilename for item in listed}:
                 listed = self._api.get_paths_info(
                     reference.repo, [reference.file], repo_type="dataset", revision=resolved.revision
@@ -57,7 +57,7 @@ class HuggingFace:
         """As `Hub.download`."""
         from huggingface_hub import hf_hub_url
         from huggingface_hub.file_download import http_get
-        from huggingface_hub.utils import build_hf_headers
+        from huggingface_hub.utils._headers import build_hf_headers
 
         url = hf_hub_url(
             reference.repo,

@@ -141,7 +141,7 @@ class JobStore:
         message = f"not checked in time, left to the learner: {', '.join(fields)}"
         await self.history.event(job_id, "admission", {"message": message, "unchecked": list(fields)})
 
-    async def fetching(self) -> list[str]:
+    async def fetching(self) -> Sequence[str]:
         """Ids of the jobs whose models or data are fetched from a hub first, the oldest first."""
         return [text(job_id) for job_id in await self._redis.zrange(keys.FETCHES, 0, -1)]
 

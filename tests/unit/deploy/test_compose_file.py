@@ -103,11 +103,11 @@ def test_every_secret_is_one_that_the_script_makes() -> None:
     assert made
     from_files = {name for name, secret in DOCUMENT["secrets"].items() if "SECRETS" in secret["file"]}
     assert from_files == set(made[1].split())
-    assert set(DOCUMENT["secrets"]) - from_files == {"pip_conf"}
+    assert set(DOCUMENT["secrets"]) - from_files == {"pip_conf", "hf_token", "modelscope_token"}
 
 
 def test_what_must_survive_lies_in_named_volumes_that_only_their_services_write() -> None:
-    assert set(DOCUMENT["volumes"]) == {"redis", "jobs", "models", "data", "prometheus", "grafana"}
+    assert set(DOCUMENT["volumes"]) == {"redis", "jobs", "models", "data", "hubs", "prometheus", "grafana"}
     writers: dict[str, set[str]] = {volume: set() for volume in DOCUMENT["volumes"]}
     for name, service in LASTING.items():
         for mount in service.get("volumes", []):
@@ -116,7 +116,7 @@ def test_what_must_survive_lies_in_named_volumes_that_only_their_services_write(
                 writers[volume].add(name)
     assert writers == {
         "redis": {"redis"}, "jobs": {"gateway", "learner"}, "prometheus": {"prometheus"}, "grafana": {"grafana"},
-        "models": set(), "data": set(),
+        "models": set(), "data": set(), "hubs": {"gateway"},
     }  # fmt: skip
 
 

@@ -34,7 +34,7 @@ def children(servers: FakeHub, tmp_path_factory: pytest.TempPathFactory) -> Iter
         "MODELSCOPE_API_TOKEN": TOKEN,
     }
     private = {"HF_HOME": str(tmp_path_factory.mktemp("hf")), "MODELSCOPE_HOME": str(tmp_path_factory.mktemp("ms"))}
-    environment = module._environment(variables) | variables | private
+    environment = module.child_environment(variables) | variables | private
     shared = Sandbox(prepare=[module.PREPARE], service="hub", environment=environment)
     yield shared
     asyncio.run(shared.stop())
