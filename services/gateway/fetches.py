@@ -158,12 +158,13 @@ class JobFetches:
                 for name, reference in record.spec.references.items():
                     await self._fetch(record, name, reference)
                 unchecked = await self.admission.admit(record.spec)
-            except ConfigError as error:
-                await self._fail(record, str(error))
-            except HubError as error:
+            except (ConfigError, HubError) as error:
                 await self._fail(record, str(error))
             except (AdmissionBusy, SandboxError, RedisError) as error:  # the next look tries again
                 log.warning("cannot be let into the queue yet: %s", error)
+            except Exception as error:  # a defect of ours ends this job, not the gateway
+                log.exception("the fetch of this job failed")
+                await self._fail(record, f"an error of the gateway, whose log has it: {type(error).__name__}")
             else:
                 await self._release(record, unchecked)
 

@@ -18,8 +18,9 @@ app = typer.Typer(
 )
 
 
-for name, command in {"pull": hubs.pull_data, "list": hubs.list_data, "remove": hubs.remove_data}.items():
-    app.command(name)(command)
+app.command("pull")(hubs.pull_data)
+app.command("list")(hubs.list_data)
+app.command("remove")(hubs.remove_data)
 
 
 @app.callback()

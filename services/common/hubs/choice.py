@@ -26,7 +26,8 @@ def choose(repository: Repository, max_bytes: int) -> tuple[HubFile, ...]:
     wanted = [_data_file(repository)] if repository.reference.file else _model_files(repository.files)
     total = sum(file.size for file in wanted)
     if total > max_bytes:
-        raise HubRefused(f"takes {show_bytes(total)}, and MILLRACE_MAX_HUB_BYTES allows {show_bytes(max_bytes)}")
+        limits = "MILLRACE_MAX_HUB_BYTES" + (" or MILLRACE_MAX_DATA_BYTES" if repository.reference.file else "")
+        raise HubRefused(f"takes {show_bytes(total)}, and {limits} allows {show_bytes(max_bytes)}")
     return tuple(sorted(wanted, key=lambda file: (file.size, file.path)))
 
 

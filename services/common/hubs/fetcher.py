@@ -38,9 +38,9 @@ SURVEY_S = 20.0
 FETCH_S = 7 * 24 * 3600.0
 """Longest fetch, however steadily its bytes come."""
 MEMORY_MIB = 2048
-MAX_TRIES = 6
+MAX_TRIES = 10
 """Tries in a row without a new byte after which a fetch fails."""
-MAX_PAUSE_S = 30.0
+MAX_PAUSE_S = 60.0
 """Longest pause between two tries; the first is a second."""
 MAX_FETCHES = 2
 """Fetches at once; others wait for their turn."""

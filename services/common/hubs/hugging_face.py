@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from services.common.errors import HubError, HubRefused, MillraceError
-from services.common.hubs.repository import HubFile, Repository, brief
+from services.common.hubs.repository import HubFile, Repository, brief, is_of_disk
 from services.common.spec.reference import Reference
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class HuggingFace:
         except ValueError as error:  # one file beyond 50 GB, or a name that the library does not take
             raise HubRefused(brief(error)) from error
         except OSError as error:
-            if error.errno is not None:  # the disk's
+            if is_of_disk(error):
                 raise
             raise HubError(f"{self.endpoint}: {brief(error)}") from error
         except Exception as error:

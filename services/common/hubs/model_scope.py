@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.errors import HubError, HubRefused, MillraceError
-from services.common.hubs.repository import HubFile, Repository, brief
+from services.common.hubs.repository import HubFile, Repository, brief, is_of_disk
 from services.common.spec.reference import Reference
 
 DEFAULT_REVISION = "master"
@@ -97,7 +97,7 @@ class ModelScope:
                 raise HubError(f"{self.endpoint}: {brief(error)}") from error
             raise HubRefused(f"{self.endpoint} refuses it: {brief(error)}") from error
         except OSError as error:
-            if error.errno is not None:  # the disk's
+            if is_of_disk(error):
                 raise
             raise HubError(f"{self.endpoint}: {brief(error)}") from error
         except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -17,6 +18,19 @@ from services.common.spec.reference import Reference
 _CHUNK = 16 * 1024**2
 _QUERY = re.compile(r"\?[^\s'\")]+")
 _MAX_MESSAGE_CHARS = 300
+_DISK = frozenset(
+    {
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EIO,
+        errno.EFBIG,
+        errno.ENOENT,
+        errno.EMFILE,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +100,11 @@ def beat_of(partial: Path) -> Callable[[], None]:
             path.touch()
 
     return beat
+
+
+def is_of_disk(error: OSError) -> bool:
+    """Whether the system's error is one of files, not of the network."""
+    return error.errno in _DISK
 
 
 def brief(error: BaseException) -> str:

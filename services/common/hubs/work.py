@@ -22,7 +22,7 @@ from services.common.config.hub_folder import FILES, LOCK, PLAN, HubFolder
 from services.common.durable import write_durably
 from services.common.errors import HubError, HubRefused, ModelError
 from services.common.hubs.choice import choose, show_bytes, surveyed
-from services.common.hubs.repository import Hub, HubFile, beat_of, brief, require_content
+from services.common.hubs.repository import Hub, HubFile, beat_of, brief, is_of_disk, require_content
 from services.common.models.directory import inspect_config
 from services.common.spec.reference import Reference, parse_reference
 
@@ -188,4 +188,6 @@ def _disk() -> Iterator[None]:
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             raise HubRefused("the disk is full: what was fetched is kept") from error
-        raise HubRefused(f"cannot be written: {brief(error)}") from error
+        if is_of_disk(error):
+            raise HubRefused(f"cannot be written: {brief(error)}") from error
+        raise HubError(brief(error)) from error

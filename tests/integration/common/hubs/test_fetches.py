@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from services.cli.stack.children import free_port
 from services.common.config.settings import Settings
 from services.common.errors import HubError, HubRefused
 from services.common.hubs import fetcher as module
@@ -231,6 +232,13 @@ async def test_a_hub_that_is_down_is_no_fault_of_the_job(hub: FakeHub, fetcher: 
     hub.repos["models/org/tiny"].status = 500
     with pytest.raises(HubError, match="answers 500"):
         await fetcher.survey(reference_of("hf", "org/tiny"))
+
+
+async def test_a_hub_that_nobody_answers_for_is_no_fault_of_the_job(settings: Settings) -> None:
+    environment = module.child_environment({}) | {"HF_ENDPOINT": f"http://127.0.0.1:{free_port()}"}
+    async with Fetcher(Sandbox(environment=environment), settings) as lonely:
+        with pytest.raises(HubError, match="does not answer: ConnectError"):
+            await lonely.survey(reference_of("hf", "org/tiny"))
 
 
 async def test_what_is_too_large_is_refused_before_a_byte_of_it_comes(
