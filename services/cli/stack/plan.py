@@ -26,16 +26,20 @@ from services.cli.stack.runtime import Runtime
 from services.cli.stack.supervisor import KILL_MARGIN_S, ProcessSpec
 from services.common.config.settings import Platform, Settings, address
 from services.common.errors import ConfigError, DeadlineExceeded
+from services.common.sandbox.processes import HUB_TOKENS
 
 START_TIMEOUT_S = 180.0
 GATEWAY_TOKEN = "gateway.token"  # noqa: S105  the name of the file in which the gateway stores it
 INTERNAL_TOKEN = "internal.token"  # noqa: S105
 _ANY = ("0.0.0.0", "::", "")  # noqa: S104  compared with, not bound to
-_GATEWAYS_OWN = tuple(
-    f"MILLRACE_{secret}{suffix}"
-    for secret in ("TOKEN", "MLFLOW_TOKEN", "MLFLOW_PASSWORD", "WANDB_API_KEY", "SWANLAB_API_KEY")
-    for suffix in ("", "_FILE")
+_SECRETS = (
+    *(
+        f"MILLRACE_{secret}"
+        for secret in ("TOKEN", "MLFLOW_TOKEN", "MLFLOW_PASSWORD", "WANDB_API_KEY", "SWANLAB_API_KEY")
+    ),
+    *HUB_TOKENS,
 )
+_GATEWAYS_OWN = tuple(f"{secret}{suffix}" for secret in _SECRETS for suffix in ("", "_FILE"))
 """Secrets that the other services do not get."""
 
 

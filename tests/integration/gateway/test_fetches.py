@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -141,6 +142,24 @@ async def test_a_job_is_cancelled_while_its_model_is_fetched(
         assert time.monotonic() < deadline
     assert not (gateway.home / "hubs/models/hf/org/slow" / commit).exists()
     assert (await people.get(f"/jobs/{job['id']}")).json()["cause"] == "cancelled while queued"
+
+
+async def test_data_of_a_hub_is_fetched_and_checked_as_a_file_is(
+    people: httpx.AsyncClient, gateway: GatewayProcess, redis: redis.asyncio.Redis, hub: FakeHub
+) -> None:
+    row = {"prompt": "1 + 1 =", "data_source": "openai/gsm8k", "reward_model": {"ground_truth": "2"}}
+    good = "".join(json.dumps(row | {"prompt": f"{number} + 1 ="}) + "\n" for number in range(9)).encode()
+    commit = hub.add("datasets/org/sums", {"good.jsonl": good, "bad.jsonl": good + b"no row\n"})
+    jobs = {}
+    for name in ("good", "bad"):
+        spec = {"model": {"path": "tiny"}, "data": {"train": {"source": f"hf:org/sums/{name}.jsonl"}}}
+        jobs[name] = (await people.post("/jobs", json=spec)).json()
+        assert jobs[name]["spec"]["data"]["train"]["source"] == f"hf:org/sums@{commit}/{name}.jsonl"
+    ended = await job_when(people, jobs["bad"]["id"], lambda now: now["state"] != "queued")
+    assert ended["state"] == "failed"
+    assert "data.train.source: " in ended["cause"]
+    assert "row 10" in ended["cause"]
+    await job_when(people, jobs["good"]["id"], lambda now: not now["cause"])
 
 
 async def test_a_reference_that_cannot_be_used_is_refused_with_its_field(

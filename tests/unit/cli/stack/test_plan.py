@@ -11,6 +11,7 @@ from services.cli.stack import plan as module
 from services.cli.stack.plan import Stack, plan_stack
 from services.cli.stack.runtime import Runtime
 from services.common.config.settings import Settings
+from services.common.sandbox.processes import HUB_TOKENS
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +81,13 @@ def test_only_the_gateway_is_given_the_trackers_keys(tmp_path: Path, monkeypatch
     for name in names:
         monkeypatch.setenv(name, "k" * 40)
     assert [spec.name for spec in planned(tmp_path).table if "k" * 40 in spec.env.values()] == ["gateway"]
+
+
+def test_only_the_gateway_is_given_the_hubs_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in HUB_TOKENS:
+        monkeypatch.setenv(name, "secret")
+    table = planned(tmp_path).table
+    assert [spec.name for spec in table if set(HUB_TOKENS) & spec.env.keys()] == ["gateway"]
 
 
 def test_the_services_share_an_internal_token_that_only_this_user_reads(
