@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -109,7 +110,7 @@ def _list(home: Path, *, data: bool, as_json: bool) -> None:
 
     stored = list(_settings(home).hub_folder.stored(data=data))
     if as_json:
-        print_json([{"reference": str(i.reference), "path": str(i.path), "size_bytes": i.size_bytes} for i in stored])
+        print_json([asdict(item) | {"reference": str(item.reference), "path": str(item.path)} for item in stored])
     else:
         print_stored(open_console(), stored)
 

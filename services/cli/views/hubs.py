@@ -20,4 +20,5 @@ def print_stored(console: Console, stored: Sequence[Stored]) -> None:
         return
     width = max(len(str(item.reference)) for item in stored)
     for item in stored:
-        console.print(f"{item.reference!s:<{width}}  {show_bytes(item.size_bytes):>9}", soft_wrap=True)
+        remark = "" if item.whole else "  (not whole: pull it again, or remove it)"
+        console.print(f"{item.reference!s:<{width}}  {show_bytes(item.size_bytes):>9}{remark}", soft_wrap=True)

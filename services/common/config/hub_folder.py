@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.common.durable import fsync_directory
-from services.common.spec.reference import Reference
+from services.common.spec.reference import Reference, parse_reference
 
 MODELS, DATA, PARTIAL = "models", "data", "partial"
 PLAN = "plan.json"
@@ -31,6 +32,8 @@ class Stored:
     reference: Reference
     path: Path
     size_bytes: int
+    whole: bool = True
+    """Whether it is complete; else this is what an interrupted fetch has left, or one under way has so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ class HubFolder:
         return found
 
     def stored(self, *, data: bool) -> Iterator[Stored]:
-        """The complete data files, or models, by name."""
+        """The data files, or models, by name; then what is there of others."""
         root = self.root / (DATA if data else MODELS)
         for folder in sorted(root.glob("*/*/*/*")):
             hub, organization, name, commit = folder.relative_to(root).parts
@@ -99,6 +102,14 @@ class HubFolder:
             for path in sorted(path for path in folder.rglob("*") if path.is_file()):
                 file = Reference(hub, reference.repo, commit, path.relative_to(folder).as_posix())
                 yield Stored(file, path, path.stat().st_size)
+
+        yield from (item for item in self._partials() if bool(item.reference.file) is data)
+
+    def _partials(self) -> Iterator[Stored]:
+        for plan in sorted((self.root / PARTIAL).glob(f"*/{PLAN}")):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # it is finished or removed meanwhile
+                reference = parse_reference(json.loads(plan.read_bytes())["reference"])
+                yield Stored(reference, plan.parent, size_of(plan.parent), whole=False)
 
     def _prune(self, folder: Path) -> None:
         """Removes directories that are empty now."""

@@ -10,6 +10,7 @@ from services.common.config.paths import did_you_mean
 from services.common.errors import HubRefused
 from services.common.hubs.repository import HubFile, Repository
 from services.common.models.directory import INDEX, MAX_JSON_BYTES, PICKLES, SINGLE
+from services.common.spec.reference import Reference
 
 CONFIG = "config.json"
 TEXTS = (
@@ -24,11 +25,15 @@ _MAX_NAMES = 3
 def choose(repository: Repository, max_bytes: int) -> tuple[HubFile, ...]:
     """The files to fetch, small ones first. Raises HubRefused, which names what is wrong."""
     wanted = [_data_file(repository)] if repository.reference.file else _model_files(repository.files)
-    total = sum(file.size for file in wanted)
-    if total > max_bytes:
-        limits = "MILLRACE_MAX_HUB_BYTES" + (" or MILLRACE_MAX_DATA_BYTES" if repository.reference.file else "")
-        raise HubRefused(f"takes {show_bytes(total)}, and {limits} allows {show_bytes(max_bytes)}")
+    require_size(repository.reference, sum(file.size for file in wanted), max_bytes)
     return tuple(sorted(wanted, key=lambda file: (file.size, file.path)))
+
+
+def require_size(reference: Reference, total: int, max_bytes: int) -> None:
+    """Raises HubRefused for more bytes than this site takes."""
+    if total > max_bytes:
+        limits = "MILLRACE_MAX_HUB_BYTES" + (" or MILLRACE_MAX_DATA_BYTES" if reference.file else "")
+        raise HubRefused(f"takes {show_bytes(total)}, and {limits} allows {show_bytes(max_bytes)}")
 
 
 def surveyed(files: Sequence[HubFile]) -> tuple[HubFile, ...]:

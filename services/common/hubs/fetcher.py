@@ -128,8 +128,7 @@ class Fetcher:
         """
         if self.is_complete(reference):
             return reference
-        if reference.hub not in self.settings.allowed_hubs:
-            raise HubRefused(_switched_off(self.settings, reference.hub))
+        self._require_allowed(reference)
         limits = self._limits(SURVEY_S)
         try:
             plan: Plan = await self.sandbox.call(SURVEY, *self._arguments(reference), limits=limits)
@@ -146,6 +145,9 @@ class Fetcher:
             HubRefused: another try does not help.
             HubError: the tries are used up; what was fetched is kept.
         """
+        if self.is_complete(reference):
+            return
+        self._require_allowed(reference)
         key = str(reference)
         running = self._running.get(key)
         if running is None:
@@ -222,6 +224,12 @@ class Fetcher:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
 
+    def _require_allowed(self, reference: Reference) -> None:
+        allowed = self.settings.allowed_hubs
+        if reference.hub not in allowed:
+            listed = ", ".join(allowed) or "none"
+            raise HubRefused(f"nothing is fetched from {reference.hub} here (MILLRACE_HUBS allows: {listed})")
+
     def _arguments(self, reference: Reference) -> tuple[str, str, int]:
         folder, limit = self.settings.hub_folder, int(self.settings.max_hub_bytes)
         if reference.file:
@@ -260,8 +268,3 @@ def _read(variable: str, path: str) -> str:
         return Path(path).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{variable}: cannot read {path}: {getattr(error, 'strerror', 'not text')}") from error
-
-
-def _switched_off(settings: Settings, hub: str) -> str:
-    allowed = ", ".join(settings.allowed_hubs) or "none"
-    return f"nothing is fetched from {hub} here (MILLRACE_HUBS allows: {allowed})"

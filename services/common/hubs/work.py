@@ -21,7 +21,7 @@ from typing import Any, TypedDict
 from services.common.config.hub_folder import FILES, LOCK, PLAN, HubFolder
 from services.common.durable import write_durably
 from services.common.errors import HubError, HubRefused, ModelError
-from services.common.hubs.choice import choose, show_bytes, surveyed
+from services.common.hubs.choice import choose, require_size, show_bytes, surveyed
 from services.common.hubs.repository import Hub, HubFile, beat_of, brief, is_of_disk, require_content
 from services.common.models.directory import inspect_config
 from services.common.spec.reference import Reference, parse_reference
@@ -81,6 +81,7 @@ def fetch(text: str, root: str, max_bytes: int) -> None:
                 return
             plan = read_plan(partial) or _survey(reference, folder, max_bytes)
             files = [HubFile(**file) for file in plan["files"]]
+            require_size(reference, plan["bytes"], max_bytes)
             _require_room(partial, files)
             _download(open_hub(reference.hub), reference, files, partial)
             _inspect(reference, partial / FILES)

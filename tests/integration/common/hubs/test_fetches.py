@@ -256,6 +256,8 @@ async def test_a_hub_that_the_site_forbids_is_not_asked(hub: FakeHub, children: 
     forbidden = Fetcher(children, Settings(home=tmp_path, hubs=["modelscope"]))
     with pytest.raises(HubRefused, match=r"nothing is fetched from hf here \(MILLRACE_HUBS allows: modelscope\)"):
         await forbidden.survey(reference_of("hf", "org/tiny"))
+    with pytest.raises(HubRefused, match="nothing is fetched from hf here"):
+        await forbidden.fetch(reference_of("hf", f"org/tiny@{'0' * 40}"))
     assert hub.asked == []
 
 

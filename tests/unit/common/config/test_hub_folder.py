@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from services.common.config.hub_folder import FILES, HubFolder
+from services.common.config.hub_folder import FILES, PLAN, HubFolder
 from services.common.config.settings import Settings
 from services.common.data.source import open_source
 from services.common.errors import ConfigError, DataError, ModelError
@@ -44,6 +45,16 @@ def test_what_is_fetched_is_whole_once_it_is_moved_and_gone_once_it_is_removed(
     assert not folder.is_complete(reference)
     assert not folder.remove(reference)
     assert [path for path in folder.root.rglob("*") if path.is_file()] == []
+
+
+def test_what_an_interrupted_fetch_has_left_is_listed_as_not_whole(tmp_path: Path) -> None:
+    folder = HubFolder(tmp_path)
+    fetched(folder, ROWS, b"12345")
+    (folder.partial(ROWS) / PLAN).write_text(json.dumps({"reference": str(ROWS)}))
+    (item,) = folder.stored(data=True)
+    assert (item.reference, item.whole) == (ROWS, False)
+    assert item.size_bytes >= 5
+    assert list(folder.stored(data=False)) == []
 
 
 def test_a_branch_is_never_complete(tmp_path: Path) -> None:
