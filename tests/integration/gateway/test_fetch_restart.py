@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import httpx
+import pytest
 import redis.asyncio
 
 from services.common.jobs.record import JobState
@@ -18,6 +19,7 @@ from tests.tiny_model import write_tiny_model
 JOB = {"model": {"path": "hf:org/tiny"}, "data": {"train": {"source": "reasoning_gym:chain_sum"}}}
 
 
+@pytest.mark.slow
 async def test_the_next_gateway_goes_on_with_a_fetch_though_redis_has_lost_the_job(
     redis_url: str, redis: redis.asyncio.Redis, tmp_path: Path
 ) -> None:

@@ -450,3 +450,64 @@ async def test_a_note_is_read_at_once_and_kept_with_the_next_move(
     assert (tmp_path / job_id / "job.json").read_bytes() == before
     await head.transition(JobState.STALLED, allowed=LIVE, cause="why")
     assert json.loads((tmp_path / job_id / "job.json").read_text())["failure"] == "boom"
+
+
+def hub_spec() -> JobSpec:
+    return parse_spec(SPEC.replace("path: tiny", "path: 'hf:org/tiny'"))
+
+
+async def test_a_job_that_waits_for_a_fetch_is_claimed_only_after_it_in_the_order_of_submission(
+    store: JobStore,
+) -> None:
+    first, _ = await store.create_once(hub_spec(), None, fetching="model.path: hf:org/tiny is being fetched")
+    second = await store.create(spec())
+    assert (first.state, first.cause) == (JobState.QUEUED, "model.path: hf:org/tiny is being fetched")
+    assert await store.fetching() == [first.id]
+    claimed = await store.claim("learner-a")
+    assert claimed is not None
+    assert claimed.id == second.id
+    assert await store.claim("learner-b") is None
+    third = await store.create(spec())
+    await store.fetched(first.id)
+    await store.fetched(first.id)
+    assert await store.fetching() == []
+    order = [await store.claim(f"learner-{name}") for name in "bc"]
+    assert [record.id for record in order if record] == [first.id, third.id]
+
+
+@pytest.mark.parametrize("end", ["cancel", "pause"])
+async def test_of_a_job_that_ends_during_its_fetch_nothing_waits_and_a_paused_one_stays_paused(
+    redis: Redis, store: JobStore, end: str
+) -> None:
+    job, _ = await store.create_once(hub_spec(), None, fetching="…")
+    await (store.cancel(job.id) if end == "cancel" else store.pause(job.id))
+    await store.fetched(job.id)
+    assert await store.fetching() == []
+    assert await store.claim("learner") is None
+    if end == "pause":
+        await store.resume(job.id)
+        assert (await store.claim("learner")) is not None
+    assert await redis.zrange(keys.QUEUE, 0, -1) == []
+
+
+async def test_a_job_that_redis_has_lost_waits_for_its_fetch_again(
+    redis: Redis, store: JobStore, tmp_path: Path
+) -> None:
+    job, _ = await store.create_once(hub_spec(), None, fetching="…")
+    restorer = Restorer(redis, tmp_path, "gateway", lambda _: True)
+    await restorer.restore_lost()
+    await redis.flushall()
+    assert await restorer.restore_lost() == [job.id]
+    assert await store.fetching() == [job.id]
+    assert await store.claim("learner") is None
+
+
+async def test_a_repeated_submission_is_known_by_what_was_sent_though_its_revision_resolves_otherwise(
+    store: JobStore,
+) -> None:
+    sent = hub_spec()
+    resolved = [sent.with_references({"model.path": sent.references["model.path"].at(digit * 40)}) for digit in "ab"]
+    first, _ = await store.create_once(resolved[0], "key", sent=sent, fetching="…")
+    again, new = await store.create_once(resolved[1], "key", sent=sent, fetching="…")
+    assert (again.id, new) == (first.id, False)
+    assert again.spec == resolved[0]
