@@ -25,6 +25,11 @@ FILES = "files"
 LOCK = "lock"
 
 
+def relative_path(reference: Reference) -> Path:
+    """Where a resolved reference lies below its root."""
+    return Path(reference.hub, reference.repo, reference.revision, reference.file)
+
+
 @dataclass(frozen=True, slots=True)
 class Stored:
     """A model or a data file in the folder."""
@@ -47,13 +52,9 @@ class HubFolder:
         """The directories of complete models and data files."""
         return self.root / MODELS, self.root / DATA
 
-    def relative(self, reference: Reference) -> Path:
-        """Where it lies below its root."""
-        return Path(reference.hub, reference.repo, reference.revision, reference.file)
-
     def path(self, reference: Reference) -> Path:
         """Where it lies, or will lie, as a whole: a model's directory, or a data file."""
-        return self.root / (DATA if reference.file else MODELS) / self.relative(reference)
+        return self.root / (DATA if reference.file else MODELS) / relative_path(reference)
 
     def is_complete(self, reference: Reference) -> bool:
         """Whether it is there, whole."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from services.common.config.hub_folder import relative_path
 from services.common.config.paths import locate
 from services.common.config.settings import Settings
 from services.common.data.bounds import DataBounds
@@ -42,8 +43,7 @@ def open_within(
         raise DataError(f"is for procedural sources; {spec.source} is a file", field=f"{field}.config")
     name = spec.source
     if is_reference(name):
-        reference = parse_reference(name, file=True)
-        name = str(Path(reference.hub, reference.repo, reference.revision or "main", reference.file))
+        name = str(relative_path(parse_reference(name, file=True)))
     path = locate(name, roots, field=f"{field}.source", error=DataError)
     if name != spec.source and not path.is_file():
         message = f"{spec.source} is not there: fetch it with `millrace data pull {spec.source}`"

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from services.common.config.hub_folder import relative_path
 from services.common.config.paths import did_you_mean, is_below, locate, resolve
 from services.common.config.settings import Settings
 from services.common.errors import ModelError, Problem
@@ -80,10 +81,9 @@ def _fetched(text: str, settings: Settings) -> str:
         reference = parse_reference(text, file=False)
     except ValueError as error:
         raise ModelError(str(error), field=FIELD) from error
-    folder = settings.hub_folder
-    if not folder.is_complete(reference):
+    if not settings.hub_folder.is_complete(reference):
         raise ModelError(f"{text} is not there: fetch it with `millrace models pull {text}`", field=FIELD)
-    return str(folder.relative(reference))
+    return str(relative_path(reference))
 
 
 def inspect_config(path: Path) -> ModelInfo:
