@@ -7,8 +7,10 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from tests.http_server import serving
 
 
 class Server:
@@ -53,17 +55,8 @@ class Server:
             do_GET = do_POST = do_PUT = do_PATCH = _handle  # noqa: N815  the base class's names
 
         stopped = threading.Event()
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        server.daemon_threads, server.block_on_close = True, False
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            stopped.set()
-            server.shutdown()
-            thread.join()
-            server.server_close()
+        with serving(Handler, stopped.set) as url:
+            yield url
 
 
 class MLflowServer(Server):

@@ -14,14 +14,13 @@ from typing import Annotated, Self
 from pydantic import Field, JsonValue, model_validator
 
 from services.common.spec.base import FieldError, Section
-from services.common.spec.scorers import JudgeSpec, RewardModelSpec
+from services.common.spec.scorers import NAME, JudgeSpec, RewardModelSpec
 
 MAX_NAMED = 64
 """Most rubrics, most judges and most reward models of a job."""
 MAX_FUNCTIONS = 16
 """Most functions of a rubric."""
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 Weight = Annotated[float, Field(gt=0.0, le=1000.0)]
 
@@ -110,7 +109,7 @@ class RewardSpec(Section):
     def _names_differ(self) -> Self:
         for section, names in self._sections:
             for name in names:
-                if not _NAME.fullmatch(name):
+                if not re.fullmatch(NAME, name):
                     message = "a name has 1 to 63 letters, digits, `_`, `.` and `-`, and begins with a letter or digit"
                     raise FieldError(f"{section}[{name[:80]!r}]", message)
                 if self.named[name] != section:

@@ -17,7 +17,9 @@ PLACEHOLDERS = ("question", "response", "reference", "lowest", "highest")
 _WORD_IN_BRACES = re.compile(r"(?<![A-Za-z])\{([a-z_]+)\}")
 """Not what follows a letter: `\\boxed{answer}` is LaTeX."""
 
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
+"""Pattern of the names that a job or an operator gives."""
+Name = Annotated[str, StringConstraints(pattern=f"^{NAME}$")]
 
 
 class AnswerFormat(StrEnum):

@@ -96,20 +96,23 @@ class Endpoint:
         Raises:
             JudgeError: no answer: the server refused the request, or was away, busy or too slow until the end.
         """
+        troubles: list[_Passing] = []
         try:
             async with asyncio.timeout(limit_s):
-                return await self._tried(request, limit_s)
+                return await self._tried(request, limit_s, troubles)
         except TimeoutError as error:
-            raise JudgeError(f"no answer within {limit_s:.3g} s") from error
+            seen = f"{troubles[-1]}, and then " if troubles else ""
+            raise JudgeError(f"{seen}no answer within {limit_s:.3g} s") from error
 
-    async def _tried(self, request: Mapping[str, Any], limit_s: float) -> str:
-        """The answer of the first request that has one, of MAX_REQUESTS. Raises JudgeError."""
-        until, tried = time.monotonic() + limit_s, 0
+    async def _tried(self, request: Mapping[str, Any], limit_s: float, troubles: list[_Passing]) -> str:
+        """The answer of the first request that has one, of MAX_REQUESTS; adds what the others met. Raises JudgeError."""
+        until = time.monotonic() + limit_s
         while True:
-            tried += 1
             try:
                 return await self._once(request, limit_s / 2)
             except _Passing as trouble:
+                troubles.append(trouble)
+                tried = len(troubles)
                 pause_s = trouble.pause_s if trouble.pause_s is not None else _backoff_s(tried)
                 if tried >= MAX_REQUESTS or time.monotonic() + pause_s >= until:
                     raise JudgeError(f"{trouble} ({tried} requests, within {limit_s:.3g} s)") from trouble

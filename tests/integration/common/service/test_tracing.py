@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from concurrent import futures
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import grpc
@@ -25,6 +25,7 @@ from services.common.service.tracing import GroupSpan, close_tracing, configure_
 from services.learner.groups.buffer import Judged
 from services.learner.groups.ledger import Settled
 from services.learner.loops.traces import GroupTraces
+from tests.http_server import serving
 from tests.unit.learner.scored_groups import scored_group
 
 
@@ -58,17 +59,8 @@ def over_http(collector: Collector) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(ExportTraceServiceResponse().SerializeToString())
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads, server.block_on_close = True, False
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        collector.hang.clear()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(Handler, collector.hang.clear) as url:
+        yield url
 
 
 @contextmanager
