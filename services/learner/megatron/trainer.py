@@ -35,8 +35,9 @@ from services.learner.megatron.model import build_policy, load_weights, torch_dt
 from services.learner.megatron.parallel import join
 from services.learner.megatron.passes import Passes, PreparedBatch
 from services.learner.megatron.platform import device_of, seed_all, seed_tensor_parallel
+from services.learner.megatron.role import Role
 from services.learner.megatron.schedule import learning_rate
-from services.learner.megatron.state import RankState, Role
+from services.learner.megatron.state import RankState
 from services.learner.megatron.stats import StepStats
 from services.learner.megatron.update import Update, mean_of
 from services.learner.megatron.weights import Exporter, write_directory
@@ -283,11 +284,11 @@ class MegatronTrainer:
         )
 
     def _roles(self) -> list[Role]:
-        roles = [Role("", self._actor.part.chunk, self._actor.optimizer)]
+        roles = [Role("", self._actor.part, self._actor.optimizer)]
         if self._critic is not None:
-            roles.append(Role("critic", self._critic.part.chunk, self._critic.optimizer))
+            roles.append(Role("critic", self._critic.part, self._critic.optimizer))
         if self._reference is not None:
-            roles.append(Role("reference", self._reference.chunk, None))
+            roles.append(Role("reference", self._reference, None))
         return roles
 
     def _split(self, sequences: list[Sequence], column: torch.Tensor) -> list[Float32Array]:
