@@ -186,9 +186,7 @@ class SavedState:
             raise ConfigError(
                 f"{self.folder}: of {name} its files hold no state of the optimizer beyond value {reached}"
             )
-        return SavedValues(
-            {state: [torch.cat(some).view(shape)] for state, some in flat.items()}, numbers, counter
-        )
+        return SavedValues({state: [torch.cat(some).view(shape)] for state, some in flat.items()}, numbers, counter)
 
     def _rank(self, stage: int, tp: int, dp: int = 0) -> RankFile:
         return self.rank((stage * self.dp_size + dp) * self.tp_size + tp)

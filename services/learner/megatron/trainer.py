@@ -183,7 +183,7 @@ class MegatronTrainer:
         A critic or reference without a directory of its own begins with a checkpoint's, or else with the actor's weights.
 
         Raises:
-            ConfigError: the checkpoint was saved with another layout, or is incomplete; or the directory's tensors do not fit the model.
+            ConfigError: the checkpoint is incomplete, or the directory's tensors do not fit the model.
         """
         absent = {role.name for role in self._roles() if role.name}
         if hugging_face:

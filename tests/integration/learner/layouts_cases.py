@@ -10,8 +10,13 @@ from tests.integration.learner.roles_cases import tokens_of
 
 MODELS = ("llama", "qwen2", "qwen3")
 """Tied; untied with biases; tied with norms on query and key."""
-CASES = [("llama", "ppo", "float32"), ("qwen2", "ppo", "float32"), ("qwen3", "m2po", "float32"), ("llama", "ppo", "bfloat16")]
-"""Model, job of `roles_cases`, dtype. PPO has a critic and a reference."""
+CASES = [
+    ("llama", "ppo", "float32"),
+    ("qwen2", "ppo", "float32"),
+    ("qwen3", "rloo", "float32"),
+    ("llama", "ppo", "bfloat16"),
+]
+"""Model, job of `roles_cases`, dtype. PPO has a critic and a reference, RLOO a reference."""
 STEPS = 2
 """Training steps before the first checkpoint."""
 CHAINS: dict[str, tuple[str, ...]] = {

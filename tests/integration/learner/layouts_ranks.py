@@ -1,4 +1,4 @@
-"""What every rank of the tests of layouts runs: checkpoints that are loaded in one layout after the other. Rank 0 writes down what came out."""
+"""What every rank of the tests of layouts runs: a checkpoint is loaded in one layout after the other. Rank 0 writes down what came out."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ STATES = ("exp_avg", "exp_avg_sq")
 
 def folders(out: Path, case: str) -> list[Path]:
     """Every checkpoint of a case, in the order of the layouts."""
-    return [out / f"{case}.{chain}.{place}.{name}" for chain, names in CHAINS.items() for place, name in enumerate(names)]
+    return [
+        out / f"{case}.{chain}.{place}.{name}" for chain, names in CHAINS.items() for place, name in enumerate(names)
+    ]
 
 
 def step(trainer: MegatronTrainer, number: int) -> dict[str, Any]:
