@@ -154,6 +154,10 @@ class SavedState:
         """A parameter: the part of each tensor-parallel rank."""
         return [self._rank(stage, tp).tensor(name) for tp in range(self.tp_size)]
 
+    def shape(self, stage: int, name: str) -> list[int]:
+        """The shape of one of these parts."""
+        return self._rank(stage, 0).shape(name)
+
     def optimizer(self, stage: int, name: str) -> SavedValues:
         """What the optimizer holds of a parameter, put together over data-parallel ranks."""
         values = [self._optimizer(stage, tp, name) for tp in range(self.tp_size)]
