@@ -16,14 +16,14 @@ from typing import Any
 import torch
 
 from services.common.checkpoints.fingerprint import text_digest
-from services.common.checkpoints.manifest import Checkpoint, read_manifest, verify_files
+from services.common.checkpoints.manifest import MANIFEST, Checkpoint, read_manifest, verify_files
+from services.common.config.settings import Settings
 from services.common.errors import ConfigError, ModelError
 from services.common.models.directory import read_json, read_shape, resolve_model
 from services.common.models.weight_files import EMBEDDING as HF_EMBEDDING
 from services.common.models.weight_files import LM_HEAD, check_tensors, read_headers
 from services.learner.conversion.request import Conversion, Converted, RoleName
 from services.learner.conversion.skeleton import OUTPUT_LAYER, Skeleton
-from services.learner.megatron.model import torch_dtype
 from services.learner.megatron.parts import merge_parts
 from services.learner.megatron.saved import SavedState
 from services.learner.megatron.tensor_file import Weights, dtype_name
@@ -42,6 +42,8 @@ def to_hugging_face(request: Conversion, folder: Path) -> Converted:
         ConfigError: the checkpoint does not have the role, or the directory with its config is not known, or is not the one it was made of.
         CheckpointError: a file is missing, or does not match its digest.
     """
+    if not (Path(request.source) / MANIFEST).is_file():
+        raise ConfigError(f"CHECKPOINT: {request.source} is no checkpoint: it has no {MANIFEST}")
     checkpoint = read_manifest(Path(request.source))
     verify_files(checkpoint)
     model_dir = _model_dir(request, checkpoint)
@@ -56,7 +58,7 @@ def to_hugging_face(request: Conversion, folder: Path) -> Converted:
             plan, lambda names: role.load(names, dtypes), folder, "."
         )
     config = _adapt_config(folder, request)
-    if request.role != RoleName.CRITIC:
+    if request.role is not RoleName.CRITIC:
         check_tensors(folder, read_headers(folder), read_shape(folder / "config.json"), config)
     return Converted(
         path=request.out,
@@ -73,13 +75,13 @@ def to_hugging_face(request: Conversion, folder: Path) -> Converted:
 class SavedRole:
     """A role's parameters in a checkpoint, under their Hugging Face names."""
 
-    def __init__(self, saved: SavedState, role: str, skeleton: Skeleton) -> None:
+    def __init__(self, saved: SavedState, role: RoleName, skeleton: Skeleton) -> None:
         """Raises ConfigError when the checkpoint does not have the role."""
         self._saved, self._skeleton = saved, skeleton
-        self._is_critic = role == RoleName.CRITIC
-        self._places = saved.names("" if role == RoleName.ACTOR else f"{role}.")
+        self._is_critic = role is RoleName.CRITIC
+        self._places = saved.names(role.prefix)
         if not self._places:
-            has = [name.value for name in RoleName if saved.names("" if name is RoleName.ACTOR else f"{name}.")]
+            has = [name.value for name in RoleName if saved.names(name.prefix)]
             raise ConfigError(f"--role {role}: {saved.folder} has none (it has: {', '.join(has)})")
         self._made_of = {name: known for known in self._places for name in self._names_of(known)}
         self._last: tuple[str, Weights] = ("", {})
@@ -131,13 +133,13 @@ class SavedRole:
 
 def _dtypes(request: Conversion, role: SavedRole, model_dir: Path, saved: torch.dtype) -> dict[str, torch.dtype]:
     """Dtype of every tensor to be written: that of the model's own files, if it has any, unless one is asked for."""
-    wanted, own = request.wanted_dtype, source_dtypes(model_dir)
+    own = source_dtypes(model_dir)
     names = role.names
     if own and request.role != RoleName.CRITIC:
         available = names | {LM_HEAD}
         names = {name for name in own if name in available} | names
-    if wanted is not None:
-        return dict.fromkeys(sorted(names), torch_dtype(wanted))
+    if request.dtype is not None:
+        return dict.fromkeys(sorted(names), getattr(torch, request.dtype))
     return {name: own.get(name, own.get(HF_EMBEDDING, saved)) for name in sorted(names)}
 
 
@@ -148,7 +150,7 @@ def _adapt_config(folder: Path, request: Conversion) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     if request.dtype is not None:
         changes["torch_dtype" if "torch_dtype" in config else "dtype"] = request.dtype
-    if request.role == RoleName.CRITIC:
+    if request.role is RoleName.CRITIC:
         (architecture,) = config["architectures"]
         changes |= {
             "architectures": [architecture.replace("ForCausalLM", "ForSequenceClassification")],
@@ -168,7 +170,7 @@ def _model_dir(request: Conversion, checkpoint: Checkpoint) -> Path:
     model = spec.get("model") if isinstance(spec, dict) else None
     if not isinstance(identity, dict) or not isinstance(spec, dict) or not isinstance(model, dict):
         raise ConfigError(f"{checkpoint.path}: its manifest does not say what it was made of")
-    section = spec.get(request.role) if request.role != RoleName.ACTOR else None
+    section = spec.get(request.role) if request.role is not RoleName.ACTOR else None
     own = section.get("path") if isinstance(section, dict) else None
     if request.model is not None:
         found = Path(request.model).absolute()
@@ -189,7 +191,8 @@ def _model_dir(request: Conversion, checkpoint: Checkpoint) -> Path:
 
 def _resolved(path: str, request: Conversion) -> Path:
     try:
-        return resolve_model(path, request.settings)
+        settings = Settings(home=Path(request.home), model_roots=[Path(root) for root in request.model_roots])
+        return resolve_model(path, settings)
     except ModelError as error:
         problems = "; ".join(problem.message for problem in error.problems)
         raise ConfigError(f"the checkpoint's model {path!r}: {problems}: name its directory with --model") from error

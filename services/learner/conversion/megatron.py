@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -23,14 +23,13 @@ from services.common.checkpoints.manifest import MANIFEST, WrittenFile, dump_man
 from services.common.checkpoints.origin import WEIGHTS_ONLY
 from services.common.durable import write_durably
 from services.common.models.directory import inspect_model
+from services.common.models.roles import naming
 from services.common.models.trial import check_model as try_model
 from services.common.models.weight_files import StoredTensor, read_headers
-from services.common.spec.rollout import DType
 from services.learner.conversion.hugging_face import CONFIG_DIR
-from services.learner.conversion.request import Conversion, Converted, RoleName
+from services.learner.conversion.request import Conversion, Converted, RoleName, TensorType
 from services.learner.conversion.skeleton import EMBEDDING, OUTPUT_LAYER, Skeleton
 from services.learner.megatron.bridges import check_model, read_config
-from services.learner.megatron.model import torch_dtype
 from services.learner.megatron.parallel import Layout
 from services.learner.megatron.parts import split_parts
 from services.learner.megatron.saved import FORMAT, rank_file
@@ -48,12 +47,13 @@ def to_megatron(request: Conversion, folder: Path) -> Converted:
         ModelError: the directory is not a model that can be trained, or its sizes do not divide; names file, key and size.
     """
     source = Path(request.source)
-    facts = try_model(str(source), time.monotonic() + CHECK_S)
-    headers = read_headers(source)
-    dtype = request.wanted_dtype or _dtype_of(headers.values())
+    with naming("MODEL"):
+        facts = try_model(str(source), time.monotonic() + CHECK_S)
+        headers = read_headers(source)
+    dtype = request.dtype or _dtype_of(headers.values())
     sizes = Layout(0, request.tensor_parallel_size, 0, request.pipeline_parallel_size, 0, 1, 0)
     check_model(read_config(source), source, sizes)
-    skeleton = Skeleton.of(source, torch_dtype(dtype))
+    skeleton = Skeleton.of(source, getattr(torch, dtype))
     layout = {**sizes.sizes, "use_distributed_optimizer": False}
     about: dict[str, Any] = {
         "format": FORMAT, "step": 0, "layout": {**layout, "dtype": dtype.value}, "counters": {}, "places": {}, "kl_coefficient": None,
@@ -125,9 +125,9 @@ class _Source:
         return f"decoder.layers.{local}.{rest}" if stage == home else None
 
 
-def _dtype_of(tensors: Any) -> DType:  # noqa: ANN401
+def _dtype_of(tensors: Iterable[StoredTensor]) -> TensorType:
     """The type that holds every value of the files exactly."""
-    return DType.BFLOAT16 if {tensor.dtype for tensor in tensors} == {"BF16"} else DType.FLOAT32
+    return TensorType.BFLOAT16 if {tensor.dtype for tensor in tensors} == {"BF16"} else TensorType.FLOAT32
 
 
 def _write_manifest(folder: Path, state: dict[str, Any], files: list[WrittenFile]) -> None:

@@ -6,10 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Self
-
-from services.common.config.settings import Settings
-from services.common.spec.rollout import DType
+from typing import Any, Self
 
 
 class Direction(StrEnum):
@@ -26,6 +23,18 @@ class RoleName(StrEnum):
     CRITIC = "critic"
     REFERENCE = "reference"
 
+    @property
+    def prefix(self) -> str:
+        """Begin of its tensors' names in a checkpoint."""
+        return "" if self is RoleName.ACTOR else f"{self.value}."
+
+
+class TensorType(StrEnum):
+    """Types of tensors that are written."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
@@ -34,7 +43,7 @@ class Conversion:
     Example: Conversion("to-hf", "/home/jobs/demo-3f2a91c0/checkpoints/step-00000050", "/models/demo", home="/home", role="critic")
     """
 
-    direction: str
+    direction: Direction
     source: str
     """A checkpoint's directory, or a Hugging Face one."""
     out: str
@@ -43,23 +52,13 @@ class Conversion:
     """Where models that the checkpoint names are looked for."""
     model_roots: tuple[str, ...] = ()
     """And these."""
-    role: str = RoleName.ACTOR
+    role: RoleName = RoleName.ACTOR
     model: str | None = None
     """Hugging Face directory whose config and tokenizer go with the weights; None: the one that the checkpoint names."""
-    dtype: str | None = None
+    dtype: TensorType | None = None
     """Of the tensors; None: the model's own."""
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
-
-    @property
-    def settings(self) -> Settings:
-        """Settings with this home and these roots."""
-        return Settings(home=Path(self.home), model_roots=[Path(root) for root in self.model_roots])
-
-    @property
-    def wanted_dtype(self) -> DType | None:
-        """The dtype that was asked for."""
-        return None if self.dtype is None else DType(self.dtype)
 
     def write(self, path: Path) -> None:
         """Writes it for the process."""
@@ -68,7 +67,10 @@ class Conversion:
     @classmethod
     def read(cls, path: Path) -> Self:
         """The conversion in a file of `write`."""
-        return cls(**json.loads(path.read_text()))
+        given: dict[str, Any] = json.loads(path.read_text())
+        given["direction"], given["role"] = Direction(given["direction"]), RoleName(given["role"])
+        given["dtype"] = None if given["dtype"] is None else TensorType(given["dtype"])
+        return cls(**given)
 
 
 @dataclass(frozen=True, slots=True)

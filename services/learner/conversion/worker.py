@@ -23,7 +23,7 @@ def convert(request: Conversion, folder: Path) -> Converted:
     from services.learner.conversion.hugging_face import to_hugging_face
     from services.learner.conversion.megatron import to_megatron
 
-    match Direction(request.direction):
+    match request.direction:
         case Direction.TO_HUGGING_FACE:
             return to_hugging_face(request, folder)
         case Direction.TO_MEGATRON:

@@ -10,6 +10,8 @@ from tests.integration.learner.roles_cases import tokens_of
 
 MODELS = ("llama", "qwen2", "qwen3")
 """Tied; untied with biases; tied with norms on query and key."""
+VOCABULARY = 320
+"""More than the tokenizer's tokens."""
 CASES = [
     ("llama", "ppo", "float32"),
     ("qwen2", "ppo", "float32"),

@@ -78,7 +78,7 @@ def visit(bench: Bench, model: str, case: str, dtype: str, chain: str) -> dict[s
     trainer = build()
     if before is None:
         said["records"] = [step(trainer, number) for number in range(1, STEPS + 1)]
-    trainer.save(mine)
+    trainer.save(mine, export=True)
     files_of(trainer)
     if before is None:
         before = mine
@@ -91,6 +91,8 @@ def visit(bench: Bench, model: str, case: str, dtype: str, chain: str) -> dict[s
     again = bench.build(spec_of(case, bench.sizes, dtype=dtype), bench.models(model))
     again.load(mine)
     said |= on_every_rank({"same": state_of(again) == saved})
+    if trainer._critic is not None:
+        said["values"] = [value.tolist() for value in trainer.values([Sequence(**item) for item in batch_of(1)[:2]])]
     said["next"] = step(trainer, STEPS + 1)
     return {mine.name: said}
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from examples.demo.charlm_tokenizer import VOCAB_SIZE, make_tokenizer, save_tokenizer
-from tests.integration.learner.layouts_cases import MODELS
+from examples.demo.charlm_tokenizer import make_tokenizer, save_tokenizer
+from tests.integration.learner.layouts_cases import MODELS, VOCABULARY
 from tests.integration.learner.megatron_reference import build
 
 
@@ -17,7 +17,7 @@ def main(root: Path) -> None:
     torch.manual_seed(11)
     for name in MODELS:
         for folder in (name, f"{name}-critic", f"{name}-reference"):
-            build(name, vocabulary=VOCAB_SIZE).save_pretrained(root / folder)
+            build(name, vocabulary=VOCABULARY).save_pretrained(root / folder)
             save_tokenizer(make_tokenizer(1024), root / folder)
     (root / "reference.json").write_text("{}")
 
