@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from services.cli.views.jobs import print_rows
 
@@ -35,13 +34,9 @@ def print_report(console: Console, report: Report, *, tensors: bool) -> None:
     if report.kind == "checkpoint":
         rows += _checkpoint_rows(report)
     print_rows(console, rows)
-    if tensors:
-        table = Table("role", "tensor", "shape", "dtype", "file", box=None, pad_edge=False)
-        for tensor in report.tensors:
-            table.add_row(
-                tensor.role, escape(tensor.name), escape(str(tensor.shape)), tensor.dtype, escape(tensor.file)
-            )
-        console.print(table)
+    for tensor in report.tensors if tensors else ():
+        line = f"{tensor.role or '-':<9}  {tensor.name}  {tensor.shape}  {tensor.dtype}  {tensor.file}"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     for problem in report.problems:
         console.print(f"[red]problem[/red] {escape(problem)}", soft_wrap=True)
 

@@ -199,6 +199,7 @@ def _add_ranks(report: Report, checkpoint: Checkpoint) -> None:
             report.versions["rank_files"] = about.get("format")
         report.tensors += tensors
         _count(report, rank, tensors)
+    report.roles = dict(sorted(report.roles.items()))
     report.parameters = report.roles.get(ACTOR, RoleReport()).parameters
 
 

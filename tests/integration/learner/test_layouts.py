@@ -10,9 +10,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.integration.learner.layouts_cases import CASES, CHAINS, STEPS
+from services.common.checkpoints.fingerprint import identity_of
+from services.common.checkpoints.manifest import MANIFEST, WrittenFile, digest_of_file, dump_manifest, manifest_document
+from services.common.spec.job import JobSpec
+from services.learner.conversion.report import inspect
+from services.learner.conversion.request import Conversion, Direction, RoleName
+from services.learner.conversion.run import run as convert
+from tests.integration.learner.layouts_cases import CASES, CHAINS, STEPS, batch_of
 from tests.integration.learner.rank_files import same_tensors
 from tests.integration.learner.rank_runs import HERE, TIMEOUT_S, Outcome, outcome_of, run
+from tests.integration.learner.roles_cases import CASES as SECTIONS
 
 NAMES = [f"{model}.{case}.{dtype}" for model, case, dtype in CASES]
 ONE = "one.0.one"
@@ -94,3 +101,84 @@ class TestBackInAnEarlierLayout:
 def test_every_set_of_ranks_began_with_the_checkpoint_of_another(outcome: Outcome) -> None:
     files = {layout: len(list(saved(outcome, NAMES[0], layout).glob("rank-*"))) for layout in (ONE, *QUICK)}
     assert files == {ONE: 1, **dict.fromkeys(QUICK, 2), "again.0.one": 1}
+
+
+class TestConverted:
+    """A job's checkpoint as a Hugging Face directory; each role from another layout."""
+
+    def test_the_actor_is_the_export_byte_for_byte(self, outcome: Outcome, tmp_path: Path) -> None:
+        checkpoint = committed(outcome, "qwen2", "two.0.tp")
+        made = converted(outcome, checkpoint, tmp_path / "made")
+        exported = sorted((checkpoint / "hf").iterdir())
+        assert [file.name for file in exported] == sorted(file.name for file in made.iterdir())
+        assert [file.name for file in exported if file.read_bytes() != (made / file.name).read_bytes()] == []
+
+    def test_the_critic_is_a_classifier_whose_logit_is_its_value(self, outcome: Outcome, tmp_path: Path) -> None:
+        from transformers import AutoModelForSequenceClassification
+
+        made = converted(outcome, committed(outcome, "llama", "two.1.pp"), tmp_path / "made", RoleName.CRITIC)
+        model = AutoModelForSequenceClassification.from_pretrained(made)
+        assert (type(model).__name__, model.config.num_labels) == ("LlamaForSequenceClassification", 1)
+        values = said(outcome, "llama.ppo.float32", "two.1.pp")["values"]
+        for item, expected in zip(batch_of(1)[:2], values, strict=True):
+            tokens, prompt = torch.from_numpy(item["tokens"]).long(), int(item["prompt_len"])
+            ends = range(prompt, len(tokens))
+            with torch.no_grad():
+                found = [float(model(input_ids=tokens[None, :end]).logits[0, 0]) for end in ends]
+            assert found == pytest.approx(expected, abs=1e-5)
+            assert any(abs(value) > 1e-3 for value in found)
+
+    def test_the_reference_is_as_in_the_ranks(self, outcome: Outcome, tmp_path: Path) -> None:
+        made = converted(outcome, committed(outcome, "llama", "two.3.dist"), tmp_path / "made", RoleName.REFERENCE)
+        held = load_file(f"{saved(outcome, 'llama.ppo.float32', 'two.3.dist')}.safetensors")
+        for name, tensor in load_file(made / "model.safetensors").items():
+            assert torch.equal(tensor, held[f"reference.{name}.weight"]), name
+
+    def test_a_report_counts_the_parameters_of_each_role_once(self, outcome: Outcome) -> None:
+        counts = set()
+        for layout in ("two.0.tp", "two.1.pp", "two.2.dp", "two.3.dist"):
+            report = inspect(committed(outcome, "llama", layout))
+            assert (report.verified, report.problems, report.step) == (True, [], STEPS)
+            assert report.versions["other_layouts"]
+            assert {role: found.optimizer for role, found in report.roles.items()} == {
+                "actor": True,
+                "critic": True,
+                "reference": False,
+            }
+            counts.add(tuple(found.parameters for _, found in sorted(report.roles.items())))
+        model = inspect(outcome.root / "llama")
+        assert counts == {(model.parameters, model.parameters + model.shape["hidden_size"], model.parameters)}
+
+
+def committed(outcome: Outcome, model: str, layout: str) -> Path:
+    """A checkpoint of PPO with the manifest that a job gives it."""
+    path = saved(outcome, f"{model}.ppo.float32", layout)
+    if not (path / MANIFEST).is_file():
+        parts = SECTIONS["ppo"]
+        sections = {role: parts.get(role, {}) | {"path": f"{model}-{role}"} for role in ("critic", "reference")}
+        data = {"train": {"source": "reasoning_gym:chain_sum"}}
+        spec = JobSpec.model_validate(
+            {"model": {"path": model}, "data": data, "algorithm": {"preset": "ppo"}} | sections
+        )
+        names = sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
+        files = [WrittenFile(name, (path / name).stat().st_size, digest_of_file(path / name)) for name in names]
+        identity = identity_of("job", spec, outcome.root / model, "dataset")
+        state = {"identity": identity.state(), "names_places": True, "lineage": 1}
+        (path / MANIFEST).write_bytes(dump_manifest(manifest_document(STEPS, state, files)))
+    return path
+
+
+def converted(outcome: Outcome, checkpoint: Path, out: Path, role: RoleName = RoleName.ACTOR) -> Path:
+    """A role of the checkpoint in Hugging Face format."""
+    roots = (str(outcome.root),)
+    convert(
+        Conversion(
+            Direction.TO_HUGGING_FACE,
+            str(checkpoint),
+            str(out),
+            str(outcome.root / "home"),
+            model_roots=roots,
+            role=role,
+        )
+    )
+    return out
