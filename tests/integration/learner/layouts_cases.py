@@ -12,20 +12,16 @@ MODELS = ("llama", "qwen2", "qwen3")
 """Tied; untied with biases; tied with norms on query and key."""
 VOCABULARY = 320
 """More than the tokenizer's tokens."""
-CASES = [
-    ("llama", "ppo", "float32"),
-    ("qwen2", "ppo", "float32"),
-    ("qwen3", "rloo", "float32"),
-    ("llama", "ppo", "bfloat16"),
-]
-"""Model, job of `roles_cases`, dtype. PPO has a critic and a reference, RLOO a reference."""
+QUICK_CASES = [("llama", "ppo", "float32"), ("qwen2", "rloo", "bfloat16")]
+CASES = [*QUICK_CASES, ("qwen2", "ppo", "float32"), ("qwen3", "rloo", "float32"), ("llama", "ppo", "bfloat16")]
+"""Model, job of `roles_cases`, dtype; those of slow tests too. PPO has a critic and a reference, RLOO a reference."""
 STEPS = 2
 """Training steps before the first checkpoint."""
 CHAINS: dict[str, tuple[str, ...]] = {
     "one": ("one",),
     "two": ("tp", "pp", "dp", "dist", "tp"),
-    "again": ("one",),
     "four": ("sp_pp", "sp_dist"),
+    "again": ("one",),
 }
 """Set of ranks → the layouts that its checkpoints go through; each set begins with the last checkpoint of the set before it."""
 

