@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from services.common.config.settings import Platform
+from services.common.errors import ConfigError
 from services.learner.megatron.platform import prepare
 from tests.integration.learner.layouts_cases import CASES, CHAINS, QUICK_CASES, STEPS, batch_of
 
@@ -21,6 +23,7 @@ prepare(Platform.CPU)
 from megatron.core import parallel_state  # noqa: E402  Megatron comes after prepare
 
 from services.learner.groups.sequence import Sequence  # noqa: E402
+from services.learner.megatron.saved import rank_file  # noqa: E402
 from services.learner.megatron.trainer import MegatronTrainer  # noqa: E402
 from services.learner.megatron.weights import Exporter  # noqa: E402
 from tests.integration.learner.roles_ranks import SIZES, Bench, files_of, on_every_rank, spec_of, state_of  # noqa: E402
@@ -97,6 +100,28 @@ def visit(bench: Bench, model: str, case: str, dtype: str, chain: str) -> dict[s
     return {mine.name: said}
 
 
+def of_an_earlier_release(bench: Bench) -> dict[str, Any]:
+    """A checkpoint of one rank whose file does not say where its optimizer's states belong: what this layout takes of it."""
+    now, earlier = bench.out / "llama.ppo.float32.one.0.one", bench.out / "earlier"
+    if dist.get_rank() == 0 and not earlier.exists():
+        earlier.mkdir()
+        with safe_open(now / rank_file(0), framework="pt") as file:
+            about = json.loads(file.metadata()["about"])
+        about.pop("places")
+        save_file(load_file(now / rank_file(0)), earlier / rank_file(0), {"about": json.dumps(about)})
+    dist.barrier()
+    trainer, reference = (bench.build(spec_of("ppo", bench.sizes), bench.models("llama")) for _ in range(2))
+    refused = ""
+    try:
+        trainer.load(earlier)
+    except ConfigError as error:
+        refused = str(error)
+    whole = not refused
+    trainer.load(earlier, optimizer=whole)
+    reference.load(now, optimizer=whole)
+    return {"refused": refused, **on_every_rank({"equal": state_of(trainer) == state_of(reference)})}
+
+
 def main(root: Path, *, everything: bool, again: bool) -> None:
     """The layouts of this set of ranks, in one set of processes; `everything`: the cases of slow tests too."""
     (root / "out").mkdir(exist_ok=True)
@@ -107,6 +132,8 @@ def main(root: Path, *, everything: bool, again: bool) -> None:
     for name in CHAINS[chain]:
         for model, case, dtype in CASES if everything else QUICK_CASES:
             said |= visit(Bench(root, SIZES[name]), model, case, dtype, chain)
+        if chain in {"one", "two"}:
+            said[f"earlier.{chain}.{name}"] = of_an_earlier_release(Bench(root, SIZES[name]))
         parallel_state.destroy_model_parallel()
         parallel_state._POSITION_EMBEDDING_GLOBAL_RANKS = None  # which 0.12 leaves to the next layout
     if dist.get_rank() == 0:

@@ -100,7 +100,7 @@ class TestCommands:
         before, after = (load_file(root / name / "model.safetensors") for name in ("qwen3", "back"))
         assert all(torch.equal(after[name], tensor.bfloat16()) for name, tensor in before.items())
         config = json.loads((root / "back" / "config.json").read_text())
-        assert config["dtype"] == "bfloat16"
+        assert config.get("dtype", config.get("torch_dtype")) == "bfloat16"
         assert left(root) == []
 
     def test_an_interrupted_conversion_leaves_nothing_and_ends_its_process(self, root: Path) -> None:

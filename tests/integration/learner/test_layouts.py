@@ -104,6 +104,22 @@ class TestBackInAnEarlierLayout:
         assert same_tensors(saved(outcome, name, ONE) / file, saved(outcome, name, AGAIN) / file)
 
 
+class TestOfAnEarlierRelease:
+    """Its files do not say which parameter each state of the optimizer belongs to."""
+
+    def test_a_checkpoint_loads_whole_in_its_own_layout(self, outcome: Outcome) -> None:
+        assert outcome.layouts["earlier.one.one"] == {"refused": "", "equal": True}
+
+    @pytest.mark.parametrize("layout", sorted(set(CHAINS["two"])))
+    def test_another_layout_takes_its_weights_and_names_the_file_where_the_optimizer_is_asked_for(
+        self, outcome: Outcome, layout: str
+    ) -> None:
+        found = outcome.layouts[f"earlier.two.{layout}"]
+        assert "earlier/rank-00000.safetensors: it is of a release that does not say" in found["refused"]
+        assert "checkpoint.no_load_optim" in found["refused"]
+        assert found["equal"]
+
+
 def test_every_layout_has_a_file_for_each_of_its_ranks(outcome: Outcome) -> None:
     files = {layout: len(list(saved(outcome, QUICK[0], layout).glob("rank-*"))) for layout in (ONE, *TWO)}
     assert files == {ONE: 1, **dict.fromkeys(TWO, 2)}
