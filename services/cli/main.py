@@ -7,7 +7,20 @@ from typing import Annotated
 
 import typer
 
-from services.cli.commands import chat, config, data, dead_letters, hubs, jobs, machine, plan, proof, retention, stack
+from services.cli.commands import (
+    chat,
+    config,
+    data,
+    dead_letters,
+    hubs,
+    jobs,
+    machine,
+    plan,
+    proof,
+    retention,
+    stack,
+    weights,
+)
 from services.common.errors import MillraceError
 
 COMMANDS = (
@@ -49,6 +62,7 @@ app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(config.app, name="config")
 app.add_typer(data.app, name="data")
 app.add_typer(hubs.app, name="models")
+app.add_typer(weights.app, name="weights")
 
 
 def main() -> None:

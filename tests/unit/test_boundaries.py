@@ -29,8 +29,8 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "metrics", "middleware", "errors", "system_metrics", "schemas",
     ),
     "learner": (
-        "__main__", "agent", "rank", "controller", "replay", "audit", "loops", "weights", "ranks", "megatron", "storage", "groups",
-        "algorithms",
+        "__main__", "agent", "rank", "controller", "replay", "conversion", "audit", "loops", "weights", "ranks", "megatron", "storage",
+        "groups", "algorithms",
     ),
     "reward": (
         "__main__", "service", "session", "samples", "models", "dispatch", "judge", "reward_model", "scorers", "pool", "verifiers",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -53,20 +53,29 @@ class Identity:
 
 def identity_of(job_id: str, spec: JobSpec, model_dir: Path, dataset: str) -> Identity:
     """The job's identity; reads samples of the model's large files. Raises ModelError when it is not complete."""
-    files = sorted(path for path in model_dir.iterdir() if path.is_file())
     return Identity(
         job_id=job_id,
         spec=spec.model_dump(mode="json"),
         dataset=dataset,
-        tokenizer=_digest(path for path in files if path.suffix in _TEXTS),
-        weights=_digest(path for path in files if path.suffix == ".safetensors"),
+        tokenizer=text_digest(model_dir),
+        weights=weight_digest(model_dir),
         shape=asdict(inspect_model(model_dir)),
     )
 
 
-def _digest(files: Iterator[Path]) -> str:
+def text_digest(model_dir: Path) -> str:
+    """Digest of a model's config and tokenizer files."""
+    return _digest(model_dir, _TEXTS)
+
+
+def weight_digest(model_dir: Path) -> str:
+    """Digest of a model's weights: their sizes, and samples spread over each file."""
+    return _digest(model_dir, {".safetensors"})
+
+
+def _digest(folder: Path, suffixes: Collection[str]) -> str:
     digest = xxhash.xxh3_128()
-    for path in files:
+    for path in sorted(path for path in folder.iterdir() if path.is_file() and path.suffix in suffixes):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}\n".encode())
         with path.open("rb") as file:

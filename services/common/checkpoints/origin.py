@@ -2,17 +2,21 @@
 
     load                        weights   optimizer   random states   step, data position
     checkpoint                     ✓          ✓             ✓            the checkpoint's
+      of another layout            ✓          ✓             as new       the checkpoint's
       + no_load_optim              ✓          as new        ✓            the checkpoint's
       + no_load_rng                ✓          ✓             as new       the checkpoint's
       + finetune                   ✓          as new        as new       0
+      of weights only              ✓          as new        as new       0
     Hugging Face directory         ✓          as new        as new       0
 
-The names have their meaning of Megatron-LM and MindSpeed-RL. A job with a checkpoint of its own resumes from that one, completely.
+A layout is the sizes of tensor, pipeline and data parallelism, and whether the optimizer is distributed. `millrace weights to-megatron`
+makes checkpoints of weights only. The names have their meaning of Megatron-LM and MindSpeed-RL. A job with a checkpoint of its own resumes
+from that one, completely.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +25,6 @@ from typing import Any, NoReturn, TypedDict
 from services.common.checkpoints.fingerprint import Identity, identity_of
 from services.common.checkpoints.manifest import (
     CHECKPOINTS_DIR,
-    EXPORT,
     MANIFEST,
     Checkpoint,
     CheckpointError,
@@ -41,6 +44,10 @@ from services.common.spec.job import JobSpec
 
 FIELD = "checkpoint.load"
 _LAYOUT = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "use_distributed_optimizer")
+WEIGHTS_ONLY = "weights_only"
+"""In the state of a manifest whose files hold no optimizer, no random states and no step."""
+NAMES_PLACES = "names_places"
+"""In the state of a manifest whose files say which parameter each state of the optimizer belongs to: they can be loaded in any layout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +59,15 @@ class Origin:
     checkpoint: Checkpoint | None
     """None for a Hugging Face directory."""
 
+    def gives_weights_only(self, spec: JobSpec) -> bool:
+        """Whether a job with this spec takes nothing but the weights, and begins at step 0."""
+        return self.checkpoint is None or self.is_weights_only or spec.checkpoint.finetune
+
+    @property
+    def is_weights_only(self) -> bool:
+        """Whether it is a checkpoint that holds nothing else."""
+        return self.checkpoint is not None and bool(self.checkpoint.state.get(WEIGHTS_ONLY))
+
 
 class OriginFacts(TypedDict):
     """Results of the trial, as MessagePack values."""
@@ -59,7 +75,7 @@ class OriginFacts(TypedDict):
     path: str
     """Source of the weights."""
     step: int | None
-    """Of the checkpoint; None for a Hugging Face directory."""
+    """Of the checkpoint; None for a Hugging Face directory, and for a checkpoint of weights only."""
 
 
 def find_origin(spec: JobSpec, settings: Settings) -> Origin | None:
@@ -96,12 +112,14 @@ def check_origin(origin: Origin, spec: JobSpec, identity: Identity) -> None:
         return
     recorded = _recorded_identity(origin, origin.checkpoint)
     _check_shape(origin, recorded["shape"], identity)
-    if spec.checkpoint.finetune:
-        weights_of(origin, spec)
+    if origin.gives_weights_only(spec):
         return
     compared = [name for name in ("dataset", "tokenizer") if getattr(identity, name)]
     problems = [f"{name} differs" for name in compared if recorded.get(name) != getattr(identity, name)]
-    problems += _layout_differences(recorded["spec"], spec)
+    problems += _differences(recorded["spec"], spec, [("model", "dtype")])
+    if not (spec.checkpoint.no_load_optim or origin.checkpoint.state.get(NAMES_PLACES)):
+        differences = _differences(recorded["spec"], spec, [("learner", name) for name in _LAYOUT])
+        problems += [f"{text}, and it is of a release whose optimizer has no other layout" for text in differences]
     if origin.checkpoint.step >= spec.learner.steps:
         problems.append(f"it is at step {origin.checkpoint.step}, and learner.steps is {spec.learner.steps}")
     if problems:
@@ -112,22 +130,6 @@ def verify_origin(checkpoint: Checkpoint) -> None:
     """Verifies every file of the checkpoint. Raises ConfigError, which names the file, when one is damaged."""
     with _naming_field():
         verify_files(checkpoint)
-
-
-def weights_of(origin: Origin, spec: JobSpec) -> tuple[Path, bool]:
-    """The directory of the weights, and whether it is a Hugging Face one: a checkpoint's export if its layout of ranks differs.
-
-    Raises:
-        ConfigError: its layout of ranks differs, and it has no export.
-    """
-    if origin.checkpoint is None:
-        return origin.path, True
-    differences = _layout_differences(_recorded_identity(origin, origin.checkpoint)["spec"], spec)
-    if not differences:
-        return origin.path, False
-    if not (origin.path / EXPORT / "config.json").is_file():
-        _reject(origin, f"{'; '.join(differences)}, and it has no export in Hugging Face format")
-    return origin.path / EXPORT, True
 
 
 def check_new_origin(
@@ -146,15 +148,14 @@ def check_new_origin(
         return None
     identity = identity_of("", spec, model_dir, dataset)
     check_origin(origin, spec, identity)
-    folder, hugging_face = origin.path, False
-    if origin.checkpoint is None or spec.checkpoint.finetune:
-        folder, hugging_face = weights_of(origin, spec)
+    folder, checkpoint = origin.path, origin.checkpoint
     with _naming_field():
-        for file in origin.checkpoint.files if origin.checkpoint is not None else ():
-            check_size(origin.path / file.name, file.bytes)
-        if hugging_face:
+        for file in checkpoint.files if checkpoint is not None else ():
+            check_size(folder / file.name, file.bytes)
+        if checkpoint is None:
             check_weights(folder, inspect_model(folder), read_json(folder / "config.json"), until)
-    return OriginFacts(path=str(folder), step=origin.checkpoint.step if origin.checkpoint is not None else None)
+    step = None if checkpoint is None or origin.is_weights_only else checkpoint.step
+    return OriginFacts(path=str(folder), step=step)
 
 
 @contextmanager
@@ -177,9 +178,8 @@ def _recorded_identity(origin: Origin, checkpoint: Checkpoint) -> dict[str, Any]
     return identity
 
 
-def _layout_differences(recorded: dict[str, dict[str, object]], spec: JobSpec) -> list[str]:
+def _differences(recorded: dict[str, dict[str, object]], spec: JobSpec, fields: Iterable[tuple[str, str]]) -> list[str]:
     here = spec.model_dump(mode="json")
-    fields = [("learner", name) for name in _LAYOUT] + [("model", "dtype")]
     return [
         f"{section}.{name} is {recorded[section].get(name)} there and {here[section][name]} here"
         for section, name in fields

@@ -100,7 +100,7 @@ def inspect_model(path: Path) -> ModelInfo:
             architecture, no tokenizer, no chat template, a missing size.
     """
     check_files(path)
-    info = _read_shape(path / "config.json")
+    info = read_shape(path / "config.json")
     check_tokenizer_files(path)
     return info
 
@@ -188,7 +188,8 @@ def _check_weights(path: Path) -> None:
         raise ModelError(f"{path} has no model.safetensors (nor an index of shards)", field=FIELD)
 
 
-def _read_shape(path: Path) -> ModelInfo:
+def read_shape(path: Path) -> ModelInfo:
+    """The shape of a model from its config.json. Raises ModelError: not a supported architecture, or a size is wrong or missing."""
     config = read_json(path)
     architectures = config.get("architectures")
     names = architectures if isinstance(architectures, list) else []

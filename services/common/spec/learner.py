@@ -199,7 +199,8 @@ class CheckpointSpec(Section):
     load: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = Field(
         default=None,
         description="Begin from another job's checkpoint (its directory, or the job's id: the newest), or from a Hugging Face directory "
-        "under the allowed roots. The checkpoint's step, optimizer, random states and data position are taken over.",
+        "under the allowed roots. The checkpoint's step, optimizer, random states and data position are taken over. It may have been saved "
+        "with other sizes of TP, PP and DP: weights and optimizer keep their bits, random states begin anew, and sums round differently.",
         examples=["demo-3f2a9c1b", "demo-3f2a9c1b/checkpoints/step-00000050"],
     )
     finetune: bool = Field(

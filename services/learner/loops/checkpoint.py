@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from services.common.checkpoints.manifest import EXPORT, manifest_digest
+from services.common.checkpoints.origin import NAMES_PLACES
 from services.common.jobs.record import LIVE, JobState
 from services.common.service.lifecycle import Drain
 from services.learner.loops import metrics
@@ -107,6 +108,7 @@ def _state(job: JobContext) -> dict[str, Any]:
         "data_offset": job.tasks.offset,
         "skipped_in_a_row": job.progress.skipped_in_a_row,
         "identity": job.identity.state(),
+        NAMES_PLACES: True,
     }
 
 

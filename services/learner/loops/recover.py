@@ -13,7 +13,7 @@ import logging
 from collections import Counter
 
 from services.common.checkpoints.manifest import CheckpointRefused
-from services.common.checkpoints.origin import Origin, check_origin, find_origin, verify_origin, weights_of
+from services.common.checkpoints.origin import Origin, check_origin, find_origin, verify_origin
 from services.common.jobs.fates import FATES_FILE, read_fates
 from services.common.service.lifecycle import Drain
 from services.common.weights.snapshot import PolicyVersion
@@ -94,10 +94,9 @@ async def _load_origin(job: JobContext, origin: Origin) -> None:
     checkpoint, options = origin.checkpoint, job.spec.checkpoint
     if checkpoint is not None:
         await asyncio.to_thread(verify_origin, checkpoint)
-    if checkpoint is None or options.finetune:
-        folder, hugging_face = weights_of(origin, job.spec)
-        log.info("beginning with the weights of %s", folder)
-        await job.ranks.load_weights(folder, hugging_face=hugging_face)
+    if checkpoint is None or origin.gives_weights_only(job.spec):
+        log.info("beginning with the weights of %s", origin.path)
+        await job.ranks.load_weights(origin.path, hugging_face=checkpoint is None)
         return
     log.info("beginning at step %d of %s", checkpoint.step, checkpoint.path)
     await job.ranks.load(checkpoint.path, optimizer=not options.no_load_optim, rng=not options.no_load_rng)

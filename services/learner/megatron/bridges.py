@@ -92,13 +92,20 @@ _BRIDGES: dict[str, Any] = {"llama": LocalLlamaBridge, "qwen2": LocalQwen2Bridge
 def open_bridge(
     model_dir: Path, layout: Layout, dtype: torch.dtype, overrides: dict[str, Any], *, tied: bool | None = None
 ) -> Any:  # noqa: ANN401
-    """The bridge for a Hugging Face directory with config.json and safetensors; `overrides`: fields of Megatron's TransformerConfig.
-
-    `tied`: whether embedding and output layer are one tensor, in place of what config.json says.
+    """The bridge for a Hugging Face directory with config.json and safetensors; the arguments are those of `make_bridge`.
 
     Raises:
         ModelError: the directory has no model that can be trained here, or its sizes do not divide; names the reason.
     """
+    hf_config = read_config(model_dir)
+    if not any(model_dir.glob("*.safetensors")):
+        raise ModelError(f"{model_dir}: no safetensors file")
+    check_model(hf_config, model_dir, layout)
+    return make_bridge(hf_config, dtype, overrides, tied=tied)
+
+
+def read_config(model_dir: Path) -> Any:  # noqa: ANN401  transformers comes without types
+    """What transformers makes of config.json. Raises ModelError if there is no bridge for its model_type."""
     try:
         hf_config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
@@ -106,9 +113,14 @@ def open_bridge(
     if hf_config.model_type not in _BRIDGES:
         known = ", ".join(sorted(_BRIDGES))
         raise ModelError(f"{model_dir}: model_type {hf_config.model_type!r} cannot be trained (can be: {known})")
-    if not any(model_dir.glob("*.safetensors")):
-        raise ModelError(f"{model_dir}: no safetensors file")
-    check_model(hf_config, model_dir, layout)
+    return hf_config
+
+
+def make_bridge(hf_config: Any, dtype: torch.dtype, overrides: dict[str, Any], *, tied: bool | None = None) -> Any:  # noqa: ANN401
+    """The bridge of a config; `overrides`: fields of Megatron's TransformerConfig.
+
+    `tied`: whether embedding and output layer are one tensor, in place of what the config says.
+    """
     if tied is not None:
         hf_config.tie_word_embeddings = tied
     bridge = _BRIDGES[hf_config.model_type](hf_config, dtype=dtype)

@@ -136,7 +136,9 @@ def build_value_model(model_dir: Path, spec: JobSpec, layout: Layout) -> ModelPa
 
 def _build(model_dir: Path, spec: JobSpec, layout: Layout, *, tied: bool | None = None) -> ModelPart:
     """The bare part, without weights; `tied` replaces what config.json says of embedding and output layer."""
-    bridge = open_bridge(model_dir, layout, torch_dtype(spec.model.dtype), _overrides(spec.learner), tied=tied)
+    bridge = open_bridge(
+        model_dir, layout, torch_dtype(spec.model.dtype), transformer_settings(spec.learner), tied=tied
+    )
     provider = bridge._model_provider([])  # noqa: SLF001  its public get_model prints, and wraps in its own way
     chunk = provider(pre_process=layout.is_first_stage, post_process=layout.is_last_stage)
     return ModelPart(
@@ -180,8 +182,8 @@ def load_weights(part: ModelPart, model_dir: Path) -> None:
         raise ModelError(f"{model_dir}: its weights do not fit its config.json: {error}") from error
 
 
-def _overrides(spec: LearnerSpec) -> dict[str, Any]:
-    """Settings that differ from mbridge's, the same on every platform."""
+def transformer_settings(spec: LearnerSpec) -> dict[str, Any]:
+    """Settings of Megatron's TransformerConfig that differ from mbridge's, the same on every platform."""
     return {
         "use_cpu_initialization": True,
         "init_method": _unchanged,  # every weight is loaded: random initialisation would only take time

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import megatron.core.optimizer as megatron_optimizer
@@ -11,6 +12,20 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
 from services.common.spec.learner import OptimizerFields
 from services.learner.megatron.collectives import any_rank
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Values of a model parameter of this rank that one parameter of a torch optimizer updates: all, or those of a data-parallel rank.
+
+    Example: with the distributed optimizer Place(weight of shape [64, 96], 3072, 6144) on the second of two ranks.
+    """
+
+    parameter: torch.Tensor
+    """The model's."""
+    start: int
+    """Of its values in their flat order."""
+    end: int
 
 
 class Optimizer:
@@ -57,5 +72,36 @@ class Optimizer:
     @property
     def parts(self) -> list[torch.optim.Optimizer]:
         """The underlying torch optimizers, which hold master weights and moments."""
+        return [part.optimizer for part in self._parts]
+
+    def places(self) -> dict[tuple[int, int, int], Place]:
+        """The place of every parameter of the underlying optimizers, by the indexes of optimizer, group and parameter."""
+        found: dict[tuple[int, int, int], Place] = {}
+        for o, part in enumerate(self._parts):
+            if hasattr(part, "model_param_group_index_map"):  # the distributed optimizer
+                for parameter, (g, p) in part.model_param_group_index_map.items():
+                    values = part._get_model_param_range_map(parameter)["param"]  # noqa: SLF001  nothing public says it
+                    found[o, g, p] = Place(parameter, int(values.start), int(values.end))
+                continue
+            models = _models_of_masters(part)
+            for g, group in enumerate(part.optimizer.param_groups):
+                for p, own in enumerate(group["params"]):
+                    parameter = models.get(id(own), own)
+                    found[o, g, p] = Place(parameter, 0, parameter.numel())
+        return found
+
+    @property
+    def _parts(self) -> list[Any]:
+        """Megatron's optimizers that hold parameters of this rank."""
         chained = getattr(self._megatron, "chained_optimizers", [self._megatron])
-        return [part.optimizer for part in chained if getattr(part, "optimizer", None) is not None]
+        return [part for part in chained if getattr(part, "optimizer", None) is not None]
+
+
+def _models_of_masters(part: Any) -> dict[int, torch.Tensor]:  # noqa: ANN401
+    """Id of each master weight → the model's parameter; empty for an optimizer without master weights."""
+    model_groups, master_groups = getattr(part, "float16_groups", []), getattr(part, "fp32_from_float16_groups", [])
+    return {
+        id(master): model
+        for models, masters in zip(model_groups, master_groups, strict=True)
+        for model, master in zip(models, masters, strict=True)
+    }

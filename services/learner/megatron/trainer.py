@@ -35,8 +35,9 @@ from services.learner.megatron.model import build_policy, load_weights, torch_dt
 from services.learner.megatron.parallel import join
 from services.learner.megatron.passes import Passes, PreparedBatch
 from services.learner.megatron.platform import device_of, seed_all, seed_tensor_parallel
+from services.learner.megatron.role import Role
 from services.learner.megatron.schedule import learning_rate
-from services.learner.megatron.state import RankState, Role
+from services.learner.megatron.state import RankState
 from services.learner.megatron.stats import StepStats
 from services.learner.megatron.update import Update, mean_of
 from services.learner.megatron.weights import Exporter, write_directory
@@ -182,7 +183,7 @@ class MegatronTrainer:
         A critic or reference without a directory of its own begins with a checkpoint's, or else with the actor's weights.
 
         Raises:
-            ConfigError: the checkpoint was saved with another layout, or is incomplete; or the directory's tensors do not fit the model.
+            ConfigError: the checkpoint is incomplete, or the directory's tensors do not fit the model.
         """
         absent = {role.name for role in self._roles() if role.name}
         if hugging_face:
@@ -283,11 +284,11 @@ class MegatronTrainer:
         )
 
     def _roles(self) -> list[Role]:
-        roles = [Role("", self._actor.part.chunk, self._actor.optimizer)]
+        roles = [Role("", self._actor.part, self._actor.optimizer)]
         if self._critic is not None:
-            roles.append(Role("critic", self._critic.part.chunk, self._critic.optimizer))
+            roles.append(Role("critic", self._critic.part, self._critic.optimizer))
         if self._reference is not None:
-            roles.append(Role("reference", self._reference.chunk, None))
+            roles.append(Role("reference", self._reference, None))
         return roles
 
     def _split(self, sequences: list[Sequence], column: torch.Tensor) -> list[Float32Array]:

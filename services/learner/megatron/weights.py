@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -108,24 +108,42 @@ def source_dtypes(model_dir: Path) -> dict[str, torch.dtype]:
 
 def write_directory(weights: Weights, source: Path, root: Path, folder: str) -> list[WrittenFile]:
     """Writes the Hugging Face directory `root/folder`, durably: the tensors that the source has, in its dtypes, config and tokenizer."""
-    target = root / folder
-    target.mkdir(parents=True, exist_ok=True)
-    written = [
-        _write(root, f"{folder}/{path.name}", path.read_bytes())
+    written = copy_texts(source, root, folder)
+    tensors = {n: weights[n].to(dtype).contiguous() for n, dtype in source_dtypes(source).items() if n in weights}
+    return written + write_shards(tensors, lambda names: {name: tensors[name] for name in names}, root, folder)
+
+
+def copy_texts(source: Path, root: Path, folder: str) -> list[WrittenFile]:
+    """Copies a model's config, tokenizer and chat template to `root/folder`, durably."""
+    (root / folder).mkdir(parents=True, exist_ok=True)
+    return [
+        write_file(root, f"{folder}/{path.name}", path.read_bytes())
         for path in sorted(source.iterdir())
         if path.suffix in _COPIED and path.is_file() and not path.name.endswith(_INDEX_SUFFIX)
     ]
-    tensors = {n: weights[n].to(dtype).contiguous() for n, dtype in source_dtypes(source).items() if n in weights}
-    split = split_torch_state_dict_into_shards(tensors)
-    for name, kept in split.filename_to_tensors.items():
-        shard = {tensor: tensors[tensor] for tensor in kept}
-        written.append(write_tensors(root, f"{folder}/{name}", shard, {"format": "pt"}))
+
+
+def write_shards(plan: Weights, load: Callable[[list[str]], Weights], root: Path, folder: str) -> list[WrittenFile]:
+    """Writes safetensors files of 5 GB at most, and their index if there are several, durably.
+
+    Args:
+        plan: every tensor, perhaps on the device `meta`: name, shape and dtype count.
+        load: gives the contiguous tensors of these names, those of one file at a time.
+        root: of the names that are returned.
+        folder: below it, for the files.
+    """
+    split = split_torch_state_dict_into_shards(plan)
+    written = [
+        write_tensors(root, f"{folder}/{name}", load(kept), {"format": "pt"})
+        for name, kept in split.filename_to_tensors.items()
+    ]
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-        written.append(_write(root, f"{folder}/{INDEX}", json.dumps(index, indent=2, sort_keys=True).encode()))
+        written.append(write_file(root, f"{folder}/{INDEX}", json.dumps(index, indent=2, sort_keys=True).encode()))
     return written
 
 
-def _write(root: Path, name: str, data: bytes) -> WrittenFile:
+def write_file(root: Path, name: str, data: bytes) -> WrittenFile:
+    """Writes `root/name` durably."""
     write_durably(root / name, data)
     return WrittenFile(name, len(data), xxhash.xxh3_128_hexdigest(data))

@@ -80,7 +80,7 @@ class Replayer:
 
     def _compare(self, step: int) -> None:
         from services.learner.megatron.collectives import gather_json
-        from services.learner.megatron.state import rank_file
+        from services.learner.megatron.saved import rank_file
         from services.learner.replay.compare import differing
 
         checkpoint = self._task.checkpoints.get(str(step))

@@ -51,9 +51,9 @@ LLAMA3_ROPE = {
 }
 
 
-def build(name: str, layers: int = SIZES["num_hidden_layers"]) -> PreTrainedModel:
+def build(name: str, layers: int = SIZES["num_hidden_layers"], vocabulary: int = VOCABULARY) -> PreTrainedModel:
     """A random model; every tensor is random, the norms and biases too."""
-    sizes = SIZES | {"num_hidden_layers": layers}
+    sizes = SIZES | {"num_hidden_layers": layers, "vocab_size": vocabulary}
     rope = {"rope_type": "default", "rope_theta": 30_000.0}
     model: PreTrainedModel = {
         "llama": lambda: LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=True, rope_parameters=LLAMA3_ROPE)),

@@ -29,7 +29,7 @@ from megatron.core import parallel_state  # noqa: E402  Megatron comes after pre
 
 from services.learner.groups.sequence import Sequence  # noqa: E402
 from services.learner.megatron.collectives import gather_json  # noqa: E402
-from services.learner.megatron.state import rank_file  # noqa: E402
+from services.learner.megatron.saved import rank_file  # noqa: E402
 from services.learner.megatron.trainer import MegatronTrainer  # noqa: E402
 from services.learner.megatron.weights import Exporter  # noqa: E402
 from services.learner.ranks.loop import build_trainer  # noqa: E402

@@ -62,7 +62,7 @@ def settings(tmp_path: Path) -> Settings:
     names = ["rank-00000.safetensors", *(f"hf/{file.name}" for file in sorted(export.iterdir()))]
     files = [WrittenFile(name, (folder / name).stat().st_size, digest_of_file(folder / name)) for name in names]
     identity = identity_of(JOB, spec(None, steps=10), model, DATASET)
-    store.commit(10, {"identity": identity.state()}, files)
+    store.commit(10, {"identity": identity.state(), "names_places": True}, files)
     (made.job_dir(JOB) / SPEC_FILE).write_text("")
     return made
 
@@ -98,9 +98,41 @@ def test_a_job_a_checkpoint_and_a_model_can_be_named(settings: Settings) -> None
     assert tried(settings, spec(other)) == tried(settings, spec("other")) == {"path": other, "step": None}
 
 
-def test_other_ranks_begin_with_the_export(settings: Settings) -> None:
-    asked = spec(how={"finetune": True}, data_parallel_size=2)
-    assert tried(settings, asked) == {"path": str(checkpoint(settings) / "hf"), "step": 10}
+OTHER_LAYOUT: dict[str, Any] = {"tensor_parallel_size": 2, "data_parallel_size": 2, "use_distributed_optimizer": True}
+
+
+@pytest.mark.parametrize("how", [{}, {"no_load_optim": True}, {"no_load_rng": True}, {"finetune": True}])
+def test_other_ranks_begin_with_the_checkpoint_itself(settings: Settings, how: dict[str, Any]) -> None:
+    assert tried(settings, spec(how=how, **OTHER_LAYOUT)) == {"path": str(checkpoint(settings)), "step": 10}
+
+
+@pytest.mark.parametrize("how", [{"no_load_optim": True}, {"finetune": True}])
+def test_other_ranks_take_the_weights_of_a_checkpoint_of_an_earlier_release(
+    settings: Settings, how: dict[str, Any]
+) -> None:
+    rewrite(lambda manifest: manifest["state"].pop("names_places"))(settings)
+    assert tried(settings, spec(how=how, **OTHER_LAYOUT)) == {"path": str(checkpoint(settings)), "step": 10}
+    assert tried(settings, spec()) == {"path": str(checkpoint(settings)), "step": 10}
+
+
+def test_other_ranks_cannot_take_the_optimizer_of_an_earlier_release(settings: Settings) -> None:
+    rewrite(lambda manifest: manifest["state"].pop("names_places"))(settings)
+    with pytest.raises(ConfigError, match=r"^checkpoint\.load: .*learner\.tensor_parallel_size is 1 there and 2 here"):
+        tried(settings, spec(**OTHER_LAYOUT))
+
+
+def test_a_checkpoint_of_weights_only_gives_neither_step_nor_data_position(settings: Settings) -> None:
+    rewrite(lambda manifest: manifest["state"].update(weights_only=True))(settings)
+    rewrite(lambda manifest: manifest["state"]["identity"].update(dataset="", tokenizer=""))(settings)
+    assert tried(settings, spec(steps=5, **OTHER_LAYOUT)) == {"path": str(checkpoint(settings)), "step": None}
+
+
+def test_another_dtype_is_taken_with_the_weights_only(settings: Settings) -> None:
+    asked = spec().model_dump() | {"model": {"path": "tiny", "dtype": "bfloat16"}}
+    with pytest.raises(ConfigError, match=r"model\.dtype is float32 there and bfloat16 here"):
+        tried(settings, JobSpec.model_validate(asked))
+    asked["checkpoint"]["finetune"] = True
+    assert tried(settings, JobSpec.model_validate(asked)) == {"path": str(checkpoint(settings)), "step": 10}
 
 
 @pytest.mark.parametrize(
@@ -115,7 +147,6 @@ def test_other_ranks_begin_with_the_export(settings: Settings) -> None:
         (spec("nothing"), DATASET, "neither a checkpoint of a job nor a Hugging Face model directory"),
         (spec(), "e" * 32, "dataset differs"),
         (spec(steps=10), DATASET, "it is at step 10, and learner.steps is 10"),
-        (spec(data_parallel_size=2), DATASET, "learner.data_parallel_size is 1 there and 2 here"),
         (spec("small"), DATASET, "hidden_size differ from the model's"),
         (spec("pickled"), DATASET, "pickled files can run code"),
         (spec("broken"), DATASET, "is no safetensors file"),
@@ -165,12 +196,6 @@ def test_a_checkpoint_that_is_not_whole_names_the_field(settings: Settings, chan
     with pytest.raises(ConfigError, match=r"^checkpoint\.load: ") as caught:
         tried(settings, spec())
     assert words in str(caught.value)
-
-
-def test_other_ranks_without_an_export_are_refused(settings: Settings) -> None:
-    (checkpoint(settings) / "hf" / "config.json").unlink()
-    with pytest.raises(ConfigError, match=r"^checkpoint\.load: .*it has no export in Hugging Face format"):
-        tried(settings, spec(how={"finetune": True}, data_parallel_size=2))
 
 
 def test_the_facts_are_message_pack_values(settings: Settings) -> None:
