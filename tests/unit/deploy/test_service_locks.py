@@ -19,7 +19,7 @@ SERVICES = ("gateway", "reward", "rollout", "learner")
 
 def names(file: str) -> dict[str, str]:
     """Package name → its line."""
-    lines = (LOCK / file).read_text().split()
+    lines = (LOCK / file).read_text().splitlines()
     return {canonicalize_name(line.partition("==")[0]): line for line in lines}
 
 
