@@ -52,7 +52,7 @@ def resolved(uv: str, environment: Environment, before: str, is_whole: bool, arg
         subprocess.run(
             [
                 uv, "pip", "compile", "--quiet", "--no-annotate", "--no-header", "--python-version", environment.python,
-                "--python-platform", f"{environment.machine}-manylinux_2_28", "--override", overrides, "--constraint", constraints,
+                "--python-platform", f"{environment.machine}-manylinux_2_31", "--override", overrides, "--constraint", constraints,
                 "--output-file", lock, *arguments,
             ],
             check=True, stdout=subprocess.DEVNULL,
