@@ -93,16 +93,12 @@ bench-peers: setup ## TRL's plain loop against ours on the same jobs; writes doc
 	@PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" deploy/install.sh .venv-peers deploy/lock/peers.txt
 	@$(BIN)/python -m benchmarks.peers.run --write $(if $(GSM8K),--gsm8k "$(GSM8K)")
 
-lock: setup ## Resolves deploy/lock/requirements.in anew
+lock: setup ## Resolves deploy/lock/requirements.in anew, for every machine that Millrace runs on
 	@$(BIN)/python -m pip install --quiet uv
-	@UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/uv pip compile --python-version 3.11 --override deploy/lock/overrides.txt deploy/lock/requirements.in \
-		--no-annotate --no-header --output-file $(LOCK)
-	@for service in gateway reward rollout learner; do UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/uv pip compile --quiet --python-version 3.11 \
-		--override deploy/lock/overrides.txt --constraint $(LOCK) --extra $$service pyproject.toml --no-annotate --no-header \
-		--output-file deploy/lock/$$service.txt >/dev/null || exit 1; done
-	@UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/uv pip compile --quiet --python-version 3.11 --override deploy/lock/overrides.txt --constraint $(LOCK) \
-		--extra test pyproject.toml --no-annotate --no-header \
-		--output-file deploy/lock/unit.txt >/dev/null
+	@$(BIN)/python deploy/lock/resolve.py $(BIN)/uv $(LOCK) deploy/lock/requirements.in
+	@for service in gateway reward rollout learner; do $(BIN)/python deploy/lock/resolve.py $(BIN)/uv deploy/lock/$$service.txt \
+		--extra $$service pyproject.toml || exit 1; done
+	@$(BIN)/python deploy/lock/resolve.py $(BIN)/uv deploy/lock/unit.txt --extra test pyproject.toml
 
 lock-peers: setup ## Resolves deploy/lock/peers.in anew, with the versions of the whole lock
 	@$(BIN)/python -m pip install --quiet uv
@@ -123,7 +119,7 @@ lock-ascend: setup ## Resolves deploy/lock/ascend-*.in anew
 
 audit: ## Looks for known vulnerabilities in the locked packages (asks PyPI's advisory database)
 	@[ -x .venv-audit/bin/pip-audit ] || { $(PYTHON) -m venv .venv-audit && .venv-audit/bin/pip install --quiet pip-audit; }
-	@sed 's/+cpu$$//' $(LOCK) >.venv-audit/lock.txt
+	@sed 's/+cpu//' $(LOCK) >.venv-audit/lock.txt
 	@.venv-audit/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r .venv-audit/lock.txt
 
 clean: ## Removes what the verbs made, models and runs too

@@ -9,8 +9,8 @@ stamp=$venv/.installed
 wanted=$(cat "$lock" "$root/pyproject.toml" | sha256sum | cut -c1-64)
 [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && exit 0
 
-"$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || {
-    echo "install: Python 3.11 is needed, and '$python' is $("$python" --version 2>&1). Name one: make PYTHON=/path/to/python3.11" >&2
+"$python" -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' || {
+    echo "install: Python 3.11 or 3.12 is needed, and '$python' is $("$python" --version 2>&1). Name one: make PYTHON=/path/to/python3.11" >&2
     exit 1
 }
 started=$(date +%s)

@@ -7,6 +7,15 @@ case "${1:-}" in
 rollout | learner) parts=$1 && shift ;;
 *) parts="rollout learner" ;;
 esac
+# The image has Python 3.12; where there is none, another one that Millrace runs on will do.
+if python3.12 --version >/dev/null 2>&1; then export PYTHON=python3.12; fi
+
+lock_of() {
+    case $1 in
+    rollout) echo ascend-rollout ;;
+    learner) echo ascend ;;
+    esac
+}
 
 packages_of() {
     case $1 in
@@ -16,7 +25,7 @@ packages_of() {
 }
 
 for part in $parts; do
-    deploy/install.sh ".venv-ascend-$part" "deploy/lock/ascend-$part.txt"
+    deploy/install.sh ".venv-ascend-$part" "deploy/lock/$(lock_of "$part").txt"
 done
 for part in $parts; do
     python=.venv-ascend-$part/bin/python

@@ -17,17 +17,17 @@ EXTRAS = {"fastapi": "gateway", "math-verify": "reward", "grpcio": "weights", "r
 def check_packages(subject: Subject) -> list[Finding]:
     """The packages of engine, learner and services, and the build of torch."""
     platform = subject.settings.platform
-    prefix = "npu-" if platform is Platform.NPU else ""
+    engine_extra, learner_extra = ("npu", "npu") if platform is Platform.NPU else ("rollout", "learner")
     engine = next((name for name in ENGINE[platform] if installed_version(name)), None)
     found = (
         f"{engine} {installed_version(engine)}"
         if engine
         else f"no {' or '.join(ENGINE[platform])} for platform {platform}"
     )
-    findings = [ok("engine", found) if engine else problem("engine", found, _install(f"{prefix}rollout"))]
+    findings = [ok("engine", found) if engine else problem("engine", found, _install(engine_extra))]
     required = (*LEARNER, "torch_npu") if platform is Platform.NPU else LEARNER
     if missing := ", ".join(name for name in required if installed_version(name) is None):
-        findings.append(problem("learner packages", f"missing: {missing}", _install(f"{prefix}learner")))
+        findings.append(problem("learner packages", f"missing: {missing}", _install(learner_extra)))
     else:
         findings.append(ok("learner packages", ", ".join(f"{name} {installed_version(name)}" for name in LEARNER)))
     lacking = {name: extra for name, extra in EXTRAS.items() if not installed_version(name)}

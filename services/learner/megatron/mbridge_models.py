@@ -1,7 +1,8 @@
 """Bridge classes of mbridge that are used here, imported without the others.
 
-mbridge's package of models imports every model, and some of those import layers that Megatron-core 0.12 (the release for MindSpeed)
-has only where Transformer Engine is installed. So the package is put into `sys.modules` without running its `__init__`.
+mbridge's package of models imports every model, and some of those import transformers' modelling code. On NPUs that fails: it looks for
+flash-attn, and MindSpeed's adaptor has put an empty package in its place. So mbridge's package is put into `sys.modules` without running
+its `__init__`, which also starts each rank half a second earlier.
 """
 
 from __future__ import annotations

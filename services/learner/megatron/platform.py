@@ -35,7 +35,6 @@ def prepare(platform: Platform) -> None:
     match platform:
         case Platform.CPU:
             _patch_cuda_calls_for_the_cpu()
-            _step_without_transformer_engine()
             _recompute_without_cuda()
         case Platform.NPU:
             importlib.import_module("torch_npu")
@@ -121,22 +120,6 @@ def _patch_cuda_calls_for_the_cpu() -> None:
     for owner, patches in ((torch.cuda, cuda), (torch.Tensor, tensor), (torch.nn.Module, module), (torch, factories)):
         for name, replacement in patches.items():
             setattr(owner, name, replacement)
-
-
-@cache
-def _step_without_transformer_engine() -> None:
-    """Megatron-core 0.12's distributed optimizer needs Transformer Engine at every step for fp8 weights, even if there are none.
-
-    Later releases do not, and on NPUs MindSpeed replaces it.
-    """
-    fp8_utils: Any = importlib.import_module("megatron.core.fp8_utils")
-    quantize = fp8_utils._quantize_param_shard_impl  # noqa: SLF001
-
-    def quantize_if_any(model_params: list[torch.Tensor], *args: object) -> None:
-        if model_params:
-            quantize(model_params, *args)
-
-    fp8_utils._quantize_param_shard_impl = quantize_if_any  # noqa: SLF001
 
 
 @cache

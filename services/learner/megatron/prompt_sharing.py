@@ -6,8 +6,8 @@
 
 The segments travel through Megatron in the place of its attention mask, as a small tensor: it passes activation recomputation, which keeps
 tensors only. On a CPU all prompts, all responses, and all responses towards their prompts are a call each, joined by the log-sum-exp of
-their scores. Elsewhere each segment is a call of scaled_dot_product_attention without a mask, for which a fused kernel exists; a
-variable-length kernel would take the place of `_by_segment`.
+their scores. On an NPU all of it is a call of one kernel (`npu_attention`). Elsewhere each segment is a call of
+scaled_dot_product_attention without a mask, for which a fused kernel exists.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
+
+from services.learner.megatron.npu_attention import SegmentPlace, fused_attention
 
 _Positions = npt.NDArray[np.int64]
 
@@ -58,11 +60,13 @@ def shared_attention(
         [s, heads, head size].
     """
     layout = _layout_of(segments.numpy().tobytes())
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    if query.device.type == "npu":
+        return fused_attention(query, key, value, layout.segments, scale)
     if query.device.type != "cpu":
         return _by_segment(query, key, value, layout, scale)
     repeats = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
     context: torch.Tensor = _JoinedAttention.apply(query, key, value, layout, scale)  # type: ignore[no-untyped-call]
     return context
 
@@ -71,8 +75,7 @@ def shared_attention(
 class _Layout:
     """A row's segments as indices for padded batches: P prompts of at most p positions, N responses of r, q of all a prompt's responses."""
 
-    segments: list[tuple[int, int, int, int]]
-    """Start and length of each segment, and of its prompt; a prompt has none before it: length 0."""
+    segments: tuple[SegmentPlace, ...]
     prompts: _Padded
     responses: _Padded
     """Responses, each for itself."""
@@ -121,7 +124,8 @@ def _pad(parts: list[_Positions]) -> _Padded:
 
 @lru_cache(maxsize=_LAYOUTS)
 def _layout_of(encoded: bytes) -> _Layout:
-    start, segments = 0, []
+    start = 0
+    segments: list[SegmentPlace] = []
     prompts: list[_Positions] = []
     responses: list[_Positions] = []
     followers: list[list[_Positions]] = []
@@ -138,7 +142,7 @@ def _layout_of(encoded: bytes) -> _Layout:
         start += length
     none = np.zeros(0, np.int64)
     answering = [np.concatenate([none, *mine]) for mine in followers]
-    return _Layout(segments, _pad(prompts), _pad(responses), _pad(answering), _beyond([len(p) for p in prompts]))
+    return _Layout(tuple(segments), _pad(prompts), _pad(responses), _pad(answering), _beyond([len(p) for p in prompts]))
 
 
 def _beyond(lengths: list[int]) -> torch.Tensor | None:
@@ -211,7 +215,7 @@ class _JoinedAttention(torch.autograd.Function):
 
 
 def _by_segment(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: _Layout, scale: float | None
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: _Layout, scale: float
 ) -> torch.Tensor:
     """The same, segment by segment: the queries of each see its prompt's keys and its own."""
 

@@ -427,7 +427,6 @@ def main(root: Path) -> None:
     for name, spec in LAYOUTS[dist.get_world_size()].items():
         said[name] = scenario(name, spec, root, out)
         parallel_state.destroy_model_parallel()
-        parallel_state._POSITION_EMBEDDING_GLOBAL_RANKS = None  # which 0.12 leaves to the next layout
     if dist.get_rank() == 0:
         (out / f"ranks{dist.get_world_size()}.json").write_text(json.dumps(said))
     dist.destroy_process_group()

@@ -342,7 +342,6 @@ def main(root: Path, *, everything: bool) -> None:
     for name in (name for name, size in LAYOUTS.items() if size == ranks and (everything or name in QUICK)):
         said[name] = scenario(name, Bench(root, SIZES[name]), everything=everything)
         parallel_state.destroy_model_parallel()
-        parallel_state._POSITION_EMBEDDING_GLOBAL_RANKS = None  # which 0.12 leaves to the next layout
     if dist.get_rank() == 0:
         (root / "out" / f"ranks{ranks}.json").write_text(json.dumps(said))
     dist.destroy_process_group()

