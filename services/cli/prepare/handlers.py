@@ -17,6 +17,7 @@ from services.cli.prepare import conversations as talks
 from services.cli.prepare.conversations import Cells, Sample, text_of
 from services.common.config import plugins
 from services.common.config.paths import did_you_mean
+from services.common.data.rows import gsm8k_number
 from services.common.errors import ConfigError, DataError
 from services.reward.verifiers.dapo_math import last_boxed
 
@@ -66,11 +67,8 @@ class Handler:
 
 
 def _gsm8k(cells: Cells) -> Sample:
-    answer = text_of(cells, "response")
-    _, mark, number = answer.rpartition("####")
-    if not mark or not number.strip():
-        raise DataError("the response does not end in `#### <number>`")
-    return Sample(talks.user(text_of(cells, "prompt")), number.strip().replace(",", ""))
+    number = gsm8k_number(text_of(cells, "response"), "response")
+    return Sample(talks.user(text_of(cells, "prompt")), number)
 
 
 def _math(cells: Cells) -> Sample:

@@ -46,12 +46,17 @@ def _read_gsm8k(row: Mapping[str, Any]) -> TaskRecord:
         _reject("question", question, "text")
     if not isinstance(answer, str):
         _reject("answer", answer, "text")
+    prompt = (Message("user", _text(question, "question")),)
+    return TaskRecord(prompt, GSM8K, gsm8k_number(answer, "answer"), _read_extra(row.get("extra_info")))
+
+
+def gsm8k_number(answer: str, column: str) -> str:
+    """The number at the end of one of GSM8K's answers, without separators. Raises DataError, which names the column."""
     _, mark, tail = answer.rpartition("####")
     number = tail.strip().replace(",", "")
     if not mark or not _NUMBER.fullmatch(number):
-        raise DataError("`answer` does not end in `#### <number>`")
-    prompt = (Message("user", _text(question, "question")),)
-    return TaskRecord(prompt, GSM8K, number, _read_extra(row.get("extra_info")))
+        raise DataError(f"`{column}` does not end in `#### <number>`")
+    return number
 
 
 def _read_prompt(value: object) -> tuple[Message, ...]:
