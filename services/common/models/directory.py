@@ -89,7 +89,7 @@ def _fetched(text: str, settings: Settings) -> str:
 def inspect_config(path: Path) -> ModelInfo:
     """The shape of a model whose weights need not be there yet. Raises ModelError as `inspect_model`."""
     _reject_code(path)
-    return _read_shape(path / "config.json")
+    return read_shape(path / "config.json")
 
 
 def inspect_model(path: Path) -> ModelInfo:
