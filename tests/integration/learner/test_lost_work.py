@@ -119,7 +119,7 @@ async def until_ended(redis: Redis, home: Path, job_id: str, ranks: ScriptedRank
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 async def test_a_redis_emptied_again_and_again_costs_no_group_and_no_step(
     redis: Redis, redis_url: str, job_id: str, spec: JobSpec, tmp_path: Path, seed: int
 ) -> None:

@@ -123,7 +123,7 @@ def test_without_a_template_only_the_texts_are_counted(tmp_path: Path, tokenizer
     assert summary["prompt_tokens"]["max"] == 12  # without the marks of user and assistant
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize("suffix", ["jsonl", pytest.param("parquet", marks=pytest.mark.slow)])
 def test_output_is_byte_equal_whatever_the_number_of_workers(tmp_path: Path, tokenizer: str, suffix: str) -> None:
     source = write(tmp_path / f"rows.{suffix}", [*ROWS, *ROWS[:50]])
     settings = {"tokenizer_name_or_path": tokenizer, "seq_length": 17, "validation_share": 0.1}
@@ -337,6 +337,7 @@ def peak_mib(folder: Path, rows: int) -> float:
     return int(done.stdout) / 1024
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
     small, large = peak_mib(tmp_path, 5_000), peak_mib(tmp_path, 100_000)
     assert large < 1.2 * small
