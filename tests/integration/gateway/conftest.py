@@ -115,7 +115,8 @@ def own_process(redis_url: str, redis: redis.asyncio.Redis, home: Path) -> Itera
 
 @pytest.fixture(scope="module")
 def shared_process(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    with running(redis_url, write_home(tmp_path_factory.mktemp("gateway") / "home")) as started:
+    home = write_home(tmp_path_factory.mktemp("gateway") / "home")
+    with running(redis_url, home, MILLRACE_HUBS="[]") as started:
         yield started
 
 
