@@ -24,6 +24,8 @@ from tests.integration.reward.test_service import group
 from tests.judge_server import JudgeServer, judge_server, refusal
 
 GRACE_S = 0.5
+BUSY_S = 1.0
+"""What a busy machine may add."""
 
 
 @pytest_asyncio.fixture
@@ -94,9 +96,9 @@ async def test_a_passing_trouble_costs_a_retry_and_no_verdict(trouble: web.Respo
 async def test_a_stalled_request_is_made_again_within_half_of_the_limit(server: JudgeServer) -> None:
     server.troubles = ["stall"]
     began = time.monotonic()
-    [verdict] = await verdicts(Judges(server).judge(timeout_s=2.0), "42")
+    [verdict] = await verdicts(Judges(server).judge(timeout_s=4.0), "42")
     assert verdict.reward == 1.0
-    assert 1.0 <= time.monotonic() - began < 2.0
+    assert 2.0 <= time.monotonic() - began < 4.0
 
 
 @pytest.mark.parametrize("always", ["stall", "drop", refusal(503), refusal(429, Retry_After="3600")], ids=str)
@@ -108,7 +110,7 @@ async def test_an_endpoint_in_lasting_trouble_is_a_failure_in_time_and_holds_not
     judge = judges.judge(timeout_s=1.0)
     began = time.monotonic()
     found = await verdicts(judge, "1", "2", "3")
-    assert time.monotonic() - began < 1.0 + GRACE_S
+    assert time.monotonic() - began < 1.0 + GRACE_S + BUSY_S
     assert {(verdict.status, verdict.reward) for verdict in found} == {(VerdictStatus.FAILED, None)}
     assert "judge endpoint local: " in found[0].detail
     server.always = None

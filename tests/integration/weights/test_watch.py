@@ -149,19 +149,20 @@ async def test_closing_the_receiver_ends_its_watch(publisher: WeightServer, rece
 
 def test_stopping_the_server_ends_every_watcher_and_frees_the_port() -> None:
     publisher = WeightServer("job-1", "127.0.0.1", 0, None)
-    ended = []
+    publisher.publish(tiny(0))
+    watching, ended = threading.Semaphore(0), []
     with grpc.insecure_channel(publisher.address) as channel:
         stub = pb_grpc.WeightSyncStub(channel)  # type: ignore[no-untyped-call]
 
         def watch(index: int) -> None:
             for _ in stub.Watch(pb.WatchRequest(job_id="job-1", server=f"r{index}"), timeout=60):
-                pass
+                watching.release()
             ended.append(index)
 
         watchers = [threading.Thread(target=watch, args=(index,)) for index in range(8)]
         for watcher in watchers:
             watcher.start()
-        time.sleep(0.5)
+        assert all(watching.acquire(timeout=20) for _ in watchers)
         started = time.monotonic()
         publisher.stop(30.0)
         for watcher in watchers:

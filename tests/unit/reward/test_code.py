@@ -181,7 +181,8 @@ def test_what_a_program_leaves_behind_ends_with_its_run() -> None:
     )
     before = set(psutil.pids())
     assert judged(program, json.dumps({"inputs": [""], "outputs": ["7"]})).reward == 1.0
-    assert not [p for p in psutil.process_iter() if p.pid not in before and "programs.runner" in " ".join(p.cmdline())]
+    later = [p for p in psutil.process_iter(["cmdline"]) if p.pid not in before]
+    assert not [p for p in later if "programs.runner" in " ".join(p.info["cmdline"] or ())]
 
 
 def test_when_the_caller_is_killed_the_program_is_too() -> None:

@@ -380,12 +380,8 @@ def test_starting_twice_on_one_home_is_refused(start: Callable[..., Stack]) -> N
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")
 def test_a_killed_supervisor_takes_its_processes_along(start: Callable[..., Stack]) -> None:
     stack = start(*GOOD)
-    stack.wait_until(stack.is_ready)
+    names = {"gateway", "learner-0", "redis", "rollout-0"}
+    stack.wait_until(lambda: stack.is_ready() and {note[1] for note in stack.notes()} == names)
     stack.end(signal.SIGKILL)
     stack.wait_until(lambda: not running(stack.started()))
-    assert sorted(note[1] for note in stack.notes() if note[0] == "end") == [
-        "gateway",
-        "learner-0",
-        "redis",
-        "rollout-0",
-    ]
+    assert sorted(note[1] for note in stack.notes() if note[0] == "end") == sorted(names)

@@ -120,13 +120,13 @@ def test_every_kind_of_value_is_walked_over_to_its_end(single: bool) -> None:
 )
 def test_a_large_entry_cannot_become_many_values(payload: bytes) -> None:
     tracemalloc.start()
-    began = time.monotonic()
+    began = time.thread_time()
     with pytest.raises(EntryError, match=f"more than {MAX_VALUES} values"):
         decode(ScoredGroup, payload, 64 * MIB)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < MIB
-    assert time.monotonic() - began < 20.0
+    assert time.thread_time() - began < 20.0
 
 
 def test_a_large_entry_that_is_cut_or_no_group_is_an_entry_error() -> None:
