@@ -21,7 +21,6 @@ MAX_NAMED = 64
 MAX_FUNCTIONS = 16
 """Most functions of a rubric."""
 
-
 Weight = Annotated[float, Field(gt=0.0, le=1000.0)]
 
 
