@@ -1,21 +1,21 @@
-"""What becomes of the groups, and what the verifiers do."""
+"""What becomes of the groups, and what verifiers, judges and reward models do."""
 
 from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from deploy.dashboards.board import board, of_job, quantile, rate
-from deploy.dashboards.panels import Query, graph
+from deploy.dashboards.panels import TOKENS_PER_S, Query, graph
 
 VERDICTS = "millrace_reward_verdicts_total"
 TIMEOUTS = f'{VERDICTS}{{status="timeout"}}'
 
 
 def dashboard() -> Dashboard:
-    """Groups, verifiers, dead letters, journal."""
+    """Groups, scorers, dead letters, journal."""
     return board(
         "Data",
-        "Groups by fate, verifiers, dead letters, journal and checkpoints.",
+        "Groups by fate, verifiers, judges, reward models, dead letters, journal and checkpoints.",
         graph(
             "Groups by fate",
             "Groups of the job so far. Together with the active ones they sum to the groups issued.",
@@ -66,6 +66,37 @@ def dashboard() -> Dashboard:
             "short",
             Query("sum(millrace_reward_queued_checks)", "checks waiting"),
             Query("sum(millrace_reward_in_flight_groups)", "groups in flight"),
+        ),
+        graph(
+            "Requests to judges",
+            "Requests to judge endpoints, by result; limited: the endpoint asked for a pause, and has the request again later.",
+            "reqps",
+            Query(rate("millrace_reward_judge_requests_total", "endpoint, result"), "{{endpoint}} {{result}}"),
+        ),
+        graph(
+            "Judge latency",
+            "Wall-clock time of one request to a judge endpoint.",
+            "s",
+            Query(quantile(0.5, "millrace_reward_judge_request_seconds", "endpoint"), "{{endpoint}} median"),
+            Query(quantile(0.95, "millrace_reward_judge_request_seconds", "endpoint"), "{{endpoint}} p95"),
+        ),
+        graph(
+            "Reward models",
+            "Tokens that reward models score, without padding.",
+            TOKENS_PER_S,
+            Query(rate("millrace_reward_model_tokens_total"), "scored"),
+        ),
+        graph(
+            "Waiting for a reward model",
+            "Responses that wait for a place in a batch of a reward model.",
+            "short",
+            Query("sum(millrace_reward_model_queued_responses)", "responses"),
+        ),
+        graph(
+            "Memory of reward models",
+            "Of the processes of all reward models.",
+            "bytes",
+            Query("sum(millrace_reward_model_resident_bytes)", "resident"),
         ),
         graph(
             "Dead letters",

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -26,11 +27,26 @@ from services.cli.client import GatewayClient, find_token
 from services.cli.stack.state import UpState, require_state
 from services.cli.up import detach, run_down
 from services.common.errors import MillraceError
+from tests.judge_server import judge_thread
+from tests.tiny_classifier import write_tiny_classifier
 
 MODELS = DEPLOY.parent / ".millrace" / "models"
 JOB_TIMEOUT_S = 1200.0
 SCRAPE_S = 2
 SETTLE_S = 3.0 * SCRAPE_S
+REWARD_MODEL = "tiny-reward"
+REWARD: dict[str, Any] = {
+    "verifiers": {"*": "all"},
+    "rubrics": {
+        "all": {
+            "verifier_function": ["reasoning_gym", "graded", "scored"], "verifier_weight": [1.0, 0.01, 0.01],
+            "accuracy_of": "reasoning_gym",
+        }
+    },
+    "judges": {"graded": {"endpoint": "stand-in", "requests_at_once": 32}},
+    "reward_models": {"scored": {"path": REWARD_MODEL}},
+}  # fmt: skip
+"""The verifier decides; a stand-in of a judge, always content, and a tiny reward model are there to be seen."""
 ENDED = ("succeeded", "failed", "cancelled")
 
 
@@ -39,9 +55,11 @@ def record(steps: int) -> None:
     maker = [sys.executable, "-m", "examples.demo.models", "tiny", "--out", str(MODELS / "tiny")]
     subprocess.run(maker, check=True)
     with tempfile.TemporaryDirectory(prefix="millrace-record-") as folder:
-        home = Path(folder) / "home"
+        home, rewarding = Path(folder) / "home", Path(folder) / "reward"
+        write_tiny_classifier(rewarding / REWARD_MODEL)
         with (
-            _stack(home) as state,
+            judge_thread() as judge,
+            _stack(home, rewarding, judge.url) as state,
             running_prometheus(local_config(state, interval_s=SCRAPE_S), Path(folder)) as prometheus,
         ):
             started = time.time()
@@ -77,8 +95,9 @@ def check_with_promtool() -> str:
 
 
 @contextmanager
-def _stack(home: Path) -> Iterator[UpState]:
-    os.environ["MILLRACE_MODEL_ROOTS"] = f'["{MODELS}"]'
+def _stack(home: Path, rewarding: Path, judge_url: str) -> Iterator[UpState]:
+    os.environ["MILLRACE_MODEL_ROOTS"] = json.dumps([str(MODELS), str(rewarding)])
+    os.environ["MILLRACE_JUDGE_ENDPOINTS"] = json.dumps({"stand-in": {"url": judge_url, "model": "stand-in"}})
     detach(home, ["--port", "0"], print)
     try:
         yield require_state(home)
@@ -90,6 +109,7 @@ def _train(state: UpState, steps: int) -> None:
     spec: dict[str, Any] = yaml.safe_load((DEPLOY / "config/jobs/demo.yaml").read_text())
     spec["model"]["path"] = str(MODELS / "tiny")
     spec["learner"]["steps"] = steps
+    spec["reward"] = REWARD
     spec["checkpoint"]["interval_steps"] = max(1, steps // 4)
     spec["eval"] |= {"tasks": 64, "interval_steps": max(1, steps // 4)}
     with GatewayClient(state.url, find_token(state.token_file)) as client:
