@@ -127,14 +127,14 @@ class JobFetches:
             await asyncio.sleep(POLL_INTERVAL_S)
 
     async def look(self) -> None:
-        """Begins to serve new jobs, and drops those that have ended: a fetch that nobody else waits for is killed."""
+        """Begins to serve new jobs, and drops those that have ended or are gone: a fetch that nobody else waits for is killed."""
         waiting = await self.store.fetching()
         for job_id in waiting:
             record = await self.store.find(job_id)
-            if record is not None and (record.state.ended or record.learner):
+            if record is None or record.state.ended or record.learner:  # None: deleted
                 await self.store.fetched(job_id)
                 await self._drop(job_id)
-            elif record is not None and (job_id not in self._tasks or self._tasks[job_id].done()):
+            elif job_id not in self._tasks or self._tasks[job_id].done():
                 self._tasks[job_id] = asyncio.create_task(self._serve(record), name=f"fetch for {job_id}")
         for job_id in self._tasks.keys() - set(waiting):
             await self._drop(job_id)

@@ -119,7 +119,7 @@ class Settings(BaseSettings):
     hubs: list[str] | None = Field(
         default=None,
         description="Hubs that models and data are fetched from (JSON list of hf, modelscope). Unset: both where only this machine reaches "
-        "the gateway; beyond loopback none.",
+        "the gateway; beyond loopback, and behind a proxy (MILLRACE_GATEWAY_HOSTS), none.",
     )
     max_hub_bytes: ByteSize = Field(
         default=ByteSize(100 * 1024**3),
@@ -314,7 +314,7 @@ class Settings(BaseSettings):
         By default none where others reach it: whoever may submit jobs would use this site's network, disk and hub tokens.
         """
         if self.hubs is None:
-            return HUBS if is_loopback(self.bind_host) else ()
+            return HUBS if is_loopback(self.bind_host) and not self.gateway_hosts else ()
         return tuple(self.hubs)
 
     def job_dir(self, job_id: str) -> Path:

@@ -68,7 +68,8 @@ class HuggingFace:
         )
         with self._errors(reference), part.open("ab") as opened:
             if opened.tell() > file.size:
-                opened.truncate(0)
+                opened.seek(0)
+                opened.truncate()
             # Not compressed: what a Range counts are then the file's own bytes.
             headers = build_hf_headers() | {"Accept-Encoding": "identity"}
             http_get(url, opened, resume_size=opened.tell(), headers=headers, expected_size=file.size)

@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypedDict
@@ -66,7 +66,12 @@ def survey(text: str, root: str, max_bytes: int) -> Plan:
     """
     reference, folder = _parse(text), HubFolder(Path(root))
     with _disk():
-        return _survey(reference, folder, max_bytes)
+        plan = _looked_up(reference, folder, max_bytes)
+        partial = folder.partial(parse_reference(plan["reference"]))
+        partial.mkdir(parents=True, exist_ok=True)
+        with _locked(partial / LOCK, wait=True):
+            _keep(plan, folder)
+    return plan
 
 
 def fetch(text: str, root: str, max_bytes: int) -> None:
@@ -79,7 +84,8 @@ def fetch(text: str, root: str, max_bytes: int) -> None:
             if folder.is_complete(reference):
                 folder.discard(reference)
                 return
-            plan = read_plan(partial) or _survey(reference, folder, max_bytes)
+            plan = _looked_up(reference, folder, max_bytes)
+            _keep(plan, folder)
             files = [HubFile(**file) for file in plan["files"]]
             require_size(reference, plan["bytes"], max_bytes)
             _require_room(partial, files)
@@ -88,36 +94,42 @@ def fetch(text: str, root: str, max_bytes: int) -> None:
             folder.finish(reference)
 
 
-def _survey(reference: Reference, folder: HubFolder, max_bytes: int) -> Plan:
-    hub = open_hub(reference.hub)
+def _looked_up(reference: Reference, folder: HubFolder, max_bytes: int) -> Plan:
+    """The plan that is kept of a resolved reference, else what the hub says of it."""
     if reference.resolved and (known := read_plan(folder.partial(reference))):
         return known
-    repository = hub.look_up(reference)
-    resolved, files = repository.reference, choose(repository, max_bytes)
-    plan = Plan(reference=str(resolved), bytes=sum(file.size for file in files), files=[asdict(file) for file in files])
-    partial = folder.partial(resolved)
+    repository = open_hub(reference.hub).look_up(reference)
+    files = choose(repository, max_bytes)
+    size = sum(file.size for file in files)
+    return Plan(reference=str(repository.reference), bytes=size, files=[asdict(file) for file in files])
+
+
+def _keep(plan: Plan, folder: HubFolder) -> None:
+    """Keeps a plan for its fetch, with the model's configs, once nothing in them speaks against it. The caller has the lock."""
+    resolved = parse_reference(plan["reference"])
+    partial, files = folder.partial(resolved), [HubFile(**file) for file in plan["files"]]
     if folder.is_complete(resolved) or read_plan(partial):
-        return plan
+        return
     try:
-        partial.mkdir(parents=True, exist_ok=True)
+        partial.mkdir(parents=True, exist_ok=True)  # another survey, which had the lock before, may have discarded it
         if not resolved.file:
-            _download(hub, resolved, surveyed(files), partial)
+            _download(open_hub(resolved.hub), resolved, surveyed(files), partial)
             _inspect(resolved, partial / FILES)
         _require_room(partial, files)
     except HubRefused:
         folder.discard(resolved)
         raise
     write_durably(partial / PLAN, json.dumps(plan).encode())
-    return plan
 
 
 def _download(hub: Hub, reference: Reference, files: list[HubFile] | tuple[HubFile, ...], partial: Path) -> None:
-    """Downloads the files that are not there yet, several at once; the first error ends it."""
+    """Downloads the files that are not there yet, several at once; after an error no other is begun, and those under way end."""
     beat = beat_of(partial)
     missing = [file for file in files if not (partial / FILES / file.path).is_file()]
     with ThreadPoolExecutor(PARALLEL_FILES) as threads:
         try:
-            for done in [threads.submit(_download_file, hub, reference, file, partial, beat) for file in missing]:
+            begun = [threads.submit(_download_file, hub, reference, file, partial, beat) for file in missing]
+            for done in as_completed(begun):
                 done.result()
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)
@@ -170,11 +182,11 @@ def _parse(text: str) -> Reference:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Holds a lock that ends with the process. Raises HubError while another process has it."""
+def _locked(path: Path, *, wait: bool = False) -> Iterator[None]:
+    """Holds a lock that ends with the process. Raises HubError while another process has it, unless it is to `wait`."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield
     except BlockingIOError as error:
         raise HubError("another process is fetching it") from error

@@ -49,6 +49,7 @@ KEY_KEPT_S = 24 * 3600
 """Time for which an Idempotency-Key is kept, seconds."""
 
 _ACTIVE = TypeAdapter(ActiveJob)
+_REUSED = "the Idempotency-Key was used with another spec; a new job needs a new key"
 
 
 class JobStore:
@@ -96,7 +97,7 @@ class JobStore:
             keys.ORDER,
             keys.events(job_id),
         ]
-        digest = hashlib.sha256((sent or spec).model_dump_json().encode()).hexdigest()
+        digest = _digest(sent or spec)
         event = json.dumps({"state": JobState.QUEUED} | ({"cause": fetching} if fetching else {}))
         if fetching:
             values["cause"] = fetching
@@ -107,9 +108,18 @@ class JobStore:
         create = self._redis.register_script(lua.CREATE)
         created = text(await create(keys=names, args=[job_id, digest, KEY_KEPT_S, now, event, *pairs]))
         if not created:
-            raise KeyReused("the Idempotency-Key was used with another spec; a new job needs a new key")
+            raise KeyReused(_REUSED)
         await self.records.save(created)
         return await self.get(created), created == job_id
+
+    async def created_with(self, key: str, sent: JobSpec) -> JobRecord | None:
+        """The job that was created with this Idempotency-Key, if there is one. Raises KeyReused where its spec was another."""
+        digest, job_id = await self._redis.hmget(keys.idempotency(key), ["spec", "job_id"])
+        if job_id is None:
+            return None
+        if text(digest) != _digest(sent):
+            raise KeyReused(_REUSED)
+        return await self.find(text(job_id))
 
     async def list(self, *, offset: int = 0, limit: int = 100) -> list[JobRow]:
         """Jobs, newest first, in two round trips."""
@@ -271,3 +281,8 @@ class JobStore:
         """Jobs that servers may attach to, by id."""
         raw = await self._redis.hgetall(keys.ACTIVE)
         return {text(job_id): _ACTIVE.validate_json(value) for job_id, value in raw.items()}
+
+
+def _digest(spec: JobSpec) -> str:
+    """What an Idempotency-Key stands for."""
+    return hashlib.sha256(spec.model_dump_json().encode()).hexdigest()

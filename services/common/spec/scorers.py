@@ -9,6 +9,7 @@ from typing import Annotated, Self
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from services.common.spec.base import FieldError, Section
+from services.common.spec.reference import is_reference
 from services.common.spec.rollout import DType
 
 PLACEHOLDERS = ("question", "response", "reference", "lowest", "highest")
@@ -129,6 +130,13 @@ class RewardModelSpec(Section):
     load_timeout_s: float = Field(
         default=600.0, ge=1.0, le=7200.0, description="Wall-clock limit of loading the model."
     )
+
+    @field_validator("path")
+    @classmethod
+    def _is_here(cls, path: str) -> str:
+        if is_reference(path):
+            raise ValueError("reward models are not fetched from hubs: name a registered model or a directory")
+        return path
 
     @model_validator(mode="after")
     def _batch_holds_one(self) -> Self:

@@ -208,7 +208,7 @@ class _SpecChecks:
             except ChildLost as error:
                 if not last:
                     continue
-                self._add(where, f"cannot be checked: {error}")
+                raise AdmissionBusy(f"{where} cannot be checked now: it {error}") from error
             except ChildDied as error:
                 self._add(where, f"cannot be read: it {error}")
             except SandboxError as error:

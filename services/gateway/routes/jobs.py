@@ -78,16 +78,20 @@ async def submit(
     """
     try:
         sent = await context.admission.read(await request.body(), media_type_of(request))
+        await context.restorer.restore_lost()  # restores an idempotency key that Redis has lost
+        if idempotency_key and (known := await context.store.created_with(idempotency_key, sent)):
+            return _answered(response, known, new=False)
         resolved = await context.fetches.resolve(sent)
         spec = resolved.spec
         unchecked = await context.admission.admit(spec, missing=resolved.missing.keys())
     except UnsupportedMediaType as error:
         raise HTTPException(415, str(error)) from error
+    except KeyReused as error:
+        raise SpecRefused(str(error), field=HEADER) from error
     except SpecRefused:
         context.metrics.refused.inc()
         raise
 
-    await context.restorer.restore_lost()  # restores an idempotency key that Redis has lost
     try:
         async with context.retention.using(spec):
             record, new = await context.store.create_once(spec, idempotency_key, sent=sent, fetching=resolved.cause)
@@ -99,7 +103,11 @@ async def submit(
         context.metrics.submitted.inc()
         if unchecked:
             await context.store.report_unchecked(record.id, unchecked)
-    else:
+    return _answered(response, record, new=new)
+
+
+def _answered(response: Response, record: JobRecord, *, new: bool) -> Job:
+    if not new:
         response.headers["Idempotency-Replayed"] = "true"
     response.headers["Location"] = f"/jobs/{record.id}"
     return Job.model_validate(record)

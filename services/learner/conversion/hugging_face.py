@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ from services.common.checkpoints.fingerprint import text_digest
 from services.common.checkpoints.manifest import MANIFEST, Checkpoint, read_manifest, verify_files
 from services.common.config.settings import Settings
 from services.common.errors import ConfigError, ModelError
-from services.common.models.directory import read_json, read_shape, resolve_model
+from services.common.models.directory import ModelInfo, read_json, read_shape, resolve_model
 from services.common.models.weight_files import EMBEDDING as HF_EMBEDDING
-from services.common.models.weight_files import LM_HEAD, check_tensors, read_headers
+from services.common.models.weight_files import LM_HEAD, StoredTensor, check_tensors, read_headers
 from services.learner.conversion.request import Conversion, Converted, RoleName
 from services.learner.conversion.skeleton import OUTPUT_LAYER, Skeleton
 from services.learner.megatron.parts import merge_parts
@@ -57,9 +57,8 @@ def to_hugging_face(request: Conversion, folder: Path) -> Converted:
         files = copy_texts(model_dir, folder, ".") + write_shards(
             plan, lambda names: role.load(names, dtypes), folder, "."
         )
+    check_tensors(folder, *_as_language_model(folder))
     config = _adapt_config(folder, request)
-    if request.role is not RoleName.CRITIC:
-        check_tensors(folder, read_headers(folder), read_shape(folder / "config.json"), config)
     return Converted(
         path=request.out,
         role=request.role,
@@ -132,15 +131,21 @@ class SavedRole:
 
 
 def _dtypes(request: Conversion, role: SavedRole, model_dir: Path, saved: torch.dtype) -> dict[str, torch.dtype]:
-    """Dtype of every tensor to be written: that of the model's own files, if it has any, unless one is asked for."""
+    """Dtype of every tensor to be written: that of the model's own files, if it has any, unless one is asked for; in their order."""
     own = source_dtypes(model_dir)
-    names = role.names
-    if own and request.role != RoleName.CRITIC:
-        available = names | {LM_HEAD}
-        names = {name for name in own if name in available} | names
+    available = role.names if request.role is RoleName.CRITIC else role.names | {LM_HEAD}
+    names = [*(name for name in own if name in available), *sorted(role.names - own.keys())]
     if request.dtype is not None:
-        return dict.fromkeys(sorted(names), getattr(torch, request.dtype))
-    return {name: own.get(name, own.get(HF_EMBEDDING, saved)) for name in sorted(names)}
+        return dict.fromkeys(names, getattr(torch, request.dtype))
+    return {name: own.get(name, own.get(HF_EMBEDDING, saved)) for name in names}
+
+
+def _as_language_model(folder: Path) -> tuple[dict[str, StoredTensor], ModelInfo, dict[str, Any]]:
+    """Tensors and config of the directory just written; a critic's without its head, as if the embedding were in its place."""
+    headers, config, shape = read_headers(folder), read_json(folder / "config.json"), read_shape(folder / "config.json")
+    if headers.pop(SCORE, None) is not None:
+        shape = replace(shape, tie_word_embeddings=True)
+    return headers, shape, config
 
 
 def _adapt_config(folder: Path, request: Conversion) -> dict[str, Any]:

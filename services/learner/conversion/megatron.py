@@ -108,7 +108,7 @@ class _Source:
         tensors = [self._tensor(source) for source in self._skeleton.hugging_face_names(name)]
         whole = self._skeleton.to_megatron(name, tensors)
         parts = split_parts(self._skeleton.bridge, name, whole, self._skeleton.parameter(name), sizes.tp_size)
-        return parts[tp_rank].contiguous()
+        return parts[tp_rank].clone(memory_format=torch.contiguous_format)  # a view would keep the whole in memory
 
     def _tensor(self, name: str) -> torch.Tensor:
         tensor: torch.Tensor = self._files[self._headers[name].file].get_tensor(name)

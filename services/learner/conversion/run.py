@@ -47,13 +47,22 @@ def run(request: Conversion) -> Converted:
         raise ConfigError(f"{out} cannot be made: {error.strerror}") from error
     try:
         converted = _run(request, unfinished)
-        for folder in (unfinished, *(path for path in unfinished.rglob("*") if path.is_dir())):
-            fsync_directory(folder)
+        _publish(unfinished)
         unfinished.rename(out)
         fsync_directory(out.parent)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return converted
+
+
+def _publish(folder: Path) -> None:
+    """Lets whoever may read the folder read its files, and makes their names durable."""
+    mode = folder.stat().st_mode & 0o666
+    for path in (folder, *folder.rglob("*")):
+        if path.is_dir():
+            fsync_directory(path)
+        else:
+            path.chmod(mode)
 
 
 def _run(request: Conversion, folder: Path) -> Converted:

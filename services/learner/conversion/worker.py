@@ -39,7 +39,9 @@ def main() -> None:
         said = {"converted": asdict(convert(request, folder))}
     except ConfigError as error:
         said = {"problems": [[problem.field, problem.message] for problem in error.problems]}
-    except (MillraceError, OSError) as error:
+    except OSError as error:
+        said = {"problems": [["", str(error) if error.filename else f"{request.out}: {error.strerror}"]]}
+    except MillraceError as error:
         said = {"problems": [["", str(error)]]}
     result.write_text(json.dumps(said))
     end_process(0 if "converted" in said else 1)

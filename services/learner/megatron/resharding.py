@@ -58,7 +58,7 @@ class _RoleShare:
 
     def weight(self, name: str) -> torch.Tensor:
         """The parameter of this local name."""
-        return self._mine(name, self._saved.weight(*self._source(name)))
+        return self._mine(name, self._saved.weight(*self._source(name))).clone()
 
     def add_optimizer(self, tensors: dict[str, torch.Tensor], counters: dict[str, object]) -> None:
         """Adds what the optimizer holds here, parameter by parameter."""
@@ -71,10 +71,11 @@ class _RoleShare:
             counters[key] = held.counter
             tensors |= {f"{key}.{state}": value for state, value in held.numbers.items()}
             for state, parts in held.parts.items():
-                mine = self._mine(name, parts).flatten()[place.start : place.end]
+                mine = self._mine(name, parts).flatten()[place.start : place.end].clone()
                 tensors[f"{key}.{state}"] = mine.view(updated.shape)
 
     def _mine(self, name: str, parts: list[torch.Tensor]) -> torch.Tensor:
+        """This tensor-parallel rank's part; it may keep the whole in memory: what is returned is a copy of what is needed of it."""
         bridge, parameter, known = self._role.part.bridge, self._parameters[name], self._global[name]
         merged = merge_parts(bridge, known, parts, parameter)
         return split_parts(bridge, known, merged, parameter, self._layout.tp_size)[self._layout.tp_rank].contiguous()

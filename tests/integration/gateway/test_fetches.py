@@ -144,6 +144,25 @@ async def test_a_job_is_cancelled_while_its_model_is_fetched(
     assert (await people.get(f"/jobs/{job['id']}")).json()["cause"] == "cancelled while queued"
 
 
+async def test_a_job_that_is_deleted_while_its_model_is_fetched_is_waited_for_by_nobody(
+    people: httpx.AsyncClient,
+    gateway: GatewayProcess,
+    redis: redis.asyncio.Redis,
+    hub: FakeHub,
+    model: dict[str, bytes],
+) -> None:
+    hub.add("models/org/slower", model | {"tokenizer.model": os.urandom(6_000_000)})
+    hub.piece_s = 0.2
+    job = (await submit(people, "hf:org/slower")).json()
+    await job_when(people, job["id"], lambda now: "%" in now["cause"])
+    await people.post(f"/jobs/{job['id']}/cancel")
+    assert (await people.delete(f"/jobs/{job['id']}")).is_success
+    deadline = time.monotonic() + 20
+    while await JobStore(redis).fetching():
+        await asyncio.sleep(0.2)
+        assert time.monotonic() < deadline
+
+
 async def test_data_of_a_hub_is_fetched_and_checked_as_a_file_is(
     people: httpx.AsyncClient, gateway: GatewayProcess, redis: redis.asyncio.Redis, hub: FakeHub
 ) -> None:
@@ -202,3 +221,6 @@ async def test_a_repeat_with_the_same_key_is_the_same_job_though_the_branch_has_
     again = await submit(people, "hf:org/moving@main", **{"Idempotency-Key": "once"})
     assert again.headers["Idempotency-Replayed"] == "true"
     assert again.json()["id"] == first.json()["id"]
+    hub.repos["models/org/moving"].status = 500  # a repeat asks no hub
+    again = await submit(people, "hf:org/moving@main", **{"Idempotency-Key": "once"})
+    assert (again.status_code, again.json()["id"]) == (201, first.json()["id"])

@@ -8,6 +8,8 @@ import numpy as np
 
 VOCABULARY = 128
 MODELS = ("llama", "qwen2", "qwen3")
+QUICK = ("one", "pp", "dist", "sp")
+"""Layouts whose tests are not slow: sp is tp with more, and dist is dp with more."""
 SHORT, LONG = 2048, 8192
 MEASURED: dict[str, dict[str, tuple[int, ...]]] = {
     "one": {"rows": (SHORT, LONG), "shared": (SHORT, LONG)},

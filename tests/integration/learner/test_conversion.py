@@ -101,6 +101,8 @@ class TestCommands:
         assert all(torch.equal(after[name], tensor.bfloat16()) for name, tensor in before.items())
         config = json.loads((root / "back" / "config.json").read_text())
         assert config.get("dtype", config.get("torch_dtype")) == "bfloat16"
+        modes = {path.stat().st_mode & 0o777 for name in ("mine", "back") for path in (root / name).rglob("*.*")}
+        assert modes == {(root / "mine").stat().st_mode & 0o666}, "whoever may read the folder may read its files"
         assert left(root) == []
 
     def test_an_interrupted_conversion_leaves_nothing_and_ends_its_process(self, root: Path) -> None:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from tests.integration.learner.megatron_cases import (
     LONG,
     MODELS,
+    QUICK,
     SHORT,
     STEPS,
     TEMPERATURE,
@@ -21,17 +22,17 @@ from tests.integration.learner.megatron_cases import (
 from tests.integration.learner.rank_runs import TIMEOUT_S, Outcome, outcome_of
 
 HERE = Path(__file__).parent
-RANKS = {"one": 1, "tp": 2, "pp": 2, "dp": 2, "dist": 2, "sp": 2, "sp_pp": 4, "sp_dist": 4}
-"""Ranks of each layout; sp is tp with sequence parallelism."""
+EVERY = ("one", "tp", "pp", "dp", "dist", "sp", "sp_pp", "sp_dist")
+"""One rank, two, four; sp is tp with sequence parallelism, dist is dp with the distributed optimizer."""
 SUMS_OVER_TP = ("tp", "sp", "sp_pp", "sp_dist")
-LAYOUTS = [pytest.param(name, marks=[pytest.mark.slow] * (ranks > 2)) for name, ranks in RANKS.items()]
+LAYOUTS = [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in EVERY]
 pytestmark = pytest.mark.timeout(3 * TIMEOUT_S)  # the first test waits for the ranks
 
 
 @pytest.fixture(scope="module")
 def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """The runs of `megatron_reference` and `megatron_ranks`."""
-    return outcome_of("megatron", request, tmp_path_factory)
+    return outcome_of("megatron", request, tmp_path_factory, slow_argument="everything")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -158,6 +159,7 @@ class TestMemory:
         assert long["largest"] < 1.1 * factor * short["largest"]
         assert long["largest"] < LONG**2 / 4
 
+    @pytest.mark.slow
     def test_it_is_less_where_positions_are_split_over_ranks(self, outcome: Outcome) -> None:
         whole, split = (outcome.layouts[layout]["memory"]["shared"][0]["peak"] for layout in ("tp", "sp"))
         assert split < 0.85 * whole

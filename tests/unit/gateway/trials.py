@@ -84,6 +84,12 @@ class Faulty(Good):
         raise ZeroDivisionError
 
 
+class Killed(Good):
+    def model(self, seconds: float) -> dict[str, Any] | None:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return None
+
+
 class Unready(Good):
     def __init__(self, spec: str, settings: dict[str, Any]) -> None:
         raise ConfigError("is not to be looked at", field="model.path")

@@ -150,6 +150,28 @@ async def test_two_jobs_share_one_fetch(hub: FakeHub, fetcher: Fetcher) -> None:
     assert len([item for item in hub.asked if item.store]) == 1
 
 
+async def test_surveys_of_one_model_at_once_leave_its_files_whole(hub: FakeHub, settings: Settings) -> None:
+    hub.add("models/org/tiny", MODEL)
+    hub.piece_s = 0.05
+    environment = module.child_environment({}) | {"HF_ENDPOINT": hub.url}
+    async with Fetcher(Sandbox(environment=environment), settings) as fetcher:
+        first, second = await asyncio.gather(*(fetcher.survey(reference_of("hf", "org/tiny")) for _ in range(2)))
+        assert first == second
+        hub.be_well()
+        path = await pull(fetcher, first)
+    assert {file.name: file.read_bytes() for file in path.iterdir()} == MODEL
+
+
+async def test_a_part_that_is_longer_than_its_file_begins_anew(hub: FakeHub, fetcher: Fetcher, name: str) -> None:
+    hub.add("models/org/tiny", MODEL)
+    resolved = await fetcher.survey(reference_of(name, "org/tiny"))
+    part = fetcher.settings.hub_folder.partial(resolved) / "parts" / "model.safetensors"
+    part.parent.mkdir(exist_ok=True)
+    part.write_bytes(WEIGHTS + b"more")
+    path = await pull(fetcher, resolved)
+    assert (path / "model.safetensors").read_bytes() == WEIGHTS
+
+
 async def test_a_fetch_from_which_no_byte_comes_is_named_and_tried_again(
     hub: FakeHub, fetcher: Fetcher, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -137,6 +137,7 @@ async def test_an_interrupted_job_ends_with_the_weights_of_one_that_was_not(
     assert [step["step"] for step in await history(redis, job_id)] == list(range(1, STEPS + 1))
 
 
+@pytest.mark.slow
 async def test_a_group_settled_while_a_record_is_prepared_keeps_its_entry_until_a_record_has_its_fate(
     learner: ScriptedLearner, redis: Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +228,7 @@ async def test_a_damaged_checkpoint_costs_a_longer_replay_and_nothing_else(
     assert len(peers.asked) == len(set(peers.asked))
 
 
+@pytest.mark.slow
 async def test_with_every_checkpoint_damaged_the_journal_is_replayed_from_its_beginning(
     learner: ScriptedLearner, redis: Redis, redis_url: str
 ) -> None:
@@ -270,6 +272,7 @@ async def test_a_published_version_that_nothing_leads_to_begins_a_lineage(
     assert weights_by_journal(folder, spec) == learner.ranks.state
 
 
+@pytest.mark.slow
 async def test_a_lost_journal_behind_a_sound_checkpoint_begins_a_lineage_once(
     learner: ScriptedLearner, redis: Redis, redis_url: str
 ) -> None:
@@ -522,6 +525,7 @@ SPOILED: dict[int, Callable[[RolloutGroup], RolloutGroup]] = {
 """Groups that a rank would break on, by group_id."""
 
 
+@pytest.mark.slow
 async def test_groups_that_a_rank_would_break_on_fail_with_the_reason_and_none_is_journalled(
     learner: ScriptedLearner, redis: Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -573,7 +577,7 @@ def fill(disk: Path, leave_bytes: int) -> Path:
 
 @pytest.mark.parametrize(
     "leave_bytes",
-    [0, pytest.param(4096, marks=pytest.mark.slow), 100_000],
+    [0, *(pytest.param(left, marks=pytest.mark.slow) for left in (4096, 100_000))],
     ids=["journal", "a part of a record", "checkpoint"],
 )
 async def test_a_full_disk_pauses_the_job_with_the_reason_and_it_goes_on_by_itself(
@@ -639,6 +643,7 @@ async def test_a_disk_that_is_full_under_the_history_pauses_the_job_and_the_hist
     audit(learner.folder(job_id), record.groups)
 
 
+@pytest.mark.slow
 async def test_a_job_can_be_cancelled_and_a_learner_drained_while_the_disk_is_full(
     small_disk: Path, learner: ScriptedLearner, redis: Redis, redis_url: str
 ) -> None:

@@ -97,6 +97,7 @@ def test_what_is_not_fetched_is_named_with_the_command_that_fetches_it(tmp_path:
 def test_beyond_loopback_nothing_is_fetched_until_the_site_says_so() -> None:
     assert Settings().allowed_hubs == ("hf", "modelscope")
     assert Settings(bind_host="0.0.0.0").allowed_hubs == ()  # noqa: S104
+    assert Settings(gateway_hosts=["train.example.org"]).allowed_hubs == (), "others reach it through the proxy"
     assert Settings(bind_host="0.0.0.0", hubs=["modelscope"]).allowed_hubs == ("modelscope",)  # noqa: S104
     assert Settings(hubs=[]).allowed_hubs == ()
 

@@ -70,6 +70,12 @@ def test_a_name_is_a_plain_word(name: str) -> None:
     assert message.startswith("a name has 1 to 63 letters")
 
 
+def test_a_reward_model_of_a_hub_is_refused() -> None:
+    [(field, message)] = problems(reward_models={"x": {"path": "hf:org/scorer"}}).items()
+    assert field == "reward_models.x.path"
+    assert "reward models are not fetched from hubs" in message
+
+
 def test_their_number_is_bounded() -> None:
     assert list(problems(rubrics={f"r{i}": rubric("math") for i in range(MAX_NAMED + 1)})) == ["rubrics"]
     names = [f"v{i}" for i in range(MAX_FUNCTIONS + 1)]

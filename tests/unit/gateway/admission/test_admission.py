@@ -200,6 +200,11 @@ async def test_whatever_a_library_raises_over_a_jobs_files_is_told_and_is_no_500
     assert await found(sandbox, "Faulty") == ([("model.path", "cannot be checked: ZeroDivisionError")], ())
 
 
+async def test_a_check_whose_process_is_killed_again_and_again_is_no_fault_of_the_job(sandbox: Sandbox) -> None:
+    with pytest.raises(AdmissionBusy, match=r"model\.path cannot be checked now: it lost its process"):
+        await found(sandbox, "Killed")
+
+
 async def test_a_refusal_while_the_checks_begin_names_its_field(sandbox: Sandbox) -> None:
     problems, _ = await found(sandbox, "Unready")
     assert problems[0] == ("model.path", "is not to be looked at")
