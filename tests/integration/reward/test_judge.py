@@ -24,8 +24,6 @@ from tests.integration.reward.test_service import group
 from tests.judge_server import JudgeServer, judge_server, refusal
 
 GRACE_S = 0.5
-BUSY_S = 1.0
-"""What a busy machine may add."""
 
 
 @pytest_asyncio.fixture
@@ -110,7 +108,7 @@ async def test_an_endpoint_in_lasting_trouble_is_a_failure_in_time_and_holds_not
     judge = judges.judge(timeout_s=1.0)
     began = time.monotonic()
     found = await verdicts(judge, "1", "2", "3")
-    assert time.monotonic() - began < 1.0 + GRACE_S + BUSY_S
+    assert time.monotonic() - began < 1.0 + GRACE_S
     assert {(verdict.status, verdict.reward) for verdict in found} == {(VerdictStatus.FAILED, None)}
     assert "judge endpoint local: " in found[0].detail
     server.always = None
