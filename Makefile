@@ -39,7 +39,7 @@ test-unit: ## The unit tests, in an environment of their own without torch or an
 	@PYTHON="$(PYTHON)" PIP_NO_COMPILE=1 deploy/install.sh .venv-unit deploy/lock/unit.txt
 	@.venv-unit/bin/python -m pytest -q -n 3 --dist worksteal tests/unit
 
-test: setup ## Unit, integration and a short end-to-end test (about a quarter of an hour on two idle cores)
+test: setup ## Unit, integration and a short end-to-end test (about twelve minutes on two idle cores)
 	@$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not compose and not chaos"
 
 test-all: setup ## Also the long ones

@@ -67,10 +67,12 @@ def survey(text: str, root: str, max_bytes: int) -> Plan:
     reference, folder = _parse(text), HubFolder(Path(root))
     with _disk():
         plan = _looked_up(reference, folder, max_bytes)
-        partial = folder.partial(parse_reference(plan["reference"]))
-        partial.mkdir(parents=True, exist_ok=True)
-        with _locked(partial / LOCK, wait=True):
-            _keep(plan, folder)
+        resolved = parse_reference(plan["reference"])
+        if not folder.is_complete(resolved):
+            partial = folder.partial(resolved)
+            partial.mkdir(parents=True, exist_ok=True)
+            with _locked(partial / LOCK, wait=True):
+                _keep(plan, folder)
     return plan
 
 

@@ -59,6 +59,7 @@ async def test_a_model_is_there_whole_with_nothing_that_can_run(hub: FakeHub, fe
     assert {file.name: file.read_bytes() for file in path.iterdir()} == MODEL
     assert path == fetcher.settings.home / "hubs/models" / name / "org/tiny" / commit
     assert resolve_model(f"{name}:org/tiny@{commit}", fetcher.settings) == path.resolve()
+    await fetcher.survey(reference_of(name, "org/tiny"))
     assert not list((fetcher.settings.home / "hubs/partial").iterdir())
 
 
