@@ -222,19 +222,16 @@ class TestOfOneRank:
 
     def test_a_what_if_shows_the_difference_and_changes_nothing_of_the_job(self, recorded: Recorded) -> None:
         before = recorded.contents()
-        done, report = recorded.replay("--from", "2", "--to", "5", "--set", "algorithm.clip_ratio_high=0.01")
+        done, report = recorded.replay("--from", "2", "--to", "5", "--set", "algorithm.clip_ratio_high=10.0")
         assert done.returncode == 0, done.stderr[-3000:]
-        assert report["set"] == {"algorithm.clip_ratio_high": 0.01}
+        assert report["set"] == {"algorithm.clip_ratio_high": 10.0}
         assert report["equal"] is True
         assert [item["step"] for item in report["changed"]] == [3, 4, 5]
         first = report["changed"][0]["stats"]
         same = report["versions"][3]["stats"]
         assert first["entropy"] == same["entropy"], "the first changed step begins with the recorded weights"
-        clipped = [
-            (changed["stats"]["clip_fraction_high"], version["stats"]["clip_fraction_high"])
-            for changed, version in zip(report["changed"], report["versions"][3:], strict=True)
-        ]
-        assert any(narrow > wide for narrow, wide in clipped)
+        # the peers' log-probs are about 1 nat from the learner's: tokens beyond a ratio of 1.28 are there for sure, few are beyond 11
+        assert first["clip_fraction_high"] < same["clip_fraction_high"]
         assert first["grad_norm"] != same["grad_norm"]
         assert 0 < report["distance"]["apart"] < report["distance"]["weights"]
         assert recorded.contents() == before
