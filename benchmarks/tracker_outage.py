@@ -35,9 +35,10 @@ from benchmarks.peers import ours
 from benchmarks.peers.machine import describe_machine
 from benchmarks.peers.processes import variables
 from benchmarks.peers.shapes import SHAPES, job_of
+from deploy.dashboards.local import wait_until_ready
 from services.cli.client import GatewayClient, find_token
 from services.cli.stack.children import free_port
-from services.common.errors import DeadlineExceeded, MillraceError
+from services.common.errors import MillraceError
 from services.common.jobs.folder import JobFolder
 from services.common.service.process_tree import kill_tree
 
@@ -67,27 +68,15 @@ def mlflow_server(command: Path, folder: Path, port: int) -> Iterator[None]:
         str(command), "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
         "--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", str(folder / "artifacts"),
     ]  # fmt: skip
-    with (folder / "mlflow.log").open("a") as log:
-        server = subprocess.Popen(words, stdout=log, stderr=log, cwd=folder, start_new_session=True)
+    log = folder / "mlflow.log"
+    with log.open("a") as opened:
+        server = subprocess.Popen(words, stdout=opened, stderr=opened, cwd=folder, start_new_session=True)
     try:
-        _wait_for_server(port)
+        wait_until_ready(f"http://127.0.0.1:{port}/health", server, log, timeout_s=START_LIMIT_S)
         yield
     finally:
         kill_tree(server.pid)
         server.wait()
-
-
-def _wait_for_server(port: int) -> None:
-    deadline = time.monotonic() + START_LIMIT_S
-    while True:
-        try:
-            if httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).is_success:
-                return
-        except httpx.TransportError:
-            pass
-        if time.monotonic() > deadline:
-            raise DeadlineExceeded(f"MLflow's server did not answer within {START_LIMIT_S:.0f} s")
-        time.sleep(0.5)
 
 
 def count_steps(job: JobFolder, seconds: float, *, answers: bool) -> Rate:
@@ -156,7 +145,7 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
             steps = {int(step["step"]) for step in history.history().steps}
             missing = missing_steps(port, steps)
     found = outages(rates)
-    print(f"{describe_machine().partition(' Theirs:')[0]}")
+    print(describe_machine(theirs=False))
     print(f"without ÷ with: median {median(found):.3f} of {', '.join(f'{ratio:.3f}' for ratio in found)}")
     print(f"steps {len(steps)}, missing in MLflow {len(missing)}", flush=True)
 

@@ -93,10 +93,8 @@ def measure(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, li
 
 
 def _head(began: float) -> str:
-    machine = describe_machine().partition(" Theirs:")[0]
-    return (
-        f"{time.strftime('%Y-%m-%d', time.localtime(began))}, `deploy/config/jobs/demo.yaml`, one run each. {machine}"
-    )
+    day = time.strftime("%Y-%m-%d", time.localtime(began))
+    return f"{day}, `deploy/config/jobs/demo.yaml`, one run each. {describe_machine(theirs=False)}"
 
 
 def main() -> None:

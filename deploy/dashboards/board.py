@@ -11,7 +11,7 @@ from grafana_foundation_sdk.models.dashboard import (
     VariableSort,
 )
 
-from deploy.dashboards.panels import DATASOURCE, Panel
+from deploy.dashboards.panels import DATASOURCE, Panel, Query
 
 TAG = "millrace"
 
@@ -67,3 +67,9 @@ def rate(metric: str, by: str = "") -> str:
 def quantile(share: float, metric: str, by: str = "") -> str:
     """A quantile of a histogram over the interval shown."""
     return f"histogram_quantile({share}, {rate(f'{metric}_bucket', f'le, {by}' if by else 'le')})"
+
+
+def median_and_p95(metric: str, by: str = "") -> tuple[Query, Query]:
+    """The two quantiles of a histogram that the dashboards show."""
+    of = f"{{{{{by}}}}} " if by else ""
+    return Query(quantile(0.5, metric, by), f"{of}median"), Query(quantile(0.95, metric, by), f"{of}p95")

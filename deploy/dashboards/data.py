@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from deploy.dashboards.board import board, of_job, quantile, rate
-from deploy.dashboards.panels import TOKENS_PER_S, Query, graph
+from deploy.dashboards.board import board, median_and_p95, of_job, rate
+from deploy.dashboards.panels import TOKENS_PER_S, Panel, Query, graph
 
 VERDICTS = "millrace_reward_verdicts_total"
 TIMEOUTS = f'{VERDICTS}{{status="timeout"}}'
@@ -16,6 +16,15 @@ def dashboard() -> Dashboard:
     return board(
         "Data",
         "Groups by fate, verifiers, judges, reward models, dead letters, journal and checkpoints.",
+        *_groups(),
+        *_scorers(),
+        *_kept(),
+    )
+
+
+def _groups() -> tuple[Panel, ...]:
+    """What becomes of them."""
+    return (
         graph(
             "Groups by fate",
             "Groups of the job so far. Together with the active ones they sum to the groups issued.",
@@ -36,12 +45,17 @@ def dashboard() -> Dashboard:
             "ops",
             Query(rate("millrace_reward_groups_total", "result"), "{{result}}"),
         ),
+    )
+
+
+def _scorers() -> tuple[Panel, ...]:
+    """Verifiers, judges, reward models."""
+    return (
         graph(
             "Verifier latency",
             "Wall-clock time of one check in its worker process, by verifier.",
             "s",
-            Query(quantile(0.5, "millrace_reward_check_seconds", "verifier"), "{{verifier}} median"),
-            Query(quantile(0.95, "millrace_reward_check_seconds", "verifier"), "{{verifier}} p95"),
+            *median_and_p95("millrace_reward_check_seconds", "verifier"),
         ),
         graph("Verdicts", "Checks made, by status.", "ops", Query(rate(VERDICTS, "status"), "{{status}}")),
         graph(
@@ -57,8 +71,7 @@ def dashboard() -> Dashboard:
             "Time to judge a group",
             "From a group's arrival at the reward service to its last verdict.",
             "s",
-            Query(quantile(0.5, "millrace_reward_judge_seconds"), "median"),
-            Query(quantile(0.95, "millrace_reward_judge_seconds"), "p95"),
+            *median_and_p95("millrace_reward_judge_seconds"),
         ),
         graph(
             "Checks waiting",
@@ -77,8 +90,7 @@ def dashboard() -> Dashboard:
             "Judge latency",
             "Wall-clock time of one request to a judge endpoint.",
             "s",
-            Query(quantile(0.5, "millrace_reward_judge_request_seconds", "endpoint"), "{{endpoint}} median"),
-            Query(quantile(0.95, "millrace_reward_judge_request_seconds", "endpoint"), "{{endpoint}} p95"),
+            *median_and_p95("millrace_reward_judge_request_seconds", "endpoint"),
         ),
         graph(
             "Reward models",
@@ -98,6 +110,12 @@ def dashboard() -> Dashboard:
             "bytes",
             Query("sum(millrace_reward_model_resident_bytes)", "resident"),
         ),
+    )
+
+
+def _kept() -> tuple[Panel, ...]:
+    """Dead letters, journal, checkpoints, and the time that sampling takes."""
+    return (
         graph(
             "Dead letters",
             "Entries of the active jobs that could not be used, by the stage that they came from. Each has its reason with it.",
@@ -108,8 +126,7 @@ def dashboard() -> Dashboard:
             "Time to sample a group",
             "From a group's start to its last token.",
             "s",
-            Query(quantile(0.5, "millrace_rollout_generate_seconds"), "median"),
-            Query(quantile(0.95, "millrace_rollout_generate_seconds"), "p95"),
+            *median_and_p95("millrace_rollout_generate_seconds"),
         ),
         graph(
             "Journal",

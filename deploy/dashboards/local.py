@@ -60,15 +60,18 @@ def running_prometheus(config: str, folder: Path) -> Iterator[Prometheus]:
     with (folder / "prometheus.log").open("wb") as log:
         process = subprocess.Popen([binary, *options], stdout=log, stderr=log)
     try:
-        _wait_until_ready(f"http://{address}/-/ready", process, folder / "prometheus.log")
+        wait_until_ready(f"http://{address}/-/ready", process, folder / "prometheus.log")
         yield Prometheus(f"http://{address}")
     finally:
         process.terminate()
         process.wait(30)
 
 
-def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
+def wait_until_ready(
+    url: str, process: subprocess.Popen[bytes], log: Path, *, timeout_s: float = START_TIMEOUT_S
+) -> None:
+    """Waits until a server of this machine answers 200. Raises DeadlineExceeded, with the end of its log, when it ends or is too late."""
+    deadline = time.monotonic() + timeout_s
     while process.poll() is None and time.monotonic() < deadline:
         try:
             if httpx.get(url, trust_env=False).status_code == httpx.codes.OK:
@@ -76,7 +79,7 @@ def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> 
         except httpx.TransportError:
             pass
         time.sleep(0.1)
-    raise DeadlineExceeded(f"prometheus is not ready:\n{log.read_text()[-2000:]}")
+    raise DeadlineExceeded(f"{log.stem} is not ready:\n{log.read_text()[-2000:]}")
 
 
 def main() -> None:

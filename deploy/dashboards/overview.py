@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from deploy.dashboards.board import board, of_job, quantile, rate
+from deploy.dashboards.board import board, median_and_p95, of_job, rate
 from deploy.dashboards.panels import TOKENS_PER_S, Query, graph, number
 
 
@@ -87,8 +87,7 @@ def dashboard() -> Dashboard:
             "Step time",
             "From asking for a batch to the published version.",
             "s",
-            Query(quantile(0.5, "millrace_learner_step_seconds"), "median"),
-            Query(quantile(0.95, "millrace_learner_step_seconds"), "p95"),
+            *median_and_p95("millrace_learner_step_seconds"),
         ),
         graph(
             "Chats",
@@ -106,7 +105,6 @@ def dashboard() -> Dashboard:
             "Gateway latency",
             "Time from a request to the end of its answer; event streams are left out.",
             "s",
-            Query(quantile(0.5, "millrace_gateway_request_seconds"), "median"),
-            Query(quantile(0.95, "millrace_gateway_request_seconds"), "p95"),
+            *median_and_p95("millrace_gateway_request_seconds"),
         ),
     )

@@ -18,6 +18,7 @@ from services.common.errors import (
     ConfigError,
     HubError,
     JobConflict,
+    KeyReused,
     LetterRefused,
     MillraceError,
     Problem,
@@ -28,6 +29,8 @@ from services.gateway.schemas import ErrorAnswer
 
 log = logging.getLogger(__name__)
 
+IDEMPOTENCY_KEY = "Idempotency-Key"
+"""Header that names a submission, so that its repeats are known."""
 MAX_PROBLEMS = 100
 """Wrong fields that one answer lists."""
 MAX_TEXT = 1000
@@ -129,6 +132,10 @@ async def _refused(_: Request, error: SpecRefused) -> JSONResponse:
     return error_answer(422, f"the request is not valid{more}", problems=error.problems)
 
 
+async def _key_reused(request: Request, error: KeyReused) -> JSONResponse:
+    return await _refused(request, SpecRefused(str(error), field=IDEMPOTENCY_KEY))
+
+
 async def _conflict(_: Request, error: Exception) -> JSONResponse:
     return error_answer(409, str(error))
 
@@ -166,6 +173,7 @@ HANDLERS: Handlers = {
     HTTPException: _http,
     RequestValidationError: validation_answer,
     SpecRefused: _refused,
+    KeyReused: _key_reused,
     JobConflict: _conflict,
     LetterRefused: _conflict,
     RedisError: _redis,

@@ -10,22 +10,21 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from redis.asyncio import Redis
 from starlette.exceptions import HTTPException
 
-from services.common.errors import ConfigError, KeyReused
+from services.common.errors import ConfigError
 from services.common.jobs.record import LIVE, JobRecord
 from services.common.redis import keys
 from services.common.spec.job import JobSpec
 from services.gateway.admission.spec_body import MEDIA_TYPES, UnsupportedMediaType, media_type_of
 from services.gateway.dependencies import BEARER, ContextDep, RecordDep
-from services.gateway.errors import SpecRefused, documented
+from services.gateway.errors import IDEMPOTENCY_KEY, SpecRefused, documented
 from services.gateway.schemas import EXAMPLE_JOB_ID, EXAMPLE_SPEC, Job, JobList, JobSummary
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[BEARER])
 
-HEADER = "Idempotency-Key"
 IdempotencyKeyDep = Annotated[
     str | None,
     Header(
-        alias=HEADER,
+        alias=IDEMPOTENCY_KEY,
         min_length=1,
         max_length=200,
         pattern=r"^[!-~]+$",
@@ -86,8 +85,6 @@ async def submit(
         unchecked = await context.admission.admit(spec, missing=resolved.missing.keys())
     except UnsupportedMediaType as error:
         raise HTTPException(415, str(error)) from error
-    except KeyReused as error:
-        raise SpecRefused(str(error), field=HEADER) from error
     except SpecRefused:
         context.metrics.refused.inc()
         raise
@@ -97,8 +94,6 @@ async def submit(
             record, new = await context.store.create_once(spec, idempotency_key, sent=sent, fetching=resolved.cause)
     except ConfigError as error:
         raise SpecRefused(str(error), field="checkpoint.load") from error
-    except KeyReused as error:
-        raise SpecRefused(str(error), field=HEADER) from error
     if new:
         context.metrics.submitted.inc()
         if unchecked:

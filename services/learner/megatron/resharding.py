@@ -58,7 +58,8 @@ class _RoleShare:
 
     def weight(self, name: str) -> torch.Tensor:
         """The parameter of this local name."""
-        return self._mine(name, self._saved.weight(*self._source(name))).clone()
+        mine = self._mine(name, self._saved.weight(*self._source(name)))
+        return mine.clone(memory_format=torch.contiguous_format)
 
     def add_optimizer(self, tensors: dict[str, torch.Tensor], counters: dict[str, object]) -> None:
         """Adds what the optimizer holds here, parameter by parameter."""
@@ -75,10 +76,10 @@ class _RoleShare:
                 tensors[f"{key}.{state}"] = mine.view(updated.shape)
 
     def _mine(self, name: str, parts: list[torch.Tensor]) -> torch.Tensor:
-        """This tensor-parallel rank's part; it may keep the whole in memory: what is returned is a copy of what is needed of it."""
+        """This tensor-parallel rank's part: a view, which holds the whole in memory, so callers copy what they keep."""
         bridge, parameter, known = self._role.part.bridge, self._parameters[name], self._global[name]
         merged = merge_parts(bridge, known, parts, parameter)
-        return split_parts(bridge, known, merged, parameter, self._layout.tp_size)[self._layout.tp_rank].contiguous()
+        return split_parts(bridge, known, merged, parameter, self._layout.tp_size)[self._layout.tp_rank]
 
     def _source(self, name: str) -> tuple[int, str]:
         """Stage and tensor of a parameter; the output layer that a last stage shares with the embedding may be saved only as that."""

@@ -145,11 +145,7 @@ async def test_a_job_is_cancelled_while_its_model_is_fetched(
 
 
 async def test_a_job_that_is_deleted_while_its_model_is_fetched_is_waited_for_by_nobody(
-    people: httpx.AsyncClient,
-    gateway: GatewayProcess,
-    redis: redis.asyncio.Redis,
-    hub: FakeHub,
-    model: dict[str, bytes],
+    people: httpx.AsyncClient, redis: redis.asyncio.Redis, hub: FakeHub, model: dict[str, bytes]
 ) -> None:
     hub.add("models/org/slower", model | {"tokenizer.model": os.urandom(6_000_000)})
     hub.piece_s = 0.2

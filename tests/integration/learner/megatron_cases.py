@@ -8,6 +8,8 @@ import numpy as np
 
 VOCABULARY = 128
 MODELS = ("llama", "qwen2", "qwen3")
+LAYOUTS: dict[str, int] = {"one": 1, "tp": 2, "pp": 2, "dp": 2, "dist": 2, "sp": 2, "sp_pp": 4, "sp_dist": 4}
+"""Ranks of each layout; sp is tp with sequence parallelism, dist is dp with the distributed optimizer."""
 QUICK = ("one", "pp", "dist", "sp")
 """Layouts whose tests are not slow: sp is tp with more, and dist is dp with more."""
 SHORT, LONG = 2048, 8192

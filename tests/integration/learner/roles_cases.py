@@ -10,12 +10,9 @@ from tests.integration.learner.megatron_cases import VOCABULARY
 
 MODELS = ("llama", "qwen2")
 """Tied, and untied with biases."""
-LAYOUTS: dict[str, int] = {"one": 1, "tp": 2, "pp": 2, "dp": 2, "dist": 2, "sp": 2, "sp_pp": 4, "sp_dist": 4}
-"""Ranks of each layout; sp is tp with sequence parallelism, dist is dp with the distributed optimizer."""
-QUICK = ("one", "pp", "dist", "sp")
-"""Layouts whose tests are not slow: of more than one rank each, they train fewer jobs, and only one dtype is saved and loaded."""
 DTYPES = ("float32", "bfloat16")
 QUICK_DTYPES = DTYPES[1:]
+"""Those that are saved and loaded, by more than one rank, in tests that are not slow."""
 TEMPERATURE = 0.8
 STEPS = 3
 GROUPS = (4, 4, 3)

@@ -20,7 +20,8 @@ from services.common.config.settings import Platform
 from services.common.models.roles import RoleModels
 from services.common.spec.job import JobSpec
 from services.learner.megatron.platform import prepare
-from tests.integration.learner.roles_cases import ACTOR, CASES, DTYPES, LAYOUTS, QUICK, QUICK_DTYPES, TEMPERATURE
+from tests.integration.learner.megatron_cases import LAYOUTS, QUICK
+from tests.integration.learner.roles_cases import ACTOR, CASES, DTYPES, QUICK_DTYPES, TEMPERATURE
 
 torch.set_num_threads(1)
 prepare(Platform.CPU)

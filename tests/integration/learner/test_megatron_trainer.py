@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.integration.learner.megatron_cases import (
+    LAYOUTS,
     LONG,
     MODELS,
     QUICK,
@@ -22,10 +23,8 @@ from tests.integration.learner.megatron_cases import (
 from tests.integration.learner.rank_runs import TIMEOUT_S, Outcome, outcome_of
 
 HERE = Path(__file__).parent
-EVERY = ("one", "tp", "pp", "dp", "dist", "sp", "sp_pp", "sp_dist")
-"""One rank, two, four; sp is tp with sequence parallelism, dist is dp with the distributed optimizer."""
 SUMS_OVER_TP = ("tp", "sp", "sp_pp", "sp_dist")
-LAYOUTS = [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in EVERY]
+EVERY_LAYOUT = [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in LAYOUTS]
 pytestmark = pytest.mark.timeout(3 * TIMEOUT_S)  # the first test waits for the ranks
 
 
@@ -35,7 +34,7 @@ def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return outcome_of("megatron", request, tmp_path_factory, slow_argument="everything")
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", EVERY_LAYOUT)
 @pytest.mark.parametrize("model", MODELS)
 class TestAgainstPlainTorch:
     def test_loaded_weights_give_the_logits_of_transformers(self, outcome: Outcome, layout: str, model: str) -> None:
@@ -91,7 +90,7 @@ def update_error(
     return float((wrong / change) ** 0.5)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", EVERY_LAYOUT)
 class TestSplitting:
     def test_a_step_does_not_depend_on_micro_batches_padding_packing_or_ranks(
         self, outcome: Outcome, layout: str
@@ -165,7 +164,7 @@ class TestMemory:
         assert split < 0.85 * whole
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", EVERY_LAYOUT)
 class TestContinuing:
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_save_load_continue_is_the_uninterrupted_run_bit_for_bit(

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.integration.learner.megatron_cases import LAYOUTS, QUICK
 from tests.integration.learner.rank_runs import TIMEOUT_S, Outcome, outcome_of
-from tests.integration.learner.roles_cases import ACTOR, CASES, CRITIC, DTYPES, LAYOUTS, QUICK, QUICK_DTYPES, STEPS
+from tests.integration.learner.roles_cases import ACTOR, CASES, CRITIC, DTYPES, QUICK_DTYPES, STEPS
 from tests.integration.learner.test_megatron_trainer import update_error
 
 HERE = Path(__file__).parent
