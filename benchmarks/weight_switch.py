@@ -1,6 +1,6 @@
 """How long a new version takes from the learner into an engine on the same host, while the one trains and the other samples.
 
-    python benchmarks/weight_switch.py [--model .millrace/models/smollm2-135m-instruct] [--versions 5]
+    python -m benchmarks.weight_switch [--model .millrace/models/smollm2-135m-instruct] [--versions 5]
 
 The learner is a real trainer that takes one step after the other, with the real publisher; the engine is real, and always samples.
 Each has one core where there are two. The model is made by
@@ -176,7 +176,7 @@ def main() -> None:
         learn(arguments.model, arguments.dtype, arguments.learn)
         return
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; seconds, medians")
-    command = [sys.executable, __file__, "--model", str(arguments.model), "--dtype", arguments.dtype]
+    command = [sys.executable, "-m", __spec__.name, "--model", str(arguments.model), "--dtype", arguments.dtype]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     with tempfile.TemporaryDirectory() as home:
         learner = subprocess.Popen(
