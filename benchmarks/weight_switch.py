@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -21,9 +23,11 @@ import tempfile
 import threading
 import time
 from contextlib import aclosing
-from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
+from safetensors import safe_open
 
 from services.common.config.settings import Platform, Settings
 from services.common.spec.job import JobSpec
@@ -48,12 +52,7 @@ def spec_of(model: Path, dtype: str) -> JobSpec:
     )
 
 
-def stage_of(name: str, home: Path) -> Stage:
-    """A stage where the services have theirs."""
-    return Stage(default_stage_directory(f"{name}-{os.getpid()}", home, 1 << 31, Settings().shared_memory), keep=3)
-
-
-def learn(model: Path, dtype: str, home: Path) -> None:
+def learn(model: Path, dtype: str, stage: Path) -> None:
     """The learner: steps without end; a line of standard input asks for the next version."""
     from benchmarks.learner import SHAPES, batch_of
     from services.learner.algorithms.losses import make_loss
@@ -68,25 +67,23 @@ def learn(model: Path, dtype: str, home: Path) -> None:
     spec = spec_of(model, dtype)
     trainer = MegatronTrainer(model, spec, Platform.CPU, make_loss(spec.algorithm))
     batch = [Sequence(**item) for item in batch_of(SHAPES["smollm2"])]
-    ranks, steps = Ranks(), list[float]()
-    threading.Thread(target=lambda: asyncio.run(publish(ranks, home, steps)), daemon=True).start()
+    ranks = Ranks()
+    threading.Thread(target=lambda: asyncio.run(publish(ranks, Stage(stage, keep=3))), daemon=True).start()
     while True:
         call = ranks.next(0.001)
         if call is not None:
             call.result.set_result(execute(trainer, call.command))
             continue
-        started = time.monotonic()
         trainer.train(batch)
-        steps.append(time.monotonic() - started)
 
 
-async def publish(ranks: Any, home: Path, steps: list[float]) -> None:  # noqa: ANN401
+async def publish(ranks: Any, stage: Stage) -> None:  # noqa: ANN401
     """The head: publishes a version for each line, and tells when."""
     from services.learner.weights.messages import Serve
     from services.learner.weights.publisher import Publisher
 
     serve = Serve(job_id=JOB, host="127.0.0.1", advertise_host=None, token=None, log_level="WARNING")
-    publisher = await Publisher(stage_of("learner", home)).start(serve)
+    publisher = await Publisher(stage).start(serve)
     print(json.dumps({"address": publisher.address}), flush=True)
     n = 0
     while await asyncio.to_thread(sys.stdin.readline):
@@ -101,9 +98,6 @@ async def publish(ranks: Any, home: Path, steps: list[float]) -> None:  # noqa: 
         await publisher.publish(PolicyVersion(1, n), write)
         print(json.dumps({"told": told, "written": written, "announced": time.monotonic()}), flush=True)
         n += 1
-    print(json.dumps({"steps": steps}), flush=True)
-    await publisher.stop()
-    os._exit(0)
 
 
 async def sample(engine: Any, until: asyncio.Event) -> None:  # noqa: ANN401
@@ -114,54 +108,80 @@ async def sample(engine: Any, until: asyncio.Event) -> None:  # noqa: ANN401
                 pass
 
 
-async def measure(model: Path, dtype: str, versions: int, home: Path, learner: subprocess.Popen[str]) -> None:
+async def measure(model: Path, dtype: str, versions: int, stage: Stage, learner: subprocess.Popen[str]) -> None:
     """Runs the rollout server's side, and prints the table."""
     from services.rollout.engine.engine import Engine
     from services.rollout.weights.client import WeightReceiver
 
-    def told(line: str | None = None) -> dict[str, Any]:
-        if line is not None and learner.stdin is not None:
-            learner.stdin.write(line)
-            learner.stdin.flush()
-        answer = learner.stdout.readline() if learner.stdout is not None else ""
-        if not answer:
-            raise SystemExit("the learner has died")
-        return dict(json.loads(answer))
-
-    engine, stage, stop = Engine(Platform.CPU), stage_of("rollout", home), asyncio.Event()
-    await engine.start(model, spec_of(model, dtype))
-    receiver = WeightReceiver((await asyncio.to_thread(told))["address"], JOB, "r0", stage)
+    engine, stop = Engine(Platform.CPU), asyncio.Event()
+    receiver = WeightReceiver((await asyncio.to_thread(told, learner))["address"], JOB, "r0", stage)
     sampling: list[asyncio.Task[None]] = []
     rows: list[dict[str, float]] = []
-    for n in range(versions + 1):
-        published = await asyncio.to_thread(partial(told, "next\n"))
-        staged = await asyncio.to_thread(receiver.fetch, 1, n)
-        fetched = time.monotonic()
-        done = await engine.activate(staged)
-        in_use = time.monotonic()
-        if n == 0:
-            sampling = [asyncio.create_task(sample(engine, stop)) for _ in range(IN_FLIGHT // 8)]
-            await asyncio.sleep(5.0)
-            continue
-        rows.append({
-            "waits for the step, written": published["written"] - published["told"],
-            "hashed, announced": published["announced"] - published["written"],
-            "fetched": fetched - published["announced"],
-            "activated": in_use - fetched,
-            "announce → in use": in_use - published["announced"],
-            "pause": done.pause_s,
-            "MiB": staged.total_bytes / 2**20,
-            "MiB on the wire": staged.wire_bytes / 2**20,
-        })  # fmt: skip
-        await asyncio.sleep(2.0)
-    stop.set()
-    await asyncio.gather(*sampling)
+    try:
+        await engine.start(model, spec_of(model, dtype))
+        for n in range(versions + 1):
+            newest, row = await switch(engine, receiver, learner, n)
+            rows.append(row)
+            if n == 0:
+                sampling = [asyncio.create_task(sample(engine, stop)) for _ in range(IN_FLIGHT // 8)]
+            await asyncio.sleep(5.0 if n == 0 else 2.0)
+        stop.set()
+        await asyncio.gather(*sampling)
+        for row in rows:
+            row["the file copied in memory"] = copied(newest)
+    finally:
+        receiver.close()
+        await engine.aclose()
     for name in rows[0]:
-        values = [row[name] for row in rows]
-        print(f"{name:28} {statistics.median(values):8.2f}   ({min(values):.2f} to {max(values):.2f})")
-    receiver.close()
-    await engine.aclose()
-    stage.close()
+        values = [row[name] for row in rows[1:]]
+        print(f"{name:32} {statistics.median(values):8.2f}   ({min(values):.2f} to {max(values):.2f})")
+
+
+async def switch(engine: Any, receiver: Any, learner: subprocess.Popen[str], n: int) -> tuple[Path, dict[str, float]]:  # noqa: ANN401
+    """Publishes a version and takes it into use; returns its file and what each part took, seconds."""
+    published = await asyncio.to_thread(told, learner, "next\n")
+    staged = await asyncio.to_thread(receiver.fetch, 1, n)
+    fetched = time.monotonic()
+    done = await engine.activate(staged)
+    in_use = time.monotonic()
+    return staged.path, {
+        "waits for the step, written": published["written"] - published["told"],
+        "hashed, announced": published["announced"] - published["written"],
+        "fetched": fetched - published["announced"],
+        "activated": in_use - fetched,
+        "announce → in use": in_use - published["announced"],
+        "pause": done.pause_s,
+        "… of it the load": done.apply_s,
+        "MiB": staged.total_bytes / 2**20,
+        "MiB on the wire": staged.wire_bytes / 2**20,
+    }
+
+
+def copied(path: Path) -> float:
+    """Seconds of one thread for one copy of the file's tensors to memory that is there already: what no load goes below."""
+    with safe_open(path, framework="pt") as file:
+        places = {name: torch.zeros_like(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118  not a mapping
+        started = time.monotonic()
+        for name, place in places.items():
+            place.copy_(file.get_tensor(name))
+        return time.monotonic() - started
+
+
+def told(learner: subprocess.Popen[str], line: str = "") -> dict[str, Any]:
+    """What the learner answers. Raises RuntimeError when it has died."""
+    if learner.stdin is None or learner.stdout is None:
+        raise ValueError("the learner talks through pipes")
+    learner.stdin.write(line)
+    learner.stdin.flush()
+    answer = learner.stdout.readline()
+    if not answer:
+        raise RuntimeError("the learner has died")
+    return dict(json.loads(answer))
+
+
+def stage_directory(side: str, home: Path) -> Path:
+    """Where the services have theirs."""
+    return default_stage_directory(f"{side}-{os.getpid()}", home, 1 << 31, Settings().shared_memory)
 
 
 def main() -> None:
@@ -178,15 +198,16 @@ def main() -> None:
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; seconds, medians")
     command = [sys.executable, "-m", __spec__.name, "--model", str(arguments.model), "--dtype", arguments.dtype]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    with tempfile.TemporaryDirectory() as home:
+    with tempfile.TemporaryDirectory() as home, contextlib.ExitStack() as stages:
+        ours, learners = (stage_directory(side, Path(home)) for side in ("rollout", "learner"))
+        for directory in (ours, learners):
+            stages.callback(shutil.rmtree, directory, ignore_errors=True)
         learner = subprocess.Popen(
-            [*command, "--learn", home], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [*command, "--learn", learners], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        try:
-            asyncio.run(measure(arguments.model, arguments.dtype, arguments.versions, Path(home), learner))
-        finally:
-            learner.kill()
-            learner.wait()
+        stages.callback(learner.wait)
+        stages.callback(learner.kill)
+        asyncio.run(measure(arguments.model, arguments.dtype, arguments.versions, Stage(ours, keep=3), learner))
 
 
 if __name__ == "__main__":
