@@ -18,7 +18,8 @@ TEXTS = (
     "tokenizer.model", "*.tiktoken", "chat_template.json", "chat_template.jinja", "LICENSE*", "NOTICE*",
 )  # fmt: skip
 """Files of a model beside its weights, in the repository's main directory."""
-_SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
+_SHARD = re.compile(r"(.+)-\d+-of-\d+\.safetensors")
+"""A shard, and the name that all shards of one set of weights share: mostly `model`."""
 _MAX_NAMES = 3
 
 
@@ -53,7 +54,7 @@ def _model_files(files: Sequence[HubFile]) -> list[HubFile]:
     names = {file.path for file in files}
     if CONFIG not in names:
         raise HubRefused(f"has no {CONFIG}: no model of the Hugging Face form")
-    weights = [INDEX, *filter(_SHARD.fullmatch, names)] if INDEX in names else [SINGLE]
+    weights = [INDEX, *_shards(names)] if INDEX in names else [SINGLE]
     if not names.issuperset(weights) or weights == [INDEX]:
         raise HubRefused(_without_weights(names))
     wanted = [file for file in files if file.path in weights or any(fnmatch(file.path, text) for text in TEXTS)]
@@ -62,6 +63,17 @@ def _model_files(files: Sequence[HubFile]) -> list[HubFile]:
         if file.path.endswith(".json") and file.size > MAX_JSON_BYTES:
             raise HubRefused(f"{file.path} is larger than {MAX_JSON_BYTES} bytes")
     return wanted
+
+
+def _shards(names: set[str]) -> list[str]:
+    """The shards of one set of weights in the main directory: a repository may have another beside it, which the index does not name."""
+    sets: dict[str, list[str]] = {}
+    for name in sorted(names):
+        if "/" not in name and (shard := _SHARD.fullmatch(name)):
+            sets.setdefault(shard[1], []).append(name)
+    if "model" not in sets and len(sets) > 1:
+        raise HubRefused(f"has shards of several sets of weights ({', '.join(sets)}), and none is named model")
+    return sets.get("model") or next(iter(sets.values()), [])
 
 
 def _without_weights(names: set[str]) -> str:

@@ -37,9 +37,18 @@ def test_of_a_model_in_shards_the_index_and_its_shards_are_fetched() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("stem", ["model.safetensors", "pytorch_model", "weights"])
+def test_shards_of_another_name_are_fetched_and_a_second_set_beside_model_is_not(stem: str) -> None:
+    shards = [f"{stem}-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    assert chosen("config.json", INDEX, *shards, f"x/{shards[0]}") == sorted(["config.json", INDEX, *shards])
+    ours = ["model-00001-of-00001.safetensors"]
+    assert chosen("config.json", INDEX, *shards, *ours) == sorted(["config.json", INDEX, *ours])
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [
+        (["config.json", INDEX, "a-1-of-1.safetensors", "b-1-of-1.safetensors"], "several sets of weights (a, b)"),
         (["config.json", "pytorch_model.bin", "a.pt", "b.pth", "c.ckpt"], "pickles only (a.pt, b.pth, c.ckpt, …)"),
         (["config.json", "model.gguf"], "has no model.safetensors"),
         (["config.json", INDEX], "has no model.safetensors"),
