@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,6 +115,13 @@ class GatewayClient:
         """Step records from step `start` on, oldest first, at most a thousand."""
         return list(self.history(job_id, start)["steps"])
 
+    def all_steps(self, job_id: str) -> list[JsonObject]:
+        """Every step record, oldest first, a thousand in a request."""
+        steps: list[JsonObject] = []
+        while page := self.steps(job_id, int(steps[-1]["step"]) + 1 if steps else 1):
+            steps += page
+        return steps
+
     def evals(self, job_id: str) -> list[JsonObject]:
         """The evaluations, oldest first."""
         return list(self.history(job_id)["evals"])
@@ -123,9 +130,14 @@ class GatewayClient:
         """`steps` from step `start` on, and `evals`."""
         return self._request("GET", _path(job_id, "metrics"), params={"from": start})
 
-    def rollouts(self, job_id: str, count: int = 10) -> list[JsonObject]:
-        """The newest judged groups, newest first."""
-        return list(self._request("GET", _path(job_id, "rollouts"), params={"limit": count})["samples"])
+    def rollouts(self, job_id: str, count: int = 10, **wanted: str | float | bool) -> list[JsonObject]:
+        """The newest judged groups, newest first; `wanted`: the filters of `GET /jobs/{id}/rollouts`."""
+        params = {"limit": count, **wanted}
+        return list(self._request("GET", _path(job_id, "rollouts"), params=params)["samples"])
+
+    def compare(self, job_ids: Sequence[str]) -> JsonObject:
+        """`runs`, one for each job, and `differences`, the settings that are not equal in all of them."""
+        return self._request("GET", "/jobs/compare", params={"job": list(job_ids)})
 
     def ledger(self, job_id: str, *, fate: str | None = None, offset: int = 0, limit: int = 100) -> JsonObject:
         """Counts of the job's groups by fate, and a page of the groups with this fate."""

@@ -18,6 +18,7 @@ from services.cli.commands import (
     plan,
     proof,
     retention,
+    runs,
     stack,
     weights,
 )
@@ -25,8 +26,9 @@ from services.common.errors import MillraceError
 
 COMMANDS = (
     stack.up, stack.down,
-    jobs.submit, jobs.jobs, jobs.show, jobs.rollouts, jobs.pause, jobs.resume, jobs.cancel,
+    jobs.submit, jobs.resubmit, jobs.schema, jobs.follow, jobs.jobs, jobs.show, jobs.rollouts, jobs.pause, jobs.resume, jobs.cancel,
     retention.delete, retention.prune,
+    runs.metrics, runs.compare,
     proof.ledger, proof.audit, proof.replay, plan.plan,
     chat.chat, machine.workers, machine.logs, machine.doctor,
 )  # fmt: skip

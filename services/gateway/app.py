@@ -28,9 +28,20 @@ from services.gateway.middleware.limits import BodyLimit, RequestLimit, RequestT
 from services.gateway.middleware.streams import StreamLimit
 from services.gateway.openai.client import InferenceClient
 from services.gateway.openai.errors import OPENAI_HANDLERS, OpenAIForm
-from services.gateway.routes import console, dead_letters, jobs, ledger, openai, reads, retention, service, workers
+from services.gateway.routes import (
+    compare,
+    console,
+    dead_letters,
+    jobs,
+    ledger,
+    openai,
+    reads,
+    retention,
+    service,
+    workers,
+)
 
-ROUTES = (jobs, retention, reads, workers, ledger, dead_letters, openai, service, console)
+ROUTES = (compare, jobs, retention, reads, workers, ledger, dead_letters, openai, service, console)
 
 
 def create_app(

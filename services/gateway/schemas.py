@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, WithJsonSchema
 
 from services.common.jobs.record import JobState
 from services.common.jobs.step_record import StepRecord
@@ -22,7 +22,7 @@ EXAMPLE_SPEC: dict[str, Any] = {
     "learner": {"steps": 200, "lr": 6e-4},
 }
 EXAMPLE_STEP: dict[str, Any] = {"step": 17, "reward": 0.41, "policy_age_max": 1}
-EXAMPLE_EVAL: dict[str, Any] = {"step": 0, "avg_at_k": 0.38, "pass_at_k": 0.81}
+EXAMPLE_EVAL: dict[str, Any] = {"step": 0, "avg_at_k": 0.38, "avg_at_k_se": 0.02, "pass_at_k": 0.81}
 EXAMPLE_SAMPLE: dict[str, Any] = {
     "group_id": 131,
     "purpose": "train",
@@ -104,6 +104,35 @@ class JobList(Answer):
 
     total: int = Field(ge=0, description="Jobs there are in all.")
     jobs: list[JobSummary]
+
+
+class Run(JobSummary):
+    """A job in a comparison."""
+
+    last_step: OpenObject | None = Field(
+        description="Its newest step record; null before the first.", examples=[EXAMPLE_STEP]
+    )
+    best_eval: OpenObject | None = Field(
+        description="The evaluation with the highest avg_at_k; null without one.", examples=[EXAMPLE_EVAL]
+    )
+
+
+class SettingDifference(Answer):
+    """A setting in which the jobs of a comparison differ."""
+
+    path: str = Field(description="Dotted path in the spec.", examples=["learner.lr"])
+    values: list[JsonValue] = Field(
+        description="Its value in each job; null where it has none.", examples=[[1e-6, 3e-6]]
+    )
+
+
+class Comparison(Answer):
+    """Jobs side by side."""
+
+    runs: list[Run]
+    differences: list[SettingDifference] = Field(
+        description="Settings that are not equal in all of them, except `name`."
+    )
 
 
 class History(Answer):

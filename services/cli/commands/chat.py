@@ -57,15 +57,15 @@ def chat(
     if as_json and message is None:
         raise typer.BadParameter("needs --message", param_hint="--json")
     limit = {} if max_tokens is None else {"max_tokens": max_tokens}
-    settings: dict[str, Any] = {"model": job, "temperature": temperature, **limit}
     with open_client(home, url) as client:
+        settings: dict[str, Any] = {"model": client.job(job)["id"], "temperature": temperature, **limit}
         if message is None:
             _converse(client, settings)
             return
         answer = _sample(client, settings, [{"role": "user", "content": message}], echo=not as_json)
     if as_json:
         source = {"finish_reason": answer.finish_reason, "policy_version": answer.policy_version}
-        print_json({"model": job, "content": answer.text, **source})
+        print_json({"model": settings["model"], "content": answer.text, **source})
     else:
         say(f"({answer.source})")
 

@@ -1,4 +1,4 @@
-"""Commands about jobs: `millrace submit`, `jobs`, `show`, `rollouts`, `cancel`, `pause`, `resume`."""
+"""Commands about jobs: `millrace submit`, `resubmit`, `schema`, `follow`, `jobs`, `show`, `rollouts`, `cancel`, `pause`, `resume`."""
 
 from __future__ import annotations
 
@@ -44,6 +44,48 @@ def submit(
     raise typer.Exit(code)
 
 
+def resubmit(
+    job: JobId,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change a setting; may be repeated.")
+    ] = None,
+    home: Home = DEFAULT_HOME,
+    url: Url = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Submit a job's spec again, with changes."""
+    from services.cli.overrides import apply_change
+
+    with open_client(home, url) as client:
+        document = client.job(job)["spec"]
+        for change in changes or []:
+            apply_change(document, change)
+        record = client.submit(document)
+    if as_json:
+        print_json(record)
+    else:
+        typer.echo(record["id"])
+
+
+def schema() -> None:
+    """Print the JSON schema of the job spec, for editors and other programs."""
+    from services.common.spec.job import spec_schema
+
+    print_json(spec_schema())
+
+
+def follow(job: JobId, home: Home = DEFAULT_HOME, url: Url = None, *, as_json: AsJson = False) -> None:
+    """Show each step of a job until it ends; its state is the exit code."""
+    from services.cli.views.follow import follow_job
+
+    with open_client(home, url) as client:
+        code, record = follow_job(client, client.job(job), open_console(stderr=as_json))
+    if as_json:
+        print_json(record)
+    raise typer.Exit(code)
+
+
 def jobs(home: Home = DEFAULT_HOME, url: Url = None, *, as_json: AsJson = False) -> None:
     """List jobs, newest first."""
     from services.cli.views.jobs import print_jobs
@@ -69,16 +111,33 @@ def show(job: JobId, home: Home = DEFAULT_HOME, url: Url = None, *, as_json: AsJ
 def rollouts(
     job: JobId,
     count: Annotated[int, typer.Option("-n", min=1, max=500, help="Groups to show.")] = 3,
+    purpose: Annotated[str | None, typer.Option(help="Groups of train or of eval only.", show_default=False)] = None,
+    group: Annotated[int | None, typer.Option(min=0, help="This group only.", show_default=False)] = None,
+    grep: Annotated[
+        str | None, typer.Option(help="Rollouts with this text only, in any case.", show_default=False)
+    ] = None,
     home: Home = DEFAULT_HOME,
     url: Url = None,
     *,
+    wrong: Annotated[bool, typer.Option("--wrong", help="Rollouts judged less than right only.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Rollouts whose check failed only.")] = False,
+    truncated: Annotated[bool, typer.Option("--truncated", help="Rollouts that the length limit cut only.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show a job's newest rollouts: prompts, texts and rewards."""
+    """Show a job's newest rollouts: prompts, texts and how they were judged."""
     from services.cli.views.jobs import print_rollouts
 
+    filters = {
+        "purpose": purpose,
+        "group": group,
+        "grep": grep,
+        "wrong": wrong,
+        "failed": failed,
+        "truncated": truncated,
+    }
+    wanted = {name: value for name, value in filters.items() if value is not None and value is not False}
     with open_client(home, url) as client:
-        groups = client.rollouts(job, count)
+        groups = client.rollouts(job, count, **wanted)
     print_result(groups, print_rollouts, as_json=as_json)
 
 
@@ -86,7 +145,7 @@ def cancel(job: JobId, home: Home = DEFAULT_HOME, url: Url = None, *, as_json: A
     """Cancel a job."""
     with open_client(home, url) as client:
         record = client.cancel(job)
-    _print_change(job, record, "its learner was asked to stop", done=record["state"] == "cancelled", as_json=as_json)
+    _print_change(record, "its learner was asked to stop", done=record["state"] == "cancelled", as_json=as_json)
 
 
 def pause(job: JobId, home: Home = DEFAULT_HOME, url: Url = None, *, as_json: AsJson = False) -> None:
@@ -94,18 +153,18 @@ def pause(job: JobId, home: Home = DEFAULT_HOME, url: Url = None, *, as_json: As
     with open_client(home, url) as client:
         record = client.pause(job)
     paused = record["state"] == "paused"
-    _print_change(job, record, "it pauses when the step under way is done", done=paused, as_json=as_json)
+    _print_change(record, "it pauses when the step under way is done", done=paused, as_json=as_json)
 
 
 def resume(job: JobId, home: Home = DEFAULT_HOME, url: Url = None, *, as_json: AsJson = False) -> None:
     """Resume a paused job where it stands."""
     with open_client(home, url) as client:
         record = client.resume(job)
-    _print_change(job, record, "its learner was asked to go on", done=record["state"] != "paused", as_json=as_json)
+    _print_change(record, "its learner was asked to go on", done=record["state"] != "paused", as_json=as_json)
 
 
-def _print_change(job: str, record: JsonObject, pending: str, *, done: bool, as_json: bool) -> None:
+def _print_change(record: JsonObject, pending: str, *, done: bool, as_json: bool) -> None:
     if as_json:
         print_json(record)
     else:
-        typer.echo(f"{job} is {record['state']}{'' if done else f': {pending}'}")
+        typer.echo(f"{record['id']} is {record['state']}{'' if done else f': {pending}'}")

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from services.cli.commands.options import DEFAULT_HOME, AsJson, Home, JobId, Url
-from services.cli.connect import open_client
+from services.cli.connect import complete_id, open_client
 from services.cli.views.terminal import open_console, print_json, print_result
 from services.common.errors import ConfigError
 
@@ -82,7 +82,7 @@ def logs(
     folder = home.resolve() / "logs"
     if not folder.is_dir():
         raise ConfigError(f"there are no logs in {folder}: name the home where `millrace up` runs with --home")
-    reader = LogReader(folder, Filter(job, level, service))
+    reader = LogReader(folder, Filter(complete_id(home, job), level, service))
     lines = reader.read()
     if not lines and not follow:
         searched = f"{service or 'any service'}, {level} or worse"

@@ -9,11 +9,9 @@ from typing import Annotated
 import typer
 
 from services.cli.commands.options import DEFAULT_HOME, AsJson, Home, JobId, Url
-from services.cli.connect import open_client, read_job
+from services.cli.connect import find_job_folder, open_client, read_job
 from services.cli.views.terminal import open_console, print_json, print_result
-from services.common.errors import ConfigError
 from services.common.jobs.fates import Fate
-from services.common.jobs.folder import SPEC_FILE
 
 
 def ledger(
@@ -55,9 +53,9 @@ def audit(
     from services.learner.audit.files import audit_job
     from services.learner.storage.journal_key import JournalKey
 
-    folder = _job_folder(home, job)
+    folder = find_job_folder(home, job)
     key = None if key_file is None else JournalKey.read(key_file)
-    reported = read_job(home, url, job)
+    reported = read_job(home, url, folder.name)
     state = "succeeded" if ended else reported.state
     report = audit_job(folder, reported_steps=reported.steps, reported_state=state, key=key)
     report.remarks += reported.remarks
@@ -92,7 +90,7 @@ def replay(
     from services.learner.replay.plan import changed_spec, make_plan
     from services.learner.replay.run import replay as rerun
 
-    folder = _job_folder(home, job)
+    folder = find_job_folder(home, job)
     settings = load_settings().model_copy(update={"home": home.resolve()})
     plan = make_plan(folder, settings, first, last)
     document = plan.spec.model_dump(mode="json")
@@ -106,11 +104,3 @@ def replay(
     else:
         printer.finish(report, differences)
     raise typer.Exit(0 if report.equal else 1)
-
-
-def _job_folder(home: Path, job: str) -> Path:
-    """The job's folder. Raises ConfigError when the home has no such job."""
-    folder = home.resolve() / "jobs" / job
-    if Path(job).name != job or not (folder / SPEC_FILE).is_file():
-        raise ConfigError(f"there is no job {job!r} in {folder.parent}: name the home where it ran with --home")
-    return folder

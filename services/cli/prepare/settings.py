@@ -122,4 +122,4 @@ def read_settings(values: Mapping[str, Any]) -> PrepareSettings:
     try:
         return PrepareSettings.model_validate(dict(values))
     except ValidationError as error:
-        raise ConfigError(*problems_of(error)) from error
+        raise ConfigError(*problems_of(error, PrepareSettings)) from error

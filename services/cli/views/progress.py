@@ -31,13 +31,19 @@ def step_line(step: StepRecord) -> str:
     return " ".join(cell.rjust(width) for cell, (_, width) in zip(cells, HEADINGS, strict=True))
 
 
+def score(result: dict[str, Any]) -> str:
+    """Mean accuracy of an evaluation with its standard error, where it has one. Example: `0.412 ± 0.021`."""
+    error = result.get("avg_at_k_se")
+    return f"{number(result.get('avg_at_k'), '.3f')}{'' if error is None else f' ± {error:.3f}'}"
+
+
 def eval_line(result: dict[str, Any]) -> str:
     """One evaluation as a line, with the policy versions that sampled its rollouts."""
     versions = f"{result['min_policy_version']}..{result['max_policy_version']}"
     missing = result.get("rollouts_not_judged")
     unjudged = f", {missing} rollouts not judged" if missing else ""
     return (
-        f"  held-out evaluation, policy versions {versions}: avg@{result['k']} {number(result['avg_at_k'], '.3f')}, "
+        f"  held-out evaluation, policy versions {versions}: avg@{result['k']} {score(result)}, "
         f"pass@{result['k']} {number(result['pass_at_k'], '.3f')} over {result['tasks']} tasks{unjudged} "
         f"({result['seconds']:.0f} s)"
     )

@@ -117,7 +117,7 @@ def planned_spec(recorded: JobSpec, document: dict[str, Any]) -> JobSpec:
     try:
         planned = JobSpec.model_validate(document, context=RECORDED)
     except ValidationError as error:
-        raise ConfigError(*problems_of(error, "--set ")) from error
+        raise ConfigError(*problems_of(error, JobSpec, "--set ")) from error
     for path, _, _ in differences(recorded.model_dump(mode="json"), planned.model_dump(mode="json")):
         if path not in PLANNABLE:
             raise ConfigError(

@@ -156,4 +156,4 @@ def _settings(reward: RewardSpec) -> Iterator[Problem]:
             try:
                 kind.model_validate(given)
             except ValidationError as error:
-                yield from problems_of(error, f"{field}.")
+                yield from problems_of(error, kind, f"{field}.")

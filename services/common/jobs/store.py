@@ -66,6 +66,11 @@ class JobStore:
         """The job's record, or None."""
         return await self.records.find(job_id)
 
+    async def ids_with_prefix(self, prefix: str) -> list[str]:
+        """Ids of the jobs whose id begins so, newest first; none for the empty prefix."""
+        ids = map(text, await self._redis.zrevrange(keys.JOBS, 0, -1)) if prefix else ()
+        return [job_id for job_id in ids if job_id.startswith(prefix)]
+
     async def get(self, job_id: str) -> JobRecord:
         """The job's record. Raises JobConflict when there is no such job."""
         record = await self.find(job_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import Field, StringConstraints, ValidationError, model_validator
+from pydantic import BaseModel, Field, StringConstraints, ValidationError, model_validator
 
 from services.common.errors import ConfigError, Problem
 from services.common.spec.algorithm import AlgorithmSpec
@@ -26,9 +26,11 @@ from services.common.spec.reference import Reference, is_reference, parse_refere
 from services.common.spec.reward import RewardSpec
 from services.common.spec.rollout import ModelSpec, RolloutSpec
 from services.common.spec.trackers import TrackersSpec
+from services.common.spec.unknown_keys import explain
 
 _UNION_BRANCHES = ("str-enum[", "constrained-str")
 """Parts that pydantic adds to a field's path: which type of a union a value was tried as."""
+SCHEMA_ID = "urn:millrace:job-spec"
 
 
 class JobSpec(Section):
@@ -173,21 +175,29 @@ def _parse(parse: Callable[[str | bytes], object], text: str | bytes, context: s
     try:
         return JobSpec.model_validate(document, context=context)
     except ValidationError as error:
-        raise ConfigError(*problems_of(error)) from error
+        raise ConfigError(*problems_of(error, JobSpec)) from error
 
 
-def problems_of(error: ValidationError, prefix: str = "") -> list[Problem]:
-    """One problem per wrong field, below `prefix`: `learner.lr: Input should be greater than 0 (got -1)`."""
+def problems_of(error: ValidationError, model: type[BaseModel], prefix: str = "") -> list[Problem]:
+    """One problem per wrong field of a `model`, below `prefix`: `learner.lr: Input should be greater than 0 (got -1)`."""
     problems = []
     for item in error.errors(include_url=False):
         path = ".".join(str(part) for part in item["loc"] if not str(part).startswith(_UNION_BRANCHES))
         if isinstance(cause := item.get("ctx", {}).get("error"), FieldError):
             path, message = f"{path}.{cause.field}".removeprefix("."), cause.message
+        elif item["type"] == "extra_forbidden":
+            message = explain(model, path.split("."))
         else:
             got = "" if item["type"] in {"missing", "value_error"} else f" (got {str(item['input'])[:80]!r})"
             message = f"{item['msg']}{got}"
         problems.append(Problem(f"{prefix}{path or 'spec'}", message))
     return problems
+
+
+def spec_schema() -> dict[str, Any]:
+    """The JSON schema of a new job's spec, for editors and other programs."""
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID}
+    return head | JobSpec.model_json_schema()
 
 
 def dump_spec(spec: JobSpec) -> str:

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, JsonValue, TypeAdapter, ValidationError
 from starlette.requests import Request
 
 from services.common.errors import ConfigError
+from services.common.spec.data import DataSourceSpec
 from services.common.spec.document import parse_document, parse_json
 from services.common.spec.job import JobSpec, problems_of
 
@@ -42,7 +43,7 @@ def parse_body(body: bytes, media_type: str) -> JobSpec:
     try:
         spec = JobSpec.model_validate(document)
     except ValidationError as error:
-        raise ConfigError(*problems_of(error)) from error
+        raise ConfigError(*problems_of(error, JobSpec)) from error
     _check_storable(spec)
     return spec
 
@@ -54,7 +55,7 @@ def _check_storable(spec: JobSpec) -> None:
         try:
             _SETTINGS.validate_python(source.config if source else {})
         except ValidationError as error:
-            problems += problems_of(error, f"data.{name}.config.")
+            problems += problems_of(error, DataSourceSpec, f"data.{name}.config.")
     if problems:
         raise ConfigError(*problems)
     try:

@@ -13,12 +13,12 @@ from starlette.exceptions import HTTPException
 from services.common.redis.keys import Stage
 from services.common.streams import dead_letters
 from services.common.streams.dead_letters import DeadLetter
-from services.gateway.dependencies import BEARER, Context, ContextDep, RecordDep
+from services.gateway.dependencies import GUARDS, Context, ContextDep, RecordDep
 from services.gateway.errors import documented
 from services.gateway.events.stream import EVENT_ID_PATTERN
 from services.gateway.schemas import DeadLetterContent, DeadLetterInfo, DeadLetters, OpenObject, Requeued
 
-router = APIRouter(prefix="/jobs/{job_id}/dead-letters", tags=["dead letters"], dependencies=[BEARER])
+router = APIRouter(prefix="/jobs/{job_id}/dead-letters", tags=["dead letters"], dependencies=GUARDS)
 
 SHOWN_BYTES = 64 * 1024
 """Of a payload, in an answer; a larger payload is not decoded."""

@@ -13,13 +13,13 @@ from starlette.exceptions import HTTPException
 from services.common.errors import ConfigError
 from services.common.jobs.record import LIVE, JobRecord
 from services.common.redis import keys
-from services.common.spec.job import JobSpec
+from services.common.spec.job import spec_schema
 from services.gateway.admission.spec_body import MEDIA_TYPES, UnsupportedMediaType, media_type_of
-from services.gateway.dependencies import BEARER, ContextDep, RecordDep
+from services.gateway.dependencies import GUARDS, ContextDep, RecordDep
 from services.gateway.errors import IDEMPOTENCY_KEY, SpecRefused, documented
 from services.gateway.schemas import EXAMPLE_JOB_ID, EXAMPLE_SPEC, Job, JobList, JobSummary
 
-router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[BEARER])
+router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=GUARDS)
 
 IdempotencyKeyDep = Annotated[
     str | None,
@@ -120,10 +120,10 @@ async def list_jobs(
     return JobList(total=total, jobs=[JobSummary.model_validate(row) for row in rows])
 
 
-@router.get("/schema", operation_id="job_schema", summary="JSON schema of the job spec", responses=documented())
+@router.get("/schema", operation_id="job_schema", summary="JSON schema of the job spec", responses=documented(422))
 async def schema() -> dict[str, Any]:
     """The JSON schema of what `POST /jobs` takes."""
-    return JobSpec.model_json_schema()
+    return spec_schema()
 
 
 @router.get("/{job_id}", operation_id="get_job", summary="Read a job", responses=documented(404, 422))

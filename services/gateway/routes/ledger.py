@@ -13,12 +13,12 @@ from pydantic import Field
 
 from services.common.jobs.fates import FATES_FILE, Fate, FateList, read_fates
 from services.common.jobs.record import JobRecord
-from services.gateway.dependencies import BEARER, ContextDep, RecordDep
+from services.gateway.dependencies import GUARDS, ContextDep, RecordDep
 from services.gateway.errors import documented
 from services.gateway.schemas import Answer
 
 log = logging.getLogger(__name__)
-router = APIRouter(prefix="/jobs/{job_id}", tags=["jobs"], responses=documented(404, 422), dependencies=[BEARER])
+router = APIRouter(prefix="/jobs/{job_id}", tags=["jobs"], responses=documented(404, 422), dependencies=GUARDS)
 
 MAX_REASONS = 100
 """Reasons in one answer, the most frequent first."""

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import logging
-from pathlib import Path
-from typing import Annotated, Any
+from itertools import islice
+from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from sse_starlette import EventSourceResponse
 
-from services.common.jobs.folder import JobFolder
 from services.common.jobs.retention import is_archived
 from services.common.redis import keys
-from services.gateway.dependencies import BEARER, ContextDep, RecordDep
+from services.common.streams.types import Purpose
+from services.gateway.dependencies import GUARDS, ContextDep, RecordDep
 from services.gateway.errors import documented, error_answer
 from services.gateway.events.hub import BEGINNING, parse_id
 from services.gateway.events.stream import EVENT_ID_PATTERN, EVENT_SCHEMA, EventStream, follow
-from services.gateway.schemas import History, OpenObject, Samples
+from services.gateway.history import json_objects, read_history
+from services.gateway.samples import SampleFilter
+from services.gateway.schemas import History, Samples
 
-log = logging.getLogger(__name__)
-router = APIRouter(prefix="/jobs/{job_id}", tags=["jobs"], responses=documented(404, 422), dependencies=[BEARER])
-
-MAX_EVALS = 1000
-CHUNK = 1000
+router = APIRouter(prefix="/jobs/{job_id}", tags=["jobs"], responses=documented(404, 422), dependencies=GUARDS)
 
 
 @router.get("/metrics", operation_id="job_metrics", summary="A job's history")
@@ -40,20 +35,7 @@ async def job_metrics(
     limit: Annotated[int, Query(ge=1, le=10_000, description="Most steps to return.", examples=[100])] = 1000,
 ) -> History:
     """One object per optimizer step, and the held-out evaluations."""
-    if await is_archived(context.redis, record):
-        return await asyncio.to_thread(_from_folder, context.settings.job_dir(record.id), first, limit)
-    name = keys.steps(record.id)
-    total = int(await context.redis.llen(name))
-    evals = _objects(await context.redis.lrange(keys.evals(record.id), -MAX_EVALS, -1))
-    if first is None:
-        return History(total=total, steps=_objects(await context.redis.lrange(name, -limit, -1)), evals=evals)
-    steps: list[OpenObject] = []
-    position = first - 1  # step n is at index n - 1, or further on when steps were repeated after a rollback
-    while len(steps) < limit and position < total:
-        chunk = _objects(await context.redis.lrange(name, position, position + CHUNK - 1))
-        steps += [item for item in chunk if _step(item) >= first]
-        position += CHUNK
-    return History(total=total, steps=steps[:limit], evals=evals)
+    return await read_history(context, record, first, limit)
 
 
 @router.get("/rollouts", operation_id="job_rollouts", summary="A job's newest samples")
@@ -61,11 +43,23 @@ async def job_rollouts(
     context: ContextDep,
     record: RecordDep,
     limit: Annotated[int, Query(ge=1, le=500, description="Most groups to return.", examples=[5])] = 20,
+    purpose: Annotated[Purpose | None, Query(description="Groups of this purpose only.")] = None,
+    group: Annotated[int | None, Query(ge=0, le=2**63 - 1, description="This group only.", examples=[17])] = None,
+    wrong: Annotated[bool, Query(description="Only rollouts that were judged less than right.")] = False,
+    failed: Annotated[bool, Query(description="Only rollouts whose check failed: they have no reward.")] = False,
+    truncated: Annotated[bool, Query(description="Only rollouts that the length limit cut off.")] = False,
+    grep: Annotated[str, Query(max_length=1000, description="Only rollouts with this text, in any case.")] = "",
 ) -> Samples:
-    """The newest judged groups with their text, rewards and policy versions."""
+    """The newest judged groups with their text, rewards and policy versions.
+
+    With a filter, the newest groups that have such a rollout, each with such rollouts only.
+    """
     archived = await is_archived(context.redis, record)
-    samples = _objects(await context.redis.lrange(keys.samples(record.id), 0, limit - 1))
-    return Samples(archived=archived, samples=samples)
+    wanted = SampleFilter(purpose, group, wrong, failed, truncated, grep)
+    kept = json_objects(
+        await context.redis.lrange(keys.samples(record.id), 0, -1 if wanted != SampleFilter() else limit - 1)
+    )
+    return Samples(archived=archived, samples=list(islice(wanted.select(kept), limit)))
 
 
 @router.get(
@@ -106,33 +100,3 @@ async def job_events(
         return error_answer(429, message)
     events = follow(context.hub, record, after, permit)
     return EventStream(events, permit, heartbeat_s=context.event_times.heartbeat_s)
-
-
-def _from_folder(folder: Path, first: int | None, limit: int) -> History:
-    """History of a job whose data in Redis is gone."""
-    history = JobFolder(folder).history()
-    steps = _objects([json.dumps(step) for step in history.steps])
-    page = steps[-limit:] if first is None else [item for item in steps if _step(item) >= first][:limit]
-    evals = _objects([json.dumps(record) for record in history.evals[-MAX_EVALS:]])
-    return History(total=len(steps), steps=page, evals=evals)
-
-
-def _objects(raw: list[Any]) -> list[OpenObject]:
-    """The JSON objects in a list's elements; numbers that JSON lacks (NaN) become null."""
-    found = []
-    for element in raw:
-        try:
-            value = json.loads(element, parse_constant=lambda _: None)
-        except ValueError:
-            value = None
-        if isinstance(value, dict):
-            found.append(value)
-        else:
-            log.warning("an element of a job's history is not a JSON object; it is left out")
-    return found
-
-
-def _step(item: OpenObject) -> float:
-    """The record's step; infinity without one, so that no filter hides it."""
-    step = item.get("step")
-    return step if isinstance(step, int | float) else float("inf")

@@ -9,12 +9,12 @@ from pydantic import Field
 from starlette.exceptions import HTTPException
 
 from services.common.jobs.retention import DAY_S, Policy
-from services.gateway.dependencies import BEARER, ContextDep, JobIdDep
+from services.gateway.dependencies import GUARDS, ContextDep, JobIdDep
 from services.gateway.errors import SpecRefused, documented
 from services.gateway.metrics import JOB_ID
 from services.gateway.schemas import EXAMPLE_JOB_ID, Answer
 
-router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[BEARER])
+router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=GUARDS)
 
 
 class PrunedJob(Answer):

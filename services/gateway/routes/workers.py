@@ -10,17 +10,17 @@ from fastapi import APIRouter
 
 from services.common.service.heartbeat import WorkerKind, WorkerStatus, live_workers
 from services.common.service.lost_processes import LostProcess, lost_processes
-from services.gateway.dependencies import BEARER, ContextDep
+from services.gateway.dependencies import GUARDS, ContextDep
 from services.gateway.errors import documented
 from services.gateway.schemas import Worker, WorkerList
 
-router = APIRouter(tags=["workers"], dependencies=[BEARER])
+router = APIRouter(tags=["workers"], dependencies=GUARDS)
 
 LOST = "lost"
 """State of a worker that the supervisor gave up for now."""
 
 
-@router.get("/workers", operation_id="list_workers", summary="Workers", responses=documented())
+@router.get("/workers", operation_id="list_workers", summary="Workers", responses=documented(422))
 async def list_workers(context: ContextDep) -> WorkerList:
     """Every rollout, reward and learner process whose heartbeat is fresh, and those that the stack cannot keep alive, with the cause."""
     lost = await asyncio.to_thread(lost_processes, context.settings.home)

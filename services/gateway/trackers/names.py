@@ -69,7 +69,9 @@ STEP_NAMES: Mapping[str, str] = {
 
 EVAL_NAMES: Mapping[str, str] = {
     "avg_at_k": "eval/avg_at_k",
+    "avg_at_k_se": "eval/avg_at_k_se",
     "pass_at_k": "eval/pass_at_k",
+    "pass_at_k_se": "eval/pass_at_k_se",
     "k": "eval/k",
     "tasks": "eval/tasks",
     "unanswered": "eval/unanswered",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, stdev
 
 from services.learner.groups.buffer import Judged
 
@@ -59,11 +60,14 @@ class EvalRound:
         task counts in `pass_at_k` when one of its rollouts is right. Tasks that failed or did not come back in time are counted in
         `unanswered`, and in neither figure. Of all rollouts requested, also those of unanswered tasks, `rollouts_judged` have a verdict
         and `rollouts_not_judged` have none; `checks_over_limit` of the judged ones count as wrong because their check exceeded a limit.
+        `avg_at_k_se` and `pass_at_k_se` are standard errors over the tasks, as if these were drawn at random; None of fewer than two.
         """
         answered = [answers[group_id] for group_id in self.group_ids if group_id in answers]
         judged = [answer for answer in answered if answer.accuracies]
         verdicts = sum(len(answer.accuracies) for answer in judged)
         groups = [answer.scored.group for answer in judged]
+        averages = [fmean(answer.accuracies) for answer in judged]
+        passes = [float(max(answer.accuracies) >= SOLVED) for answer in judged]
         return {
             "step": self.step,
             "k": self.samples,
@@ -72,10 +76,17 @@ class EvalRound:
             "rollouts_judged": verdicts,
             "rollouts_not_judged": self.tasks * self.samples - verdicts,
             "checks_over_limit": sum(answer.over_limit for answer in judged),
-            "avg_at_k": fmean(fmean(answer.accuracies) for answer in judged) if judged else None,
-            "pass_at_k": fmean(max(answer.accuracies) >= SOLVED for answer in judged) if judged else None,
+            "avg_at_k": fmean(averages) if judged else None,
+            "avg_at_k_se": standard_error(averages),
+            "pass_at_k": fmean(passes) if judged else None,
+            "pass_at_k_se": standard_error(passes),
             "min_policy_version": min((g.min_policy_version for g in groups), default=None),
             "max_policy_version": max((g.max_policy_version for g in groups), default=None),
             "seconds": round(time.monotonic() - self.started, 3),
             "at": time.time(),
         }
+
+
+def standard_error(values: Sequence[float]) -> float | None:
+    """Standard error of the mean of independent values; None of fewer than two."""
+    return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None

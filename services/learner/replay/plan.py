@@ -164,7 +164,7 @@ def changed_spec(recorded: JobSpec, document: dict[str, Any]) -> tuple[JobSpec, 
     try:
         changed = JobSpec.model_validate(document, context=RECORDED)
     except ValidationError as error:
-        raise ConfigError(*problems_of(error, "--set ")) from error
+        raise ConfigError(*problems_of(error, JobSpec, "--set ")) from error
     before, after = recorded.model_dump(mode="json"), changed.model_dump(mode="json")
     changes = {path: value for path, _, value in differences(before, after)}
     for path in changes:

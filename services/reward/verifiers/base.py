@@ -76,7 +76,7 @@ def settings_of(kind: type[S], extra_info: dict[str, Any]) -> S:
     try:
         return kind.model_validate({name: extra_info[name] for name in kind.model_fields.keys() & extra_info.keys()})
     except ValidationError as error:
-        problem = problems_of(error, "extra_info.")[0]
+        problem = problems_of(error, kind, "extra_info.")[0]
         raise VerifierError(str(problem)) from error
 
 

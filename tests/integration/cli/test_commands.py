@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import csv
+import io
 import json
 import os
 import signal
@@ -15,6 +17,7 @@ from typing import Any
 import msgpack
 import pytest
 import yaml
+from pyarrow import parquet
 from redis.asyncio import Redis
 
 from services.cli.stack.state import UpState, write_state
@@ -230,6 +233,50 @@ async def test_a_followed_job_shows_its_steps_and_ends_with_its_state(
     assert lines[0].split()[0] == "step"
     assert [text.split()[0] for text in lines if text.split()[0] in {"1", "2"}] == ["1", "2"]
     assert lines[-1] == f"{job_id} {state}{': rank 0 died' if code else ''}"
+
+
+async def test_a_job_that_is_there_is_followed_by_the_beginning_of_its_id(cli: Cli, redis: Redis) -> None:
+    job_id = await cli.submit()
+    await train(JobStore(redis), job_id)
+    done = await cli.run("follow", job_id[:6])
+    assert (done.code, done.out.splitlines()[-1]) == (0, f"{job_id} succeeded")
+
+
+async def test_metrics_are_tables_that_other_programs_read(cli: Cli, redis: Redis, tmp_path: Path) -> None:
+    store, job_id = JobStore(redis), await cli.submit()
+    await train(store, job_id)
+    await store.history.append_eval(job_id, {"step": 2, "k": 8, "tasks": 4, "avg_at_k": 0.25, "avg_at_k_se": 0.1})
+    (first, second) = csv.DictReader(io.StringIO((await cli.run("metrics", job_id)).out))
+    assert (first["step"], second["step"], second["reward"]) == ("1", "2", "0.5")
+    lines = (await cli.run("metrics", job_id, "--format", "jsonl")).out.splitlines()
+    assert [json.loads(line)["sync_s"] for line in lines] == [0.01, 0.01]
+    file = tmp_path / "evals.parquet"
+    assert (await cli.run("metrics", job_id, "--evals", "--format", "parquet", "--out", str(file))).code == 0
+    assert parquet.read_table(file).select(["step", "avg_at_k"]).to_pylist() == [{"step": 2, "avg_at_k": 0.25}]
+    refused = await cli.run("metrics", job_id, "--out", str(tmp_path / "none" / "x.csv"))
+    assert (refused.code, "x.csv cannot be written: No such file" in refused.error) == (1, True)
+
+
+async def test_jobs_are_compared_by_their_scores_and_the_settings_that_differ(cli: Cli, redis: Redis) -> None:
+    store, first = JobStore(redis), await cli.submit("--set", "name=first")
+    second = (await cli.run("resubmit", first, "--set", "name=second", "--set", "learner.lr=3e-6")).out.strip()
+    for job_id, score in ((first, 0.25), (second, 0.5)):
+        await train(store, job_id)
+        for step, value in ((0, 0.1), (1, score), (2, score - 0.1)):
+            await store.history.append_eval(
+                job_id, {"step": step, "k": 8, "tasks": 4, "avg_at_k": value, "avg_at_k_se": 0.125}
+            )
+    found = (await cli.run("compare", first, second, "--json")).json
+    assert found["differences"] == [{"path": "learner.lr", "values": [1e-6, 3e-6]}]
+    assert [(run["id"], run["last_step"]["reward"], run["best_eval"]["step"]) for run in found["runs"]] == [
+        (first, 0.5, 1), (second, 0.5, 1)
+    ]  # fmt: skip
+    shown = (await cli.run("compare", first[:4], second[:4])).out
+    for words in (("0.250 ± 0.125",), ("0.500 ± 0.125",), ("learner.lr", "1e-06", "3e-06")):
+        assert any(all(word in line for word in words) for line in shown.splitlines()), words
+    twice = await cli.run("compare", first, first)
+    assert (twice.code, "a job is named twice" in twice.error) == (1, True)
+    assert "there is no such job" in (await cli.run("compare", first, "nothing")).error
 
 
 async def test_ctrl_c_ends_the_following_and_not_the_job(cli: Cli, redis: Redis) -> None:

@@ -102,7 +102,7 @@ async def test_an_unknown_key_a_missing_section_and_text_that_is_no_yaml_are_nam
     await editor.fill("name: yaml-job\nmodel: {path: tiny}\nlearner:\n  # a comment\n  lrr: 1\n")
     await expect(page.get_by_label("learner.lr", exact=True)).to_be_disabled()
     await submit.click()
-    await expect(problems).to_contain_text("learner.lrr Extra inputs are not permitted")
+    await expect(problems).to_contain_text("learner.lrr is not a setting; did you mean lr?")
     await expect(problems).to_contain_text("data Field required")
     assert await page.locator(".gutter .wrong").all_text_contents() == ["5"]
     await problems.get_by_role("button", name="line 5").click()

@@ -66,6 +66,35 @@ async def test_a_page_that_cannot_be_names_the_parameter(client: httpx.AsyncClie
     assert [problem["field"] for problem in answer.json()["error"]["fields"]] == [query.partition("=")[0]]
 
 
+async def test_a_parameter_that_a_path_does_not_have_is_refused_by_name(
+    client: httpx.AsyncClient, document: JobJson
+) -> None:
+    job_id = (await submit(client, document)).json()["id"]
+    for path, name, message in (
+        ("/jobs?limt=5", "limt", "is no parameter of this path; did you mean limit?"),
+        (f"/jobs/{job_id}?spec=full", "spec", "is no parameter of this path"),
+        (f"/jobs/{job_id}/rollouts?wrong=1&limit=2", "wrong", "is no parameter of this path"),
+    ):
+        answer = await client.get(path)
+        assert answer.status_code == 422
+        assert answer.json()["error"]["fields"] == [{"field": name, "message": message}]
+    refused = await client.post(f"/jobs/{job_id}/cancel?force=true")
+    assert refused.status_code == 422
+    assert (await client.get(f"/jobs/{job_id}")).json()["state"] == "queued"
+
+
+async def test_a_job_is_found_by_a_beginning_that_no_other_id_has(client: httpx.AsyncClient, document: JobJson) -> None:
+    ids = [(await submit(client, {**document, "name": name})).json()["id"] for name in ("alpha", "alphabet", "beta")]
+    for prefix, wanted in (("b", ids[2]), ("alphab", ids[1]), (ids[0], ids[0])):
+        assert (await client.get(f"/jobs/{prefix}")).json()["id"] == wanted
+    several = await client.get("/jobs/alpha")
+    assert several.status_code == 404
+    assert several.json()["error"]["message"] == f"alpha begins the ids of several jobs: {ids[1]}, {ids[0]}"
+    assert (await client.post("/jobs/bet/cancel")).json()["id"] == ids[2]
+    assert (await client.delete("/jobs/bet")).status_code == 404
+    assert (await client.get(f"/jobs/{ids[2]}")).json()["state"] == "cancelled"
+
+
 async def test_a_queued_job_is_cancelled_at_once_and_only_once(client: httpx.AsyncClient, document: JobJson) -> None:
     path = (await submit(client, document)).headers["location"]
     answer = await client.post(f"{path}/cancel")

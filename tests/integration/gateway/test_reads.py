@@ -101,6 +101,27 @@ async def test_the_newest_samples_come_first(client: httpx.AsyncClient, redis: R
     assert len((await client.get(f"/jobs/{job_id}/rollouts?limit=3")).json()["samples"]) == 3
 
 
+async def test_samples_are_filtered_over_all_that_are_kept(
+    client: httpx.AsyncClient, redis: Redis, job_id: str
+) -> None:
+    for group_id in range(30):
+        rollouts = [
+            {"text": f"text {group_id}", "accuracy": float(group_id != 3), "reward": 1.0, "finish_reason": "stop"}
+        ]
+        await redis.lpush(
+            keys.samples(job_id), json.dumps({"group_id": group_id, "purpose": "train", "rollouts": rollouts})
+        )
+    for query, found in (
+        ("wrong=true&limit=1", [3]),
+        ("grep=TEXT%202&limit=3", [29, 28, 27]),
+        ("group=0", [0]),
+        ("purpose=eval", []),
+    ):
+        answer = await client.get(f"/jobs/{job_id}/rollouts?{query}")
+        assert [sample["group_id"] for sample in answer.json()["samples"]] == found, query
+    assert (await client.get(f"/jobs/{job_id}/rollouts?purpose=other")).status_code == 422
+
+
 async def test_workers_are_listed_while_their_heart_beats(client: httpx.AsyncClient, redis: Redis) -> None:
     assert (await client.get("/workers")).json() == {"workers": []}
     await write_heartbeat(

@@ -37,6 +37,18 @@ def test_a_sound_job_ends_with_0_and_its_sums(job: JournalledJob, tmp_path: Path
     assert "the gateway was not asked: nothing is up" in " ".join(done.stdout.split())
 
 
+def test_a_job_may_be_named_by_the_only_beginning_of_its_id(job: JournalledJob, tmp_path: Path) -> None:
+    for name in ("alpha", "alphabet", "beta"):
+        job.write(tmp_path / "jobs" / name)
+    found = millrace("audit", "be", "--home", str(tmp_path), "--ended", "--json")
+    assert json.loads(found.stdout)["job"] == "beta"
+    several = millrace("audit", "alp", "--home", str(tmp_path))
+    assert several.returncode == 1
+    assert "alp begins the ids of several jobs: alpha, alphabet" in several.stderr
+    whole = millrace("audit", "alpha", "--home", str(tmp_path), "--ended", "--json")
+    assert json.loads(whole.stdout)["job"] == "alpha"
+
+
 def test_a_violation_ends_with_1_and_names_its_place(job: JournalledJob, tmp_path: Path) -> None:
     job.change(4, settled=(*job.records[3].settled, Settled(2, Fate.FAILED, "again")))
     job.write(tmp_path / "jobs" / "job")

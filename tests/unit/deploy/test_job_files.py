@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from services.cli.overrides import load_job
 from services.common.config.settings import Settings
 from services.common.models.directory import ModelInfo, check_parallel_sizes
-from services.common.spec.job import JobSpec, parse_spec
+from services.common.spec.job import JobSpec, parse_spec, spec_schema
 from services.learner.ranks.launch import Nodes
 
 JOBS = sorted((Path(__file__).parents[3] / "deploy/config/jobs").glob("*.yaml"))
@@ -30,6 +31,15 @@ QWEN_2_5_32B = ModelInfo(
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
 def test_every_job_file_is_a_valid_spec(path: Path) -> None:
     assert parse_spec(path.read_text()).name
+
+
+@pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
+def test_every_job_file_leads_editors_to_the_schema_of_this_release(path: Path) -> None:
+    found = re.match(r"# yaml-language-server: \$schema=(\S+)\n", path.read_text())
+    assert found, "the first line names the schema"
+    schema = json.loads((path.parent / found[1]).read_text())
+    assert schema == spec_schema(), "run: millrace schema > deploy/config/job.schema.json"
+    assert schema["$id"] == "urn:millrace:job-spec"
 
 
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)

@@ -141,7 +141,10 @@ def test_a_change_of_loss_and_optimizer_can_be_tried() -> None:
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
-        ({"algorithm": {"clip_ratio_hgh": 0.3}}, r"--set algorithm\.clip_ratio_hgh: Extra inputs"),
+        (
+            {"algorithm": {"clip_ratio_hgh": 0.3}},
+            r"--set algorithm\.clip_ratio_hgh: is not a setting; did you mean clip_ratio_high",
+        ),
         ({"learner": {"lr": -1}}, r"--set learner\.lr: .*greater than 0"),
         ({"rollout": {"group_size": 4}}, r"--set rollout\.group_size: decides what is sampled"),
         ({"algorithm": {"filter_groups_enable": False}}, r"--set algorithm\.filter_groups_enable: decides"),

@@ -15,7 +15,7 @@ def problems(**reward: Any) -> dict[str, str]:
     """Field → message of a section that is refused."""
     with pytest.raises(ValidationError) as caught:
         RewardSpec.model_validate(reward)
-    return {problem.field: problem.message for problem in problems_of(caught.value)}
+    return {problem.field: problem.message for problem in problems_of(caught.value, RewardSpec)}
 
 
 def rubric(*functions: str, weights: list[float] | None = None, **more: Any) -> dict[str, Any]:

@@ -53,8 +53,16 @@ async def test_another_content_type_is_refused_by_name(content_type: str) -> Non
 @pytest.mark.parametrize(
     ("change", "field", "words"),
     [
-        ({"learner": {"lrr": 1}}, "learner.lrr", "Extra inputs are not permitted"),
-        ({"lerner": {}}, "lerner", "Extra inputs are not permitted"),
+        ({"learner": {"lrr": 1}}, "learner.lrr", "is not a setting; did you mean lr?"),
+        ({"lerner": {}}, "lerner", "is not a setting; did you mean learner, reward?"),
+        ({"learner": {"learning_rate": 1e-6}}, "learner.learning_rate", "TRL or verl call so is learner.lr here"),
+        (
+            {"rollout": {"top_p": 0.9}},
+            "rollout.top_p",
+            "is not a setting: rollouts are sampled from the whole distribution",
+        ),
+        ({"learner": {"group_size": 8}}, "learner.group_size", "is not a setting here; it is rollout.group_size"),
+        ({"reward": {"judges": {"a": {"endpoint": "x", "modle": "x"}}}}, "reward.judges.a.modle", "did you mean model"),
         ({"learner": {"steps": "many"}}, "learner.steps", "valid integer"),
         ({"learner": {"lr": -1}}, "learner.lr", "greater than 0"),
         ({"rollout": {"group_size": 0}}, "rollout.group_size", "greater than or equal to 1"),

@@ -29,6 +29,7 @@ def test_the_figures_are_those_worked_out_by_hand() -> None:
     result = evaluation.result(answers)
     assert result["avg_at_k"] == pytest.approx(5 / 12)
     assert result["pass_at_k"] == pytest.approx(2 / 3)
+    assert result["pass_at_k_se"] == pytest.approx(1 / 3)
     assert (result["step"], result["k"], result["tasks"], result["unanswered"]) == (10, 4, 3, 0)
     assert (result["min_policy_version"], result["max_policy_version"]) == (10, 12)
     json.dumps(result, allow_nan=False)
