@@ -21,7 +21,7 @@ from services.common.jobs.restore import Restorer
 from services.common.jobs.retention import Retention
 from services.common.jobs.store import JobStore
 from services.gateway.admission.admission import Admission
-from services.gateway.errors import SpecRefused, clipped
+from services.gateway.errors import SpecRefused, clipped, is_for_other_methods
 from services.gateway.events.hub import EventHub
 from services.gateway.fetches import JobFetches
 from services.gateway.metrics import JOB_ID, GatewayMetrics
@@ -39,6 +39,8 @@ def _refuse_unknown_parameters(request: Request) -> None:
     """Raises SpecRefused for query parameters that the route does not have: a misspelt filter would select everything."""
     known = {parameter.alias for parameter in get_flat_dependant(request.scope["route"].dependant).query_params}
     unknown = [name for name in dict(request.query_params) if name not in known]
+    if unknown and is_for_other_methods(request):
+        raise HTTPException(405)
     if unknown:
         raise SpecRefused(
             *(Problem(name, f"is no parameter of this path{did_you_mean(name, known)}") for name in unknown)

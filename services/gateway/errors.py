@@ -97,7 +97,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 async def _http(request: Request, error: HTTPException) -> JSONResponse:
-    if error.status_code == 405 or (error.status_code == 404 and _is_for_other_methods(request)):
+    if error.status_code == 405 or (error.status_code == 404 and is_for_other_methods(request)):
         # Of every route of the path: the framework names the methods of the first one only.
         allowed = ", ".join(sorted({method for route in _routes(request) for method in route.methods or ()}))
         return error_answer(405, f"{request.method} is not for this path", headers={"Allow": allowed})
@@ -105,7 +105,7 @@ async def _http(request: Request, error: HTTPException) -> JSONResponse:
     return error_answer(error.status_code, message, headers=error.headers)
 
 
-def _is_for_other_methods(request: Request) -> bool:
+def is_for_other_methods(request: Request) -> bool:
     """Whether the exact path has routes (`/jobs/schema`), but the request matched only a pattern (`/jobs/{job_id}`)."""
     methods = {method for route in _routes(request) if route.path == request.url.path for method in route.methods or ()}
     return bool(methods) and request.method not in methods

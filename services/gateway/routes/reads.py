@@ -43,12 +43,20 @@ async def job_rollouts(
     context: ContextDep,
     record: RecordDep,
     limit: Annotated[int, Query(ge=1, le=500, description="Most groups to return.", examples=[5])] = 20,
-    purpose: Annotated[Purpose | None, Query(description="Groups of this purpose only.")] = None,
+    purpose: Annotated[Purpose | None, Query(description="Groups of this purpose only.", examples=["train"])] = None,
     group: Annotated[int | None, Query(ge=0, le=2**63 - 1, description="This group only.", examples=[17])] = None,
-    wrong: Annotated[bool, Query(description="Only rollouts that were judged less than right.")] = False,
-    failed: Annotated[bool, Query(description="Only rollouts whose check failed: they have no reward.")] = False,
-    truncated: Annotated[bool, Query(description="Only rollouts that the length limit cut off.")] = False,
-    grep: Annotated[str, Query(max_length=1000, description="Only rollouts with this text, in any case.")] = "",
+    wrong: Annotated[
+        bool, Query(description="Only rollouts that were judged less than right.", examples=[True])
+    ] = False,
+    failed: Annotated[
+        bool, Query(description="Only rollouts whose check failed: they have no reward.", examples=[False])
+    ] = False,
+    truncated: Annotated[
+        bool, Query(description="Only rollouts that the length limit cut off.", examples=[False])
+    ] = False,
+    grep: Annotated[
+        str, Query(max_length=1000, description="Only rollouts with this text, in any case.", examples=["boxed"])
+    ] = "",
 ) -> Samples:
     """The newest judged groups with their text, rewards and policy versions.
 
