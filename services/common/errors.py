@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -19,6 +21,12 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.field}: {self.message}" if self.field else self.message
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`; did you mean a, b?` with the known names close to a wrong one, or an empty text: the end of many a problem's message."""
+    matches = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.5)
+    return f"; did you mean {', '.join(matches)}?" if matches else ""
 
 
 class ConfigError(MillraceError):

@@ -13,9 +13,8 @@ from fastapi.security import HTTPBearer
 from redis.asyncio import Redis
 from starlette.exceptions import HTTPException
 
-from services.common.config.paths import did_you_mean
 from services.common.config.settings import Settings
-from services.common.errors import Problem
+from services.common.errors import Problem, did_you_mean
 from services.common.jobs.record import JobRecord
 from services.common.jobs.restore import Restorer
 from services.common.jobs.retention import Retention

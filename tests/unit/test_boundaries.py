@@ -25,8 +25,8 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "redis", "spec", "weights", "batches", "durable", "differences", "errors", "pb",
     ),
     "gateway": (
-        "__main__", "app", "header_deadline", "routes", "dependencies", "fetches", "admission", "trackers", "events", "openai",
-        "metrics", "middleware", "errors", "system_metrics", "schemas",
+        "__main__", "app", "header_deadline", "routes", "history", "dependencies", "fetches", "admission", "trackers", "events", "openai",
+        "metrics", "middleware", "errors", "system_metrics", "samples", "schemas",
     ),
     "learner": (
         "__main__", "agent", "rank", "controller", "replay", "conversion", "audit", "loops", "weights", "ranks", "megatron", "storage",

@@ -16,9 +16,8 @@ from typing import Any
 from services.cli.prepare import conversations as talks
 from services.cli.prepare.conversations import Cells, Sample, text_of
 from services.common.config import plugins
-from services.common.config.paths import did_you_mean
 from services.common.data.rows import gsm8k_number
-from services.common.errors import ConfigError, DataError
+from services.common.errors import ConfigError, DataError, did_you_mean
 from services.reward.verifiers.dapo_math import last_boxed
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

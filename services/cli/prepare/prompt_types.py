@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from services.common.config.paths import did_you_mean
-from services.common.errors import ConfigError
+from services.common.errors import ConfigError, did_you_mean
 
 _R1 = (
     "A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The assistant first thinks about "

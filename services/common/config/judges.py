@@ -13,8 +13,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, field_validator, model_validator
 
-from services.common.config.paths import did_you_mean
-from services.common.errors import ConfigError, Problem
+from services.common.errors import ConfigError, Problem, did_you_mean
 from services.common.spec.scorers import JudgeSpec, Name
 
 VARIABLE = "MILLRACE_JUDGE_ENDPOINTS"

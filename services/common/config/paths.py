@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
@@ -45,9 +44,3 @@ def resolve(path: Path, *, field: str, error: type[ConfigError]) -> Path:
 def is_below(path: Path, roots: Iterable[Path]) -> bool:
     """Whether a resolved path lies strictly below one of the resolved roots."""
     return any(path != root and path.is_relative_to(root) for root in roots)
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean a, b?` with the known names close to a wrong one, or an empty text."""
-    matches = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.5)
-    return f"; did you mean {', '.join(matches)}?" if matches else ""

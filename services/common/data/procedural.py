@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NoReturn
 
-from services.common.config.paths import did_you_mean
 from services.common.data.bounds import DataBounds
 from services.common.data.reasoning_gym import import_reasoning_gym
 from services.common.data.record import TaskRecord, jsonable, prepare
-from services.common.errors import DataError
+from services.common.errors import DataError, did_you_mean
 from services.common.spec.data import DataSourceSpec
 from services.common.streams.types import Message
 

@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 from fnmatch import fnmatch
 
-from services.common.config.paths import did_you_mean
-from services.common.errors import HubRefused
+from services.common.errors import HubRefused, did_you_mean
 from services.common.hubs.repository import HubFile, Repository
 from services.common.models.directory import INDEX, MAX_JSON_BYTES, PICKLES, SINGLE
 from services.common.spec.reference import Reference

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from services.common.config.hub_folder import relative_path
-from services.common.config.paths import did_you_mean, is_below, locate, resolve
+from services.common.config.paths import is_below, locate, resolve
 from services.common.config.settings import Settings
-from services.common.errors import ModelError, Problem
+from services.common.errors import ModelError, Problem, did_you_mean
 from services.common.spec.job import JobSpec
 from services.common.spec.reference import is_reference, parse_reference
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from services.common.config.paths import did_you_mean
+from services.common.errors import did_you_mean
 
 RENAMED = {
     "adv_estimator": "algorithm.advantage_estimator",

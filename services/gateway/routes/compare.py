@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Query
-from starlette.exceptions import HTTPException
 
 from services.common.differences import MISSING, differing
 from services.common.jobs.record import JobRecord
 from services.gateway.dependencies import GUARDS, Context, ContextDep, find_record
-from services.gateway.errors import documented
+from services.gateway.errors import SpecRefused, documented
 from services.gateway.history import read_history
 from services.gateway.schemas import EXAMPLE_JOB_ID, Comparison, JobSummary, OpenObject, Run, SettingDifference
 
@@ -33,7 +32,7 @@ async def compare(
     """The jobs in the order given, each with its last step and its best held-out evaluation, and the settings in which they differ."""
     records = [await find_record(context, name) for name in job]
     if len({record.id for record in records}) < len(records):
-        raise HTTPException(422, "a job is named twice")
+        raise SpecRefused("a job is named twice", field="job")
     specs = [record.spec.model_dump(mode="json", exclude={"name"}) for record in records]
     runs = [await _run(context, record) for record in records]
     found = [
