@@ -22,6 +22,7 @@ DOCUMENTS = [
     "docs/judges.md",
     "docs/performance.md",
     "docs/rewards.md",
+    "docs/verifiers.md",
 ]
 PATH = re.compile(r"(?<![\w/.])((?:services|tests|docs|deploy|examples|benchmarks|proto)(?:/[\w.-]+)*/?)")
 DRAWN = re.compile(r"(?<![\w/.])((?:gateway|learner|rollout|reward|common|cli)(?:/\w+)+\.py)")

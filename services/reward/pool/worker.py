@@ -14,7 +14,7 @@ from services.common.config.verifiers import BuiltIn
 from services.common.sandbox.limits import limit_cpu, limit_memory
 from services.common.sandbox.messages import unpacker
 from services.reward.pool.messages import ERROR, LIMIT, LOADED, MEMORY_MIB, SCORED, clean
-from services.reward.verifiers.base import Score, Verifier, load, lowest_reward
+from services.reward.verifiers.base import Verifier, as_score, load, lowest_reward
 
 MAX_BATCH_BYTES = 256 * 1024**2
 """Of checks received and not yet started."""
@@ -60,10 +60,8 @@ def _load(connection: socket.socket, verifiers: dict[str, Verifier], name: str) 
 def _judge(verifier: Verifier, response: str, ground_truth: str, extra_info: dict[str, Any]) -> list[Any]:
     began = time.monotonic()
     try:
-        score: object = verifier(response, ground_truth, extra_info)
-        if not isinstance(score, Score):
-            return [ERROR, f"answered {type(score).__name__}, not a Score"]
-        return [SCORED, float(score.reward), float(score.accuracy), clean(score.detail), time.monotonic() - began]
+        score = as_score(verifier(response, ground_truth, extra_info))
+        return [SCORED, score.reward, score.accuracy, clean(score.detail), time.monotonic() - began]
     except (MemoryError, RecursionError) as error:  # caused by the response, not by the verifier
         return [LIMIT, clean(f"{type(error).__name__}: beyond the limit of this check")]
     except Exception as error:  # noqa: BLE001  foreign code: any error is a failure of the verifier, never a wrong answer

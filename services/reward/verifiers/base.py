@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import numbers
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
 
@@ -49,8 +50,8 @@ class Verifier(Protocol):
     than allowed counts as a wrong answer, with the lowest reward of the verifier: its attribute `lowest_reward`, by default 0.
     """
 
-    def __call__(self, response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:
-        """Judges the response.
+    def __call__(self, response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score | float | bool:
+        """Judges the response; a number or a truth value stands for the score that `as_score` makes of it.
 
         Args:
             response: decoded text of the rollout (its end, when it is very long).
@@ -58,6 +59,18 @@ class Verifier(Protocol):
             extra_info: the job's `reward.config` of this verifier, the row's extra_info over it (JSON values), the row's `data_source`, and
                 `check_timeout_s`, the limit of this check.
         """
+
+
+def as_score(result: object) -> Score:
+    """The score that a verifier's result stands for: True is reward and accuracy 1, False 0, a number the reward and, cut to 0..1, the accuracy.
+
+    Raises VerifierError for a number that is not finite, or any other type.
+    """
+    if isinstance(result, Score):
+        return Score(float(result.reward), float(result.accuracy), result.detail)
+    if isinstance(result, numbers.Real) and math.isfinite(result):
+        return Score(float(result), min(max(float(result), 0.0), 1.0))
+    raise VerifierError(f"a verifier returns a Score, a finite number or a truth value, not {result!r:.80}")
 
 
 def lowest_reward(verifier: object) -> float:

@@ -59,7 +59,15 @@ def exits(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score
 
 
 def not_a_score(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Any:
-    return 1.0
+    return "right"
+
+
+def number(response: str, ground_truth: str, extra_info: dict[str, Any]) -> float:
+    return float(response)
+
+
+def truth(response: str, ground_truth: str, extra_info: dict[str, Any]) -> bool:
+    return response == ground_truth
 
 
 def nan(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Score:

@@ -109,12 +109,29 @@ async def test_verdicts_come_in_the_order_of_the_checks(pool_of: PoolMaker, chec
 
 
 @pytest.mark.parametrize(
+    ("verifier", "response", "reward", "accuracy"),
+    [
+        ("odd_truth", "42", 1.0, 1.0),
+        ("odd_truth", "41", 0.0, 0.0),
+        ("odd_number", "0.25", 0.25, 0.25),
+        ("odd_number", "-1", -1.0, 0.0),
+        ("odd_number", "3", 3.0, 1.0),
+    ],
+)
+async def test_a_number_is_the_reward_and_within_0_and_1_the_accuracy(
+    pool: Pool, check: CheckMaker, verifier: str, response: str, reward: float, accuracy: float
+) -> None:
+    (verdict,) = await pool.judge([check(verifier, response, "42")])
+    assert (verdict.status, verdict.reward, verdict.accuracy) == (VerdictStatus.SCORED, reward, accuracy)
+
+
+@pytest.mark.parametrize(
     ("verifier", "reason"),
     [
         ("odd_raises", "ValueError: cannot cope with 'odd'"),
         ("odd_dies", "its process died"),
         ("odd_exits", "its process died"),
-        ("odd_not_a_score", "answered float, not a Score"),
+        ("odd_not_a_score", "VerifierError: a verifier returns a Score, a finite number or a truth value, not 'right'"),
         ("odd_nan", "VerifierError: reward must be finite, not nan"),
         ("odd_declares_nonsense", "VerifierError: lowest_reward must be a finite number, not 'low'"),
         ("odd_missing", "VerifierError: verifier 'odd_missing' cannot be loaded"),
