@@ -11,7 +11,7 @@ from services.common.data.content import Content
 from services.common.data.jsonl import JsonlRows
 from services.common.data.parquet import ParquetRows
 from services.common.data.record import TaskRecord, prepare
-from services.common.data.rows import LazyRow, read_row
+from services.common.data.rows import LazyRow, read_row, with_usual_columns
 from services.common.errors import DataError
 from services.common.spec.data import DataSourceSpec
 
@@ -45,11 +45,14 @@ class FileSource:
             content = Content(path, bounds, until=None if whole else until)
             if until is not None and not whole:
                 until -= min(content.size / READ_BYTES_PER_S, max(0.0, until - time.monotonic()) / 2)
-            kind: type[ParquetRows | JsonlRows] = ParquetRows if path.suffix == ".parquet" else JsonlRows
-            self._rows = kind(content, bounds)
+            self._own = spec.own_columns
+            self._rows: ParquetRows | JsonlRows = (
+                ParquetRows(content, bounds, self._own) if path.suffix == ".parquet" else JsonlRows(content, bounds)
+            )
             self._check_rows(until)
-            settings = spec.model_dump_json(exclude={"source", "seed", "config"}).encode()
-            self.fingerprint = content.finish(settings)
+            # Settings that are newer than a recorded fingerprint are in it only where they are set.
+            left_out = {"source", "seed", "config"} | ({"prompt_key", "answer_key"} - self._own.keys())
+            self.fingerprint = content.finish(spec.model_dump_json(exclude=left_out).encode())
             """Of content and settings; empty when the time was over before the end of the file."""
             self.is_complete = content.is_complete
             """Whether the whole file was read."""
@@ -91,7 +94,8 @@ class FileSource:
     def _record(self, number: int, row: LazyRow) -> TaskRecord:
         """The record of a row, checked. Raises DataError, which names the row, whatever is wrong with it."""
         try:
-            record = prepare(read_row(row(), data_source=self._spec.data_source), self._spec)
+            usual = with_usual_columns(row(), self._own)
+            record = prepare(read_row(usual, data_source=self._spec.data_source), self._spec)
             return self._bounds.check(record)
         except Exception as error:  # the row is at fault for every exception of a library
             raise DataError(f"row {number}: {_describe(error)}") from error

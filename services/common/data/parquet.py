@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,8 +26,11 @@ _MAX_NAMED_COLUMNS = 20
 class ParquetRows:
     """The rows of a parquet file."""
 
-    def __init__(self, content: Content, bounds: DataBounds) -> None:
-        """Reads the footer. Raises DataError unless it is parquet with the columns of a task, and not too large."""
+    def __init__(self, content: Content, bounds: DataBounds, own: Mapping[str, str]) -> None:
+        """Reads the footer; `own`: columns of other names than the usual (`DataSourceSpec.own_columns`).
+
+        Raises DataError unless it is parquet with the columns of a task, and not too large.
+        """
         import pyarrow as pa
         from pyarrow import parquet
 
@@ -38,10 +41,14 @@ class ParquetRows:
             names = self._file.schema_arrow.names
         except (pa.ArrowException, OSError, ValueError) as error:
             raise _unreadable(error) from error
-        if not any(name in names for name in PROMPT_COLUMNS):
-            named = ", ".join(name[:80] for name in names[:_MAX_NAMED_COLUMNS])
-            raise DataError(f"has no column `prompt` (nor `question` and `answer`); its columns: {named}")
-        self._columns = [name for name in COLUMNS if name in names]
+        named = ", ".join(name[:80] for name in names[:_MAX_NAMED_COLUMNS])
+        for setting, column in own.items():
+            if column not in names:
+                raise DataError(f"has no column `{column}`, which {setting} names; its columns: {named}")
+        if "prompt_key" not in own and not any(name in names for name in PROMPT_COLUMNS):
+            hint = "prompt_key names another; its columns"
+            raise DataError(f"has no column `prompt` (nor `question` and `answer`; {hint}: {named})")
+        self._columns = [name for name in dict.fromkeys((*COLUMNS, *own.values())) if name in names]
         for name in self._columns:
             if names.count(name) > 1:
                 raise DataError(f"has more than one column `{name}`")

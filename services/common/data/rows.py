@@ -22,6 +22,16 @@ _ROLES = ("assistant", "system", "user")
 _NUMBER = re.compile(r"-?(\d+(\.\d+)?|\.\d+)")
 
 
+def with_usual_columns(row: Mapping[str, Any], own: Mapping[str, str]) -> Mapping[str, Any]:
+    """The row with the usual names for columns of other names (`DataSourceSpec.own_columns`). Raises DataError for one that it lacks."""
+    usual: dict[str, Any] = {}
+    for setting, column in own.items():
+        if row.get(column) is None:
+            raise DataError(f"`{column}` is missing, which {setting} names")
+        usual |= {"prompt": row[column]} if setting == "prompt_key" else {"reward_model": None, "ground_truth": row[column]}
+    return {**row, **usual} if usual else row
+
+
 def read_row(row: Mapping[str, Any], *, data_source: str | None) -> TaskRecord:
     """The record of a row (column → value) with the usual columns, or with GSM8K's `question` and `answer`.
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from services.common.spec.base import Section
+from services.common.spec.base import FieldError, Section
 from services.common.spec.reference import is_reference, parse_reference
 
 PROCEDURAL_PREFIX = "reasoning_gym:"
 FILE_SUFFIXES = (".parquet", ".jsonl")
+
+ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 
 
 class DataSourceSpec(Section):
@@ -35,6 +37,14 @@ class DataSourceSpec(Section):
     )
     data_source: str | None = Field(
         default=None, max_length=256, description="Overrides the rows' `data_source`, by which the verifier is chosen."
+    )
+    prompt_key: ColumnName | None = Field(
+        default=None, description="Column of the file that holds the prompt (null: `prompt`).", examples=["problem"]
+    )
+    answer_key: ColumnName | None = Field(
+        default=None,
+        description="Column of the file that holds the reference answer (null: `reward_model.ground_truth` or `ground_truth`).",
+        examples=["solution"],
     )
     system_prompt: str | None = Field(
         default=None, max_length=65_536, description="A system message put before every prompt."
@@ -62,6 +72,19 @@ class DataSourceSpec(Section):
         if value is not None and "{prompt}" not in value:
             raise ValueError("must contain `{prompt}`")
         return value
+
+    @model_validator(mode="after")
+    def _columns_of_files(self) -> Self:
+        for name in ("prompt_key", "answer_key"):
+            if getattr(self, name) is not None and self.procedural_task is not None:
+                raise FieldError(name, f"is for files; {self.source} makes its tasks")
+        return self
+
+    @property
+    def own_columns(self) -> dict[str, str]:
+        """Of `prompt_key` and `answer_key` those that are set: name of the setting → column."""
+        keys = {"prompt_key": self.prompt_key, "answer_key": self.answer_key}
+        return {name: column for name, column in keys.items() if column is not None}
 
     @property
     def procedural_task(self) -> str | None:

@@ -75,6 +75,29 @@ def test_gsm8k_is_read_as_it_is(settings: Settings) -> None:
     assert opened(settings, [row])[0] == TaskRecord((Message("user", "How many?"),), "openai/gsm8k", "1080", {})
 
 
+@pytest.mark.parametrize("name", ["d.jsonl", "d.parquet"])
+def test_prompt_and_answer_may_be_in_columns_of_any_name(settings: Settings, name: str) -> None:
+    row = {"problem": "What is 6 × 7?", "solution": 42.0, "data_source": ROW["data_source"], "extra_info": ROW["extra_info"]}
+    source = opened(settings, [row, row], name, prompt_key="problem", answer_key="solution")
+    assert [source[0], source[1]] == [RECORD, RECORD]
+    both = opened(settings, [ROW | row | {"prompt": "other"}], name, prompt_key="problem", answer_key="solution")
+    assert both[0] == RECORD, "the named columns win"
+
+
+@pytest.mark.parametrize("name", ["d.jsonl", "d.parquet"])
+def test_a_named_column_that_is_not_there_is_named_with_its_setting(settings: Settings, name: str) -> None:
+    with pytest.raises(DataError, match=r"d\.\w+: .*`problm`.*which prompt_key names"):
+        opened(settings, [ROW], name, prompt_key="problm")
+    with pytest.raises(DataError, match=r"row 2: `problem` is missing, which prompt_key names"):
+        opened(settings, [ROW | {"problem": "x"}, ROW | {"problem": None}], name, prompt_key="problem")
+
+
+def test_columns_that_are_not_named_leave_the_fingerprint_as_it_was(settings: Settings) -> None:
+    plain, named = opened(settings, [ROW]), opened(settings, [ROW], prompt_key="prompt")
+    assert plain.fingerprint == "7f99325de75a64075b0e31e86235b8cf", "of releases without these settings"
+    assert named.fingerprint != plain.fingerprint
+
+
 @pytest.mark.parametrize(
     ("value", "expected"), [(42, "42"), (-3, "-3"), (42.0, "42"), (0.5, "0.5"), ("x^2", "x^2"), ("42", "42")]
 )

@@ -54,7 +54,9 @@ FIXED = {
         (), "the model's chat template", "the template is the model's own"
     ),
     "actor_rollout_ref.model.mtp.enable": Fixed((False,), "one head", "multi-token prediction has no counterpart"),
-    "data.prompt_key": Fixed(("prompt",), "the column is `prompt`", "the column is `prompt`: rename yours"),
+    "data.prompt_key": Fixed(
+        ("prompt",), "the column is `prompt`", "the column is `prompt`: name yours in data.train.prompt_key"
+    ),
     "data.reward_fn_key": Fixed(
         ("data_source",), "the column is `data_source`", "the column is `data_source`: rename yours"
     ),
