@@ -23,7 +23,7 @@ from benchmarks.peers.tasks import chat_of, tasks_of
 from services.common.config.verifiers import choose_verifier
 from services.common.data.record import TaskRecord
 from services.common.spec.job import JobSpec
-from services.reward.verifiers.base import Score, load
+from services.reward.verifiers.base import Score, as_score, load
 
 
 class Judge:
@@ -50,7 +50,7 @@ class Judge:
 
     def _score(self, text: str, task: TaskRecord) -> Score:
         details = task.extra_info | {"data_source": task.data_source}
-        return self._verifiers[task.data_source](text, task.ground_truth, details)
+        return as_score(self._verifiers[task.data_source](text, task.ground_truth, details))
 
 
 class Reporter(TrainerCallback):  # type: ignore[misc]

@@ -70,9 +70,13 @@ class GatewayClient:
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
         return self._request("POST", "/jobs", json=spec, headers=headers)
 
-    def jobs(self, limit: int = 100) -> list[JsonObject]:
-        """Jobs, newest first."""
-        return list(self._request("GET", "/jobs", params={"limit": limit})["jobs"])
+    def jobs(self, limit: int = 100, wanted: Mapping[str, str | Sequence[str]] | None = None) -> list[JsonObject]:
+        """Jobs, newest first; `wanted`: the filters of `GET /jobs`."""
+        return list(self._request("GET", "/jobs", params={"limit": limit, **(wanted or {})})["jobs"])
+
+    def label(self, job_id: str, labels: JsonObject) -> JsonObject:
+        """Sets a job's `tags` and `notes`, those that are given, and returns its record."""
+        return self._request("PATCH", _path(job_id), json=labels)
 
     def job(self, job_id: str) -> JsonObject:
         """A job's record."""

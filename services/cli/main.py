@@ -26,7 +26,8 @@ from services.common.errors import MillraceError
 
 COMMANDS = (
     stack.up, stack.down,
-    jobs.submit, jobs.resubmit, jobs.schema, jobs.follow, jobs.jobs, jobs.show, jobs.rollouts, jobs.pause, jobs.resume, jobs.cancel,
+    jobs.submit, jobs.resubmit, jobs.schema, jobs.follow, jobs.label, jobs.jobs, jobs.show,
+    jobs.rollouts, jobs.pause, jobs.resume, jobs.cancel,
     retention.delete, retention.prune,
     runs.metrics, runs.compare,
     proof.ledger, proof.audit, proof.replay, plan.plan,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import json
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,34 @@ def load_job(path: Path, changes: Sequence[str] = ()) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{path}: has a value that JSON cannot carry: {error}") from error
     return document
+
+
+def swept(document: dict[str, Any], sweeps: Sequence[str]) -> list[dict[str, Any]]:
+    """A document for each combination of values, all with one tag more, `sweep:<name>-<random>`.
+
+    `sweeps`: each `key.path=value,value`, e.g. `learner.lr=1e-6,3e-6`. Raises ConfigError for any other form, and for a key given twice.
+    """
+    choices: list[list[str]] = []
+    for sweep in sweeps:
+        path, sign, text = sweep.partition("=")
+        try:
+            values = parse_document(f"[{text}]")
+        except ConfigError as error:
+            raise ConfigError(f"--sweep {sweep}: the values {error}") from error
+        if not sign or not isinstance(values, list) or not values:
+            raise ConfigError(f"--sweep {sweep}: must look like learner.lr=1e-6,3e-6")
+        choices.append([f"{path}={json.dumps(value)}" for value in values])
+    paths = [sweep.partition("=")[0].strip() for sweep in sweeps]
+    if len(set(paths)) < len(paths):
+        raise ConfigError(f"--sweep: {', '.join(paths)}: each setting once")
+    family = f"sweep:{document.get('name', 'job')}-{secrets.token_hex(2)}"
+    found = []
+    for changes in itertools.product(*choices):
+        made = copy.deepcopy(document)
+        for change in changes:
+            apply_change(made, change)
+        found.append(made | {"tags": [*made.get("tags", []), family]})
+    return found
 
 
 def read_mapping(path: Path, needed: str) -> dict[str, Any]:

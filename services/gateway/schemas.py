@@ -10,7 +10,7 @@ from services.common.jobs.record import JobState
 from services.common.jobs.step_record import StepRecord
 from services.common.redis.keys import Stage
 from services.common.service.heartbeat import WorkerKind
-from services.common.spec.job import JobSpec
+from services.common.spec.job import JobSpec, Notes, Tags
 
 JOB_ID_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}-[0-9a-f]{8}$"
 
@@ -87,6 +87,17 @@ class JobSummary(Answer):
         examples=["8 of 8 checks failed: ValueError: boom"],
     )
     export: str | None = Field(description="Directory of the newest weights in Hugging Face format.")
+    tags: list[str] = Field(description="Labels.", examples=[["ablation"]])
+    notes: str = Field(description="A remark for people.")
+
+
+class Labels(BaseModel):
+    """Tags and notes to set; what is left out stays."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tags: Tags | None = Field(default=None, description="All tags that the job then has.")
+    notes: Notes | None = Field(default=None, description="The job's notes.", examples=["lr of the paper"])
 
 
 class Job(JobSummary):
@@ -131,7 +142,7 @@ class Comparison(Answer):
 
     runs: list[Run]
     differences: list[SettingDifference] = Field(
-        description="Settings that are not equal in all of them, except `name`."
+        description="Settings that are not equal in all of them, except `name`, `tags` and `notes`."
     )
 
 

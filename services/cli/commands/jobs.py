@@ -1,4 +1,4 @@
-"""Commands about jobs: `millrace submit`, `resubmit`, `schema`, `follow`, `jobs`, `show`, `rollouts`, `cancel`, `pause`, `resume`."""
+"""Commands about single jobs and their list: from `millrace submit` to `millrace cancel`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from services.cli.connect import open_client
 from services.cli.views.terminal import open_console, print_json, print_result
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
     from services.cli.client import JsonObject
 
 
@@ -23,16 +27,30 @@ def submit(
     home: Home = DEFAULT_HOME,
     url: Url = None,
     *,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sweep", metavar="KEY.PATH=V1,V2,…", help="Submit a job for each value; several: for each combination."
+        ),
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Show each step until the job ends; its state is the exit code.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Submit a job."""
-    from services.cli.overrides import load_job
+    """Submit a job, or a family of jobs."""
+    from services.cli.overrides import load_job, swept
     from services.cli.views.follow import follow_job
 
     document, code = load_job(file, changes or []), 0
+    if sweep:
+        if follow:
+            raise typer.BadParameter("follows one job, and a sweep is several", param_hint="--follow")
+        documents = swept(document, sweep)
+        with open_client(home, url) as client:
+            records = [client.submit(each) for each in documents]
+        print_result(records, _print_ids, as_json=as_json)
+        return
     with open_client(home, url) as client:
         job = client.submit(document)
         if not as_json:
@@ -86,12 +104,55 @@ def follow(job: JobId, home: Home = DEFAULT_HOME, url: Url = None, *, as_json: A
     raise typer.Exit(code)
 
 
-def jobs(home: Home = DEFAULT_HOME, url: Url = None, *, as_json: AsJson = False) -> None:
+def label(
+    job: JobId,
+    add: Annotated[list[str] | None, typer.Option("--add", metavar="TAG", help="Add a tag; may be repeated.")] = None,
+    remove: Annotated[
+        list[str] | None, typer.Option("--remove", metavar="TAG", help="Remove a tag; may be repeated.")
+    ] = None,
+    notes: Annotated[str | None, typer.Option("--notes", help="Set the notes.", show_default=False)] = None,
+    home: Home = DEFAULT_HOME,
+    url: Url = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Change a job's tags and notes."""
+    with open_client(home, url) as client:
+        record = client.job(job)
+        tags = [tag for tag in dict.fromkeys([*record["tags"], *(add or ())]) if tag not in (remove or ())]
+        record = client.label(record["id"], {"tags": tags} | ({} if notes is None else {"notes": notes}))
+    if as_json:
+        print_json(record)
+    else:
+        typer.echo(
+            f"{record['id']}: {', '.join(record['tags']) or 'no tags'}{'; ' if record['notes'] else ''}{record['notes']}"
+        )
+
+
+def _print_ids(_: Console, records: Sequence[JsonObject]) -> None:
+    for record in records:
+        typer.echo(record["id"])
+
+
+def jobs(
+    tags: Annotated[
+        list[str] | None, typer.Option("--tag", metavar="TAG", help="Only jobs with this tag; may be repeated.")
+    ] = None,
+    state: Annotated[str | None, typer.Option("--state", help="Only jobs in this state.", show_default=False)] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Only jobs with this in their id.", show_default=False)
+    ] = None,
+    home: Home = DEFAULT_HOME,
+    url: Url = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
     """List jobs, newest first."""
     from services.cli.views.jobs import print_jobs
 
+    filters = {"tag": tags, "state": state, "name": name}
     with open_client(home, url) as client:
-        found = client.jobs()
+        found = client.jobs(wanted={key: value for key, value in filters.items() if value})
     print_result(found, print_jobs, as_json=as_json)
 
 

@@ -35,10 +35,13 @@ def step_line(step: StepRecord, steps: int | None = None) -> str:
 def print_jobs(console: Console, jobs: Iterable[JsonObject]) -> None:
     """One row per job."""
     rows = [
-        (job["id"], job["state"], f"{job['step']}/{job['steps']}", _ago(job.get("created_at")), job.get("cause") or "")
+        (
+            job["id"], job["state"], f"{job['step']}/{job['steps']}", _ago(job.get("created_at")),
+            " ".join(job.get("tags", ())), job.get("cause") or "",
+        )
         for job in jobs
-    ]
-    names = ("job", "state", "step", "submitted", "cause")
+    ]  # fmt: skip
+    names = ("job", "state", "step", "submitted", "tags", "cause")
     print_table(console, names, rows, empty="no jobs yet: `millrace submit FILE`")
 
 
@@ -61,6 +64,8 @@ def print_job(console: Console, job: JsonObject, evals: Sequence[JsonObject], la
         "submitted": _ago(job.get("created_at")),
         "took": duration(job.get("started_at"), job.get("finished_at")),
         "weights": job.get("export"),
+        "tags": " ".join(job.get("tags", ())),
+        "notes": job.get("notes"),
         "newest step": step_line(StepRecord.model_validate(last)) if last else None,
     }
     rows = [(name, value) for name, value in values.items() if value]

@@ -28,7 +28,9 @@ def with_usual_columns(row: Mapping[str, Any], own: Mapping[str, str]) -> Mappin
     for setting, column in own.items():
         if row.get(column) is None:
             raise DataError(f"`{column}` is missing, which {setting} names")
-        usual |= {"prompt": row[column]} if setting == "prompt_key" else {"reward_model": None, "ground_truth": row[column]}
+        usual |= (
+            {"prompt": row[column]} if setting == "prompt_key" else {"reward_model": None, "ground_truth": row[column]}
+        )
     return {**row, **usual} if usual else row
 
 

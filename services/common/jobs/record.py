@@ -35,7 +35,7 @@ LIVE = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STALLED, JobStat
 """States in which a learner may own the job: it does if the record names one."""
 PAUSED_CAUSE = "paused by request"
 
-_OPTIONAL = frozenset({"failure", "failed_reasons"})
+_OPTIONAL = frozenset({"failure", "failed_reasons", "tags", "notes"})
 """Fields that a record in a job's folder may lack: an earlier release wrote it."""
 
 
@@ -65,6 +65,10 @@ class JobRow:
     """Directory of the newest weights in Hugging Face format."""
     failure: str = field(default="", kw_only=True)
     """Why the newest failed group failed; empty while none has."""
+    tags: list[str] = field(default_factory=list, kw_only=True)
+    """Labels: those of the spec until somebody changes them."""
+    notes: str = field(default="", kw_only=True)
+    """A remark for people: that of the spec until somebody changes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +145,8 @@ def _row_values(job_id: str, raw: Mapping[str, str]) -> dict[str, Any]:
         "groups": json.loads(raw.get("groups", "{}")),
         "export": raw.get("export") or None,
         "failure": raw.get("failure", ""),
+        "tags": json.loads(raw.get("tags", "[]")),
+        "notes": raw.get("notes", ""),
     }
 
 
@@ -149,7 +155,7 @@ def to_hash(record: JobRecord) -> dict[str, str]:
     values = {name: value for name, value in asdict(record).items() if name not in {"id", "incarnation", "spec"}}
     flags = {name: "1" if value else "" for name, value in values.items() if isinstance(value, bool)}
     plain = {name: str(value) for name, value in values.items() if value is not None and name not in flags}
-    tables = {"groups": json.dumps(record.groups), "failed_reasons": json.dumps(record.failed_reasons)}
+    tables = {name: json.dumps(getattr(record, name)) for name in ("groups", "failed_reasons", "tags")}
     return plain | flags | tables | {"spec": record.spec.model_dump_json()}
 
 

@@ -93,7 +93,7 @@ class JobStore:
         job_id, now, spec_json = f"{spec.name}-{secrets.token_hex(4)}", time.time(), spec.model_dump_json()
         values = {
             "name": spec.name, "state": JobState.QUEUED, "created_at": now, "steps": spec.learner.steps, "lineage": 0,
-            "spec": spec_json,
+            "spec": spec_json, "tags": json.dumps(spec.tags), "notes": spec.notes,
         }  # fmt: skip
         names = [
             keys.record(job_id),
@@ -125,6 +125,15 @@ class JobStore:
         if text(digest) != _digest(sent):
             raise KeyReused(_REUSED)
         return await self.find(text(job_id))
+
+    async def label(self, job_id: str, *, tags: Sequence[str] | None = None, notes: str | None = None) -> JobRecord:
+        """Sets a job's tags and notes, those that are given; in any state. Raises JobConflict when there is no such job."""
+        values = ({} if tags is None else {"tags": json.dumps(list(tags))}) | (
+            {} if notes is None else {"notes": notes}
+        )
+        if values:
+            await self.update(job_id, **values)
+        return await self.get(job_id)
 
     async def list(self, *, offset: int = 0, limit: int = 100) -> list[JobRow]:
         """Jobs, newest first, in two round trips."""

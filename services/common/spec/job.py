@@ -30,6 +30,9 @@ from services.common.spec.unknown_keys import explain
 
 _UNION_BRANCHES = ("str-enum[", "constrained-str")
 """Parts that pydantic adds to a field's path: which type of a union a value was tried as."""
+Tag = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/=+-]{0,63}$")]
+Tags = Annotated[list[Tag], Field(max_length=32, examples=[["ablation", "sweep:lr-3f2a"]])]
+Notes = Annotated[str, StringConstraints(max_length=4096)]
 SCHEMA_ID = "urn:millrace:job-spec"
 
 
@@ -39,6 +42,8 @@ class JobSpec(Section):
     name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")] = Field(
         default="job", description="A short name; the job's id starts with it."
     )
+    tags: Tags = Field(default_factory=list, description="Labels, by which jobs are found; they can be changed later.")
+    notes: Notes = Field(default="", description="A remark for people; it can be changed later.")
     model: ModelSpec
     data: DataSpec
     rollout: RolloutSpec = Field(default_factory=RolloutSpec)

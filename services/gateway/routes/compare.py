@@ -33,7 +33,7 @@ async def compare(
     records = [await find_record(context, name) for name in job]
     if len({record.id for record in records}) < len(records):
         raise SpecRefused("a job is named twice", field="job")
-    specs = [record.spec.model_dump(mode="json", exclude={"name"}) for record in records]
+    specs = [record.spec.model_dump(mode="json", exclude={"name", "tags", "notes"}) for record in records]
     runs = [await _run(context, record) for record in records]
     found = [
         SettingDifference(path=path, values=[None if value is MISSING else value for value in values])

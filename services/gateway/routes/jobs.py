@@ -11,13 +11,13 @@ from redis.asyncio import Redis
 from starlette.exceptions import HTTPException
 
 from services.common.errors import ConfigError
-from services.common.jobs.record import LIVE, JobRecord
+from services.common.jobs.record import LIVE, JobRecord, JobState
 from services.common.redis import keys
 from services.common.spec.job import spec_schema
 from services.gateway.admission.spec_body import MEDIA_TYPES, UnsupportedMediaType, media_type_of
 from services.gateway.dependencies import GUARDS, ContextDep, RecordDep
 from services.gateway.errors import IDEMPOTENCY_KEY, SpecRefused, documented
-from services.gateway.schemas import EXAMPLE_JOB_ID, EXAMPLE_SPEC, Job, JobList, JobSummary
+from services.gateway.schemas import EXAMPLE_JOB_ID, EXAMPLE_SPEC, Job, JobList, JobSummary, Labels
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=GUARDS)
 
@@ -33,6 +33,8 @@ IdempotencyKeyDep = Annotated[
     ),
 ]
 
+MAX_SEARCHED = 100_000
+"""Newest jobs among which a search looks."""
 _BODY = {
     "required": True,
     "description": "The job spec; `GET /jobs/schema` describes it. Keys that it does not know are refused.",
@@ -113,10 +115,27 @@ async def list_jobs(
     context: ContextDep,
     limit: Annotated[int, Query(ge=1, le=500, description="Most jobs to return.", examples=[20])] = 100,
     offset: Annotated[int, Query(ge=0, le=1_000_000, description="Jobs to skip, from the newest.", examples=[0])] = 0,
+    tag: Annotated[
+        list[str] | None,
+        Query(max_length=32, description="Only jobs with this tag; repeat it for each.", examples=[["ablation"]]),
+    ] = None,
+    state: Annotated[JobState | None, Query(description="Only jobs in this state.", examples=["running"])] = None,
+    name: Annotated[
+        str | None, Query(max_length=100, description="Only jobs with this text in their id.", examples=["demo"])
+    ] = None,
 ) -> JobList:
     """Jobs, newest first, without their specs."""
-    rows = await context.store.list(offset=offset, limit=limit)
-    total = int(await context.redis.zcard(keys.JOBS))
+    if tag is None and state is None and name is None:
+        rows = await context.store.list(offset=offset, limit=limit)
+        total = int(await context.redis.zcard(keys.JOBS))
+    else:
+        wanted = set(tag or ())
+        found = [
+            row
+            for row in await context.store.list(limit=MAX_SEARCHED)
+            if wanted.issubset(row.tags) and state in {None, row.state} and (name or "") in row.id
+        ]
+        total, rows = len(found), found[offset : offset + limit]
     return JobList(total=total, jobs=[JobSummary.model_validate(row) for row in rows])
 
 
@@ -130,6 +149,17 @@ async def schema() -> dict[str, Any]:
 async def get_job(context: ContextDep, record: RecordDep) -> Job:
     """The job's record and its resolved spec."""
     return Job.model_validate(await with_cause(context.redis, record))
+
+
+@router.patch(
+    "/{job_id}",
+    operation_id="label_job",
+    summary="Set a job's tags and notes",
+    responses=documented(404, 408, 409, 413, 422),
+)
+async def label(context: ContextDep, record: RecordDep, labels: Labels) -> Job:
+    """Sets what the body has, in any state of the job; the spec keeps what was submitted."""
+    return Job.model_validate(await context.store.label(record.id, tags=labels.tags, notes=labels.notes))
 
 
 @router.post(

@@ -62,7 +62,7 @@ class Verifier(Protocol):
 
 
 def as_score(result: object) -> Score:
-    """The score that a verifier's result stands for: True is reward and accuracy 1, False 0, a number the reward and, cut to 0..1, the accuracy.
+    """The score that a verifier's result stands for: of True 1, of False 0, of a number the number as reward and, cut to 0..1, as accuracy.
 
     Raises VerifierError for a number that is not finite, or any other type.
     """

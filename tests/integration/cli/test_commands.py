@@ -242,6 +242,43 @@ async def test_a_job_that_is_there_is_followed_by_the_beginning_of_its_id(cli: C
     assert (done.code, done.out.splitlines()[-1]) == (0, f"{job_id} succeeded")
 
 
+async def test_a_sweep_is_a_family_of_jobs_under_one_tag(cli: Cli) -> None:
+    done = await cli.run(
+        "submit",
+        str(cli.home / "job.yaml"),
+        "--sweep",
+        "learner.lr=1e-6,3e-6",
+        "--sweep",
+        "rollout.group_size=4,8",
+        "--json",
+    )
+    assert done.code == 0, done.error
+    specs = [job["spec"] for job in done.json]
+    assert [(spec["learner"]["lr"], spec["rollout"]["group_size"]) for spec in specs] == [
+        (1e-6, 4), (1e-6, 8), (3e-6, 4), (3e-6, 8)
+    ]  # fmt: skip
+    ((family,),) = {tuple(spec["tags"]) for spec in specs}
+    assert family.startswith("sweep:demo-")
+    await cli.submit()
+    found = (await cli.run("jobs", "--tag", family, "--json")).json
+    assert {job["id"] for job in found} == {job["id"] for job in done.json}
+    both = await cli.run("submit", str(cli.home / "job.yaml"), "--sweep", "learner.lr=1e-6", "--follow")
+    assert (both.code, "follows one job" in both.error) == (2, True)
+    wrong = await cli.run("submit", str(cli.home / "job.yaml"), "--sweep", "learner.lr")
+    assert (wrong.code, "must look like learner.lr=1e-6,3e-6" in wrong.error) == (1, True)
+
+
+async def test_tags_and_notes_are_changed_and_shown(cli: Cli) -> None:
+    job_id = await cli.submit("--set", "tags=[first, lr]", "--set", "notes=as in the paper")
+    assert (await cli.run("show", job_id, "--json")).json["notes"] == "as in the paper"
+    done = await cli.run("label", job_id, "--add", "kept", "--add", "lr", "--remove", "first", "--notes", "seed 7")
+    assert done.out == f"{job_id}: lr, kept; seed 7\n"
+    shown = (await cli.run("jobs", "--name", job_id[:9])).out
+    assert "lr kept" in shown
+    assert (await cli.run("label", job_id, "--add", "no spaces")).code == 1
+    assert (await cli.run("jobs", "--state", "failed", "--json")).json == []
+
+
 async def test_metrics_are_tables_that_other_programs_read(cli: Cli, redis: Redis, tmp_path: Path) -> None:
     store, job_id = JobStore(redis), await cli.submit()
     await train(store, job_id)

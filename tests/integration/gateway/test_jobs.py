@@ -83,6 +83,41 @@ async def test_a_parameter_that_a_path_does_not_have_is_refused_by_name(
     assert (await client.get(f"/jobs/{job_id}")).json()["state"] == "queued"
 
 
+async def test_jobs_are_found_by_tags_state_and_name_and_counted(client: httpx.AsyncClient, document: JobJson) -> None:
+    ids = [
+        (await submit(client, {**document, "name": f"job-{n}", "tags": ["all", f"n{n % 2}"]})).json()["id"]
+        for n in range(5)
+    ]
+    await client.post(f"/jobs/{ids[4]}/cancel")
+
+    async def found(query: str) -> tuple[int, list[int]]:
+        answer = (await client.get(f"/jobs?{query}")).json()
+        return answer["total"], [ids.index(job["id"]) for job in answer["jobs"]]
+
+    assert await found("tag=n0") == (3, [4, 2, 0])
+    assert await found("tag=n0&tag=all&limit=1&offset=1") == (3, [2])
+    assert await found("tag=none") == (0, [])
+    assert await found("state=cancelled") == (1, [4])
+    assert await found("tag=n1&name=job-3&state=queued") == (1, [3])
+
+
+async def test_tags_and_notes_are_the_specs_until_they_are_set(
+    client: httpx.AsyncClient, store: JobStore, document: JobJson
+) -> None:
+    job = (await submit(client, {**document, "tags": ["a"], "notes": "first"})).json()
+    path = f"/jobs/{job['id']}"
+    assert (job["tags"], job["notes"]) == (["a"], "first")
+    await client.post(f"{path}/cancel")
+    changed = (await client.patch(path, json={"tags": ["b", "c"]})).json()
+    assert (changed["tags"], changed["notes"], changed["spec"]["tags"]) == (["b", "c"], "first", ["a"])
+    await client.patch(path, json={"notes": "second"})
+    loaded = store.records.load(job["id"])
+    assert loaded is None or (loaded.tags, loaded.notes) == (["b", "c"], "second")
+    for body, field in (({"tags": ["no spaces"]}, "tags.0"), ({"tag": ["x"]}, "tag"), ({"notes": 7}, "notes")):
+        refused = await client.patch(path, json=body)
+        assert (refused.status_code, refused.json()["error"]["fields"][0]["field"]) == (422, field)
+
+
 async def test_a_job_is_found_by_a_beginning_that_no_other_id_has(client: httpx.AsyncClient, document: JobJson) -> None:
     ids = [(await submit(client, {**document, "name": name})).json()["id"] for name in ("alpha", "alphabet", "beta")]
     for prefix, wanted in (("b", ids[2]), ("alphab", ids[1]), (ids[0], ids[0])):

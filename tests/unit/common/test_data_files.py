@@ -77,7 +77,12 @@ def test_gsm8k_is_read_as_it_is(settings: Settings) -> None:
 
 @pytest.mark.parametrize("name", ["d.jsonl", "d.parquet"])
 def test_prompt_and_answer_may_be_in_columns_of_any_name(settings: Settings, name: str) -> None:
-    row = {"problem": "What is 6 × 7?", "solution": 42.0, "data_source": ROW["data_source"], "extra_info": ROW["extra_info"]}
+    row = {
+        "problem": "What is 6 × 7?",
+        "solution": 42.0,
+        "data_source": ROW["data_source"],
+        "extra_info": ROW["extra_info"],
+    }
     source = opened(settings, [row, row], name, prompt_key="problem", answer_key="solution")
     assert [source[0], source[1]] == [RECORD, RECORD]
     both = opened(settings, [ROW | row | {"prompt": "other"}], name, prompt_key="problem", answer_key="solution")

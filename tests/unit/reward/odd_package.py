@@ -7,7 +7,8 @@ import shutil
 from pathlib import Path
 
 OFFERED = [
-    "always_right", "sleep", "endless_regex", "raises", "fails_once", "dies", "exits", "not_a_score", "number", "truth", "nan", "eats_memory",
+    "always_right", "sleep", "endless_regex", "raises", "fails_once", "dies", "exits", "not_a_score", "number", "truth", "nan",
+    "eats_memory",
     "shows_environment", "leaves_a_child", "leaves_strangers", "process", "takes_memory", "strict", "declares_nonsense",
     "computes_in_threads",
 ]  # fmt: skip
