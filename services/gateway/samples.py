@@ -25,8 +25,9 @@ class SampleFilter:
         for sample in samples:
             if self.purpose not in {None, sample.get("purpose")} or self.group not in {None, sample.get("group_id")}:
                 continue
-            rollouts = [rollout for rollout in sample.get("rollouts", ()) if self._wants(rollout)]
-            if rollouts or not self._of_rollouts:
+            if not self._of_rollouts:
+                yield dict(sample)
+            elif rollouts := [rollout for rollout in sample.get("rollouts", ()) if self._wants(rollout)]:
                 yield {**sample, "rollouts": rollouts}
 
     @property

@@ -19,6 +19,8 @@ GUARDED = [
     ("POST", "/jobs", 201),
     ("GET", "/jobs", 200),
     ("GET", "/jobs/schema", 200),
+    ("GET", "/jobs/compare", 422),
+    ("PATCH", "/jobs/{id}", 422),
     ("GET", "/jobs/{id}", 200),
     ("POST", "/jobs/{id}/cancel", 409),
     ("POST", "/jobs/{id}/pause", 409),
