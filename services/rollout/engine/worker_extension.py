@@ -18,8 +18,8 @@ from services.rollout.engine.process import watch_service
 from services.rollout.engine.verify import Facts, check_installed, read_verified
 
 watch_service()
-# vLLM's attention computes on AMX tiles where the processor has them, and does not request the kernel's permission: where oneDNN has not done
-# that before, for a larger model's layers, the first such instruction ends the process (SIGILL). Elsewhere this does nothing.
+# vLLM's attention computes on AMX tiles where the processor has them, and does not request the kernel's permission: where oneDNN has not
+# done that before, for a larger model's layers, the first such instruction ends the process (SIGILL). Elsewhere this does nothing.
 torch.cpu._init_amx()  # noqa: SLF001  torch has no public name for it
 
 _PACKS_ALL = (0, 32)
