@@ -35,6 +35,9 @@ Tags = Annotated[list[Tag], Field(max_length=32, examples=[["ablation", "sweep:l
 Notes = Annotated[str, StringConstraints(max_length=4096)]
 SCHEMA_ID = "urn:millrace:job-spec"
 
+MAX_EXPLAINED = 100
+"""Problems of one document among which unknown keys are explained: a hostile body has any number of them."""
+
 
 class JobSpec(Section):
     """What one job trains, on what, and how. Only `model` and `data` have no default."""
@@ -185,13 +188,13 @@ def _parse(parse: Callable[[str | bytes], object], text: str | bytes, context: s
 
 def problems_of(error: ValidationError, model: type[BaseModel], prefix: str = "") -> list[Problem]:
     """One problem per wrong field of a `model`, below `prefix`: `learner.lr: Input should be greater than 0 (got -1)`."""
-    problems = []
+    problems: list[Problem] = []
     for item in error.errors(include_url=False):
         path = ".".join(str(part) for part in item["loc"] if not str(part).startswith(_UNION_BRANCHES))
         if isinstance(cause := item.get("ctx", {}).get("error"), FieldError):
             path, message = f"{path}.{cause.field}".removeprefix("."), cause.message
         elif item["type"] == "extra_forbidden":
-            message = explain(model, path.split("."))
+            message = explain(model, path.split(".")) if len(problems) < MAX_EXPLAINED else "is not a setting"
         else:
             got = "" if item["type"] in {"missing", "value_error"} else f" (got {str(item['input'])[:80]!r})"
             message = f"{item['msg']}{got}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -100,19 +101,29 @@ def explain(root: type[BaseModel], path: Sequence[str]) -> str:
     known = _paths(root)
     if RENAMED.get(key) in known:
         return f"is not a setting; what TRL or verl call so is {RENAMED[key]} here"
-    if elsewhere := sorted(found for found in known if found.rpartition(".")[2] == key):
+    if elsewhere := _by_name(root).get(key):
         return f"is not a setting here; it is {' or '.join(elsewhere)}"
     if key in MISSING and known.issuperset(_OF_JOBS):
         return f"is not a setting: {MISSING[key]}"
     return f"is not a setting{did_you_mean(key, _fields_at(root, section))}"
 
 
-def _paths(root: type[BaseModel]) -> set[str]:
+@cache
+def _paths(root: type[BaseModel]) -> frozenset[str]:
     """Dotted paths of all sections and settings, without those below names that the user gives."""
     found: set[str] = set()
     for name, field in root.model_fields.items():
         found.add(name)
         found |= {f"{name}.{below}" for kind in _models(field.annotation) for below in _paths(kind)}
+    return frozenset(found)
+
+
+@cache
+def _by_name(root: type[BaseModel]) -> dict[str, list[str]]:
+    """Last part of a path → the paths that end so."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(_paths(root)):
+        found.setdefault(path.rpartition(".")[2], []).append(path)
     return found
 
 

@@ -49,6 +49,16 @@ async def test_another_content_type_is_refused_by_name(content_type: str) -> Non
         await read(json.dumps(SMALL), content_type)
 
 
+async def test_any_number_of_unknown_keys_is_answered_at_once() -> None:
+    text = json.dumps({**SMALL, "learner": {f"lr_warmup_step_{number}": 1 for number in range(9_000)}})
+    began = time.process_time()
+    found = await problems(text, "application/json")
+    assert time.process_time() - began < 1.0
+    assert len(found) == 9_000
+    assert "did you mean lr_warmup_steps" in found["learner.lr_warmup_step_0"]
+    assert found["learner.lr_warmup_step_8999"] == "is not a setting"
+
+
 @pytest.mark.parametrize("content_type", ["application/json", "application/yaml"])
 @pytest.mark.parametrize(
     ("change", "field", "words"),
