@@ -6,7 +6,7 @@ import copy
 import itertools
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,7 @@ from services.common.spec.document import parse_document
 def load_job(path: Path, changes: Sequence[str] = ()) -> dict[str, Any]:
     """The document of a YAML or JSON file, with the changes applied; the gateway validates its keys. Raises ConfigError."""
     document = read_mapping(path, "`model` and `data`")
-    for change in changes:
-        apply_change(document, change)
+    apply_changes(document, changes)
     try:
         json.dumps(document, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -48,8 +47,7 @@ def swept(document: dict[str, Any], sweeps: Sequence[str]) -> list[dict[str, Any
     found = []
     for changes in itertools.product(*choices):
         made = copy.deepcopy(document)
-        for change in changes:
-            apply_change(made, change)
+        apply_changes(made, changes)
         found.append(made | {"tags": [*made.get("tags", []), family]})
     return found
 
@@ -65,6 +63,12 @@ def read_mapping(path: Path, needed: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise ConfigError(f"{path}: must be a mapping with {needed}, not {type(document).__name__}")
     return document
+
+
+def apply_changes(document: dict[str, Any], changes: Iterable[str]) -> None:
+    """`apply_change` for each, in order."""
+    for change in changes:
+        apply_change(document, change)
 
 
 def apply_change(document: dict[str, Any], change: str) -> None:

@@ -73,12 +73,11 @@ def resubmit(
     as_json: AsJson = False,
 ) -> None:
     """Submit a job's spec again, with changes."""
-    from services.cli.overrides import apply_change
+    from services.cli.overrides import apply_changes
 
     with open_client(home, url) as client:
         document = client.job(job)["spec"]
-        for change in changes or []:
-            apply_change(document, change)
+        apply_changes(document, changes or [])
         record = client.submit(document)
     if as_json:
         print_json(record)

@@ -30,7 +30,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Forecast a job's speed with other numbers of rollout servers, from the rates of the steps it has run."""
-    from services.cli.overrides import apply_change
+    from services.cli.overrides import apply_changes
     from services.cli.views.plan import print_plan
     from services.common.capacity.plan import make_plan, planned_spec
     from services.common.capacity.rates import MAX_STEPS, WARM_UP_STEPS, measure
@@ -43,8 +43,7 @@ def plan(
         steps = client.steps(job, max(1, int(record["step"]) - WARM_UP_STEPS - MAX_STEPS))
     measured = JobSpec.model_validate(record["spec"], context=RECORDED)
     document = measured.model_dump(mode="json")
-    for change in changes or []:
-        apply_change(document, change)
+    apply_changes(document, changes or [])
     planned = planned_spec(measured, document)
     try:
         rates = measure([StepRecord.model_validate(step) for step in steps])

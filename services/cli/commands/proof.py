@@ -84,7 +84,7 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Rerun recorded steps in ranks of its own and prove the weights equal, bit for bit; ends with 1 where they are not."""
-    from services.cli.overrides import apply_change
+    from services.cli.overrides import apply_changes
     from services.cli.views.proof import ReplayPrinter
     from services.common.config.settings import load_settings
     from services.learner.replay.plan import changed_spec, make_plan
@@ -94,8 +94,7 @@ def replay(
     settings = load_settings().model_copy(update={"home": home.resolve()})
     plan = make_plan(folder, settings, first, last)
     document = plan.spec.model_dump(mode="json")
-    for change in changes or []:
-        apply_change(document, change)
+    apply_changes(document, changes or [])
     changed, differences = changed_spec(plan.spec, document) if changes else (None, {})
     printer = ReplayPrinter(open_console(stderr=as_json), plan)
     report = rerun(plan, settings, changed, printer.progress)
