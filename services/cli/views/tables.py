@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 
 from services.cli.client import JsonObject
+from services.common.data.parquet import to_parquet
 
 
 def table_bytes(rows: Sequence[JsonObject], form: str) -> bytes:
@@ -19,7 +20,7 @@ def table_bytes(rows: Sequence[JsonObject], form: str) -> bytes:
         return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows).encode()
     names = list(dict.fromkeys(name for row in rows for name in row))
     flat = [{name: _flat(row.get(name)) for name in names} for row in rows]
-    return _parquet(names, flat) if form == "parquet" else _csv(names, flat)
+    return to_parquet(flat) if form == "parquet" else _csv(names, flat)
 
 
 def _flat(value: object) -> object:
@@ -32,12 +33,3 @@ def _csv(names: Sequence[str], rows: Sequence[JsonObject]) -> bytes:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue().encode()
-
-
-def _parquet(names: Sequence[str], rows: Sequence[JsonObject]) -> bytes:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    data = io.BytesIO()
-    parquet.write_table(pa.table({name: [row[name] for row in rows] for name in names}), data, compression="zstd")
-    return data.getvalue()

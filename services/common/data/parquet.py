@@ -7,6 +7,7 @@ footer ──► columns, row groups ──► scan: every row once, in order
 from __future__ import annotations
 
 import contextlib
+import io
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -167,3 +168,14 @@ def _nested_values(array: Any) -> int:  # noqa: ANN401
 
 def _unreadable(error: Exception) -> DataError:
     return DataError(f"is not a readable parquet file: {' '.join(str(error).split())[:300]}")
+
+
+def to_parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """A parquet file with a column for each name in any of the rows, in order of appearance."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    data = io.BytesIO()
+    parquet.write_table(pa.table({name: [row.get(name) for row in rows] for name in names}), data, compression="zstd")
+    return data.getvalue()

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from services.common.data.parquet import to_parquet
 from services.common.durable import write_durably
 from services.common.jobs.folder import JobFolder
 from services.gateway.trackers.history import Point
@@ -44,7 +45,7 @@ class Files:
         tables = {METRICS_FILE: _rows("step", history.steps), EVALS_FILE: _rows("eval", history.evals)}
         for name, rows in tables.items():
             if rows:
-                write_durably(self._folder / name, _parquet(rows))
+                write_durably(self._folder / name, to_parquet(rows))
         if ended and any(tables.values()):
             title = f"{self._run.name}: {ended}"
             write_durably(self._folder / CURVES_FILE, draw([*tables[METRICS_FILE], *tables[EVALS_FILE]], title))
@@ -53,18 +54,6 @@ class Files:
 
 def _rows(kind: str, records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"step": item["step"], "at": item.get("at"), **figures(kind, item)} for item in records]
-
-
-def _parquet(rows: Sequence[dict[str, Any]]) -> bytes:
-    """A table with a column for each name in any of the rows."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    table = pa.table({name: [row.get(name) for row in rows] for name in names})
-    data = io.BytesIO()
-    parquet.write_table(table, data, compression="zstd")
-    return data.getvalue()
 
 
 def draw(rows: Sequence[dict[str, Any]], title: str) -> bytes:
