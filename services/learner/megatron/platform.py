@@ -9,7 +9,6 @@ Call `prepare` before the first import of Megatron in a rank; after it no Huggin
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import math
 import os
@@ -22,6 +21,7 @@ import numpy as np
 import torch
 
 from services.common.config.settings import Platform
+from services.common.service.host import keep_freed_memory
 
 BACKENDS = {Platform.CPU: "gloo", Platform.CUDA: "nccl", Platform.NPU: "hccl"}
 """torch.distributed's backend of each platform."""
@@ -30,9 +30,6 @@ _CPU_TYPE_NAMES = {f"torch.{kind}Tensor": f"torch.cuda.{kind}Tensor" for kind in
 
 _TRACKER = "tracker."
 
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
-"""Parameters of glibc's mallopt, as <malloc.h> numbers them."""
-
 
 def prepare(platform: Platform) -> None:
     """Prepares this process for the import of Megatron; a second call changes nothing."""
@@ -40,7 +37,7 @@ def prepare(platform: Platform) -> None:
         case Platform.CPU:
             _patch_cuda_calls_for_the_cpu()
             _recompute_without_cuda()
-            _keep_freed_memory()
+            keep_freed_memory()
         case Platform.NPU:
             importlib.import_module("torch_npu")
             importlib.import_module("mindspeed.megatron_adaptor")
@@ -134,17 +131,6 @@ def _recompute_without_cuda() -> None:
         owner.get_rng_state = lambda *_, **__: torch.get_rng_state()  # type: ignore[attr-defined]
     tracker_module: Any = importlib.import_module("megatron.core.tensor_parallel.random")
     tracker_module._set_cuda_rng_state = lambda *_, **__: None  # noqa: SLF001
-
-
-def _keep_freed_memory() -> None:
-    """Lets glibc keep what a step frees for the next one, which else asks the kernel for every page anew; other C libraries have their way.
-
-    The process holds as much as its largest steps so far have needed.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_MAX, 0)
-        mallopt(_M_TRIM_THRESHOLD, -1)
 
 
 def _redirected(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

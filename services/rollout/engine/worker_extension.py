@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from vllm.platforms import current_platform
 
 from services.common.errors import WeightSyncError
+from services.common.service.host import keep_freed_memory
 from services.rollout.engine.process import watch_service
 from services.rollout.engine.verify import Facts, check_installed, read_verified
 
@@ -21,6 +23,8 @@ watch_service()
 # vLLM's attention computes on AMX tiles where the processor has them, and does not request the kernel's permission: where oneDNN has not
 # done that before, for a larger model's layers, the first such instruction ends the process (SIGILL). Elsewhere this does nothing.
 torch.cpu._init_amx()  # noqa: SLF001  torch has no public name for it
+if current_platform.is_cpu():
+    keep_freed_memory()
 
 _PACKS_ALL = (0, 32)
 """Release of vLLM that was tested to pack every layer's new weights."""

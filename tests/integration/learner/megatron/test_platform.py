@@ -16,9 +16,10 @@ from services.learner.megatron.platform import prepare
 def step():
     torch.ones(25_000_000)
 
-step()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(3):
+    step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
     step()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
@@ -30,4 +31,4 @@ def _pages(prepared: str) -> int:
 
 
 def test_a_step_on_a_cpu_has_the_memory_that_the_one_before_it_freed() -> None:
-    assert 10 * _pages("prepare(Platform.CPU)") < _pages("")
+    assert 4 * _pages("prepare(Platform.CPU)") < _pages("")
