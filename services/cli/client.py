@@ -70,6 +70,11 @@ class GatewayClient:
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
         return self._request("POST", "/jobs", json=spec, headers=headers)
 
+    def check(self, spec: JsonObject, *, response: str | None = None) -> JsonObject:
+        """The result of a dry run, which queues nothing; `response`: judged for the first tasks. Raises as `submit`."""
+        params = {"dry_run": "true"} | ({} if response is None else {"try_response": response})
+        return self._request("POST", "/jobs", json=spec, params=params)
+
     def jobs(self, limit: int = 100, wanted: Mapping[str, str | Sequence[str]] | None = None) -> list[JsonObject]:
         """Jobs, newest first; `wanted`: the filters of `GET /jobs`."""
         return list(self._request("GET", "/jobs", params={"limit": limit, **(wanted or {})})["jobs"])

@@ -20,6 +20,7 @@ from services.cli.commands import (
     retention,
     runs,
     stack,
+    verify,
     weights,
 )
 from services.common.errors import MillraceError
@@ -29,7 +30,7 @@ COMMANDS = (
     jobs.submit, jobs.resubmit, jobs.schema, jobs.follow, jobs.label, jobs.jobs, jobs.show,
     jobs.rollouts, jobs.pause, jobs.resume, jobs.cancel,
     retention.delete, retention.prune,
-    runs.metrics, runs.compare,
+    runs.metrics, runs.compare, verify.verify,
     proof.ledger, proof.audit, proof.replay, plan.plan,
     chat.chat, machine.workers, machine.logs, machine.doctor,
 )  # fmt: skip

@@ -18,11 +18,23 @@ def load_job(path: Path, changes: Sequence[str] = ()) -> dict[str, Any]:
     """The document of a YAML or JSON file, with the changes applied; the gateway validates its keys. Raises ConfigError."""
     document = read_mapping(path, "`model` and `data`")
     apply_changes(document, changes)
+    _read_chat_template(document, path.parent)
     try:
         json.dumps(document, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{path}: has a value that JSON cannot carry: {error}") from error
     return document
+
+
+def _read_chat_template(document: dict[str, Any], folder: Path) -> None:
+    """Puts the text of a .jinja file that `model.chat_template` names, from this folder on, in its place. Raises ConfigError."""
+    model = document.get("model")
+    name = model.get("chat_template") if isinstance(model, dict) else None
+    if isinstance(model, dict) and isinstance(name, str) and name.endswith(".jinja"):
+        try:
+            model["chat_template"] = (folder / name).read_text()
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{folder / name} cannot be read: {error}", field="model.chat_template") from error
 
 
 def swept(document: dict[str, Any], sweeps: Sequence[str]) -> list[dict[str, Any]]:

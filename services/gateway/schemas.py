@@ -11,6 +11,7 @@ from services.common.jobs.step_record import StepRecord
 from services.common.redis.keys import Stage
 from services.common.service.heartbeat import WorkerKind
 from services.common.spec.job import JobSpec, Notes, Tags
+from services.common.streams.types import VerdictStatus
 
 JOB_ID_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}-[0-9a-f]{8}$"
 
@@ -108,6 +109,68 @@ class Job(JobSummary):
         examples=[{"8 of 8 checks failed: ValueError: boom": 17}],
     )
     spec: JobSpec = Field(description="The spec with every default written out.")
+
+
+class PromptPreview(Answer):
+    """A task's prompt as the model will see it."""
+
+    index: int = Field(ge=0, description="Of the task in its source.", examples=[0])
+    text: str = Field(
+        description="What the chat template writes, special tokens included; empty where it refuses the prompt.",
+        examples=["<|im_start|>user\n2 + 3 =<|im_end|>\n<|im_start|>assistant\n"],
+    )
+    tokens: int = Field(ge=0, description="Its length.", examples=[14])
+
+
+class TriedVerdict(Answer):
+    """How a response is judged."""
+
+    status: VerdictStatus = Field(description="Outcome of the check.", examples=["scored"])
+    reward: float | None = Field(description="Null where the check failed.", examples=[1.0])
+    accuracy: float | None = Field(description="0 to 1; null where there is no reward.", examples=[1.0])
+    detail: str = Field(description="The verifier's own words.", examples=["5 is right"])
+
+
+class ReferenceCheck(Answer):
+    """How a task's reference is judged, stated in the usual forms of an answer."""
+
+    index: int = Field(ge=0, description="Of the task in its source.", examples=[0])
+    data_source: str = Field(description="The verifier is chosen by it.", examples=["openai/gsm8k"])
+    ground_truth: str = Field(description="The reference.", examples=["72"])
+    verifier: str = Field(description="Name of what judges it.", examples=["gsm8k"])
+    accepted: list[str] = Field(description="Forms in which the reference is right.", examples=[["alone", "#### …"]])
+    right: bool | None = Field(description="Whether there is one; null where the reference is tests of a program.")
+    detail: str = Field(description="The verifier's words on the reference alone, where it is not right.")
+    response: TriedVerdict | None = Field(description="Of the response that the request gives.")
+
+
+class SectionCheck(Answer):
+    """The tasks of a section of `data`, before any is sampled."""
+
+    tasks: int = Field(ge=0, description="Tasks of the source.", examples=[7473])
+    counted: int = Field(
+        ge=0, description="Tasks whose prompts were counted in the time, the first of the source.", examples=[7473]
+    )
+    shortest: int = Field(ge=0, description="Tokens of the shortest prompt.", examples=[45])
+    median: int = Field(ge=0, description="Tokens of the median prompt.", examples=[92])
+    longest: int = Field(ge=0, description="Tokens of the longest prompt.", examples=[239])
+    room: int = Field(description="Tokens that the context leaves a prompt beside a whole response.", examples=[1792])
+    too_long: int = Field(ge=0, description="Counted prompts that have more; their groups fail.", examples=[0])
+    refused: int = Field(ge=0, description="Counted prompts that the chat template refuses.", examples=[0])
+    refusal: str = Field(description="Why, of the first of them.")
+    prompts: list[PromptPreview] = Field(description="The first prompts.")
+    references: list[ReferenceCheck] = Field(description="Those of the same tasks; empty where they were not judged.")
+
+
+class JobCheck(Answer):
+    """Result of a dry run."""
+
+    spec: JobSpec = Field(description="The spec with every default written out.")
+    unchecked: list[str] = Field(description="Fields that could not be checked in time; the learner checks them.")
+    sections: dict[str, SectionCheck] = Field(
+        description="By section of `data`: `train`, and `eval` where there is one."
+    )
+    notes: list[str] = Field(description="What was not tried, and why.")
 
 
 class JobList(Answer):

@@ -39,6 +39,7 @@ from services.reward.pool.pool import Pool
 from services.reward.programs.sandbox import SETTING, isolation_fault
 from services.reward.scorers.base import Backend
 from services.reward.session import CONSUMER_GROUP, JobSession
+from services.reward.trials import Trials
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class RewardService:
         bound: int = MAX_STREAM_LENGTH,
         fence: Fence | None = None,
     ) -> None:
-        """Sets up the service, whose loops are `follow_jobs` and `heartbeat`.
+        """Sets up the service, whose loops are `follow_jobs`, `heartbeat` and `trials.run`.
 
         `blocking`: a client for blocking reads only. `pool`: opened by its owner; each job has a pool beside it. `settings`: what the
         operator allows (default: the environment's). `bound`: most entries of a scored stream. `fence`: this process's right to `name`,
@@ -73,6 +74,8 @@ class RewardService:
         self._attached: dict[str, tuple[JobSession, asyncio.Task[None]]] = {}
         self._refused: set[str] = set()
         self._follower = JobFollower(JobStore(commands), drain)
+        self.trials = Trials(commands, self._dispatch_of, drain)
+        """The loop of sections `reward` that are tried before a job uses them."""
         self.metrics_port: int | None = None
         """Port of /metrics, for the list of workers."""
 
@@ -126,11 +129,14 @@ class RewardService:
             self._commands, self._blocking, job.job_id, Stage.ROLLOUTS,
             group=CONSUMER_GROUP, name=self._name, limit_bytes=limit_bytes, fence=self._fence,
         )  # fmt: skip
-        dispatch = Dispatch(spec, self._pool.sibling(), self._settings, self._models.of(spec))
-        session = JobSession(self._commands, consumer, dispatch, drain=self._drain, bound=self._bound)
+        session = JobSession(self._commands, consumer, self._dispatch_of(spec), drain=self._drain, bound=self._bound)
         task = asyncio.create_task(session.run(), name=f"job {job.job_id}")
         self._attached[job.job_id] = session, task
         log.info("attached to job %s", job.job_id)
+
+    def _dispatch_of(self, spec: RewardSpec) -> Dispatch:
+        """A section's scorers, not yet open, with processes of their own: nobody waits for another's checks."""
+        return Dispatch(spec, self._pool.sibling(), self._settings, self._models.of(spec))
 
     async def _detach(self, job_id: str) -> None:
         """Stops work for a retired job, and deletes its streams: a read or write in flight may have created them again."""
@@ -205,5 +211,5 @@ async def run(settings: Settings, *, drain: Drain | None = None, pool: Pool | No
             log.info(
                 "reward service %s: %d verifier processes, health on port %d", worker.name, started.workers, health.port
             )
-            loops = {"jobs": service.follow_jobs, "heartbeat": service.heartbeat}
+            loops = {"jobs": service.follow_jobs, "heartbeat": service.heartbeat, "trials": service.trials.run}
             await run_service(worker.drain, loops, drain_timeout_s=settings.drain_timeout_s)

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.imports import MODULES, ROOT, imports
 
 HEAVY = {"torch", "vllm", "fastapi", "megatron", "mbridge", "transformers"}
-TRIALS = {"services.common.models.trial", "services.common.models.classifier"}
+TRIALS = {f"services.common.models.{name}" for name in ("trial", "classifier", "prompts")}
 """They load tokenizers and configurations, within their functions; transformers does that without torch."""
 REWARD_MODEL = {"services.reward.reward_model.classifier", "services.reward.reward_model.platform"}
 """They are imported in a reward model's own process alone."""
@@ -33,8 +33,8 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "groups", "algorithms",
     ),
     "reward": (
-        "__main__", "service", "session", "samples", "models", "dispatch", "judge", "reward_model", "scorers", "pool", "verifiers",
-        "programs", "metrics",
+        "__main__", "service", "session", "trials", "samples", "models", "dispatch", "judge", "reward_model", "scorers", "pool",
+        "verifiers", "programs", "metrics",
     ),
     "rollout": ("__main__", "service", "chat", "session", "sampling", "weights", "engine", "metrics"),
 }  # fmt: skip

@@ -36,6 +36,16 @@ def submit(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Show each step until the job ends; its state is the exit code.")
     ] = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Submit nothing: check all, show the first prompts and how their references are judged."
+        ),
+    ] = False,
+    response: Annotated[
+        str | None,
+        typer.Option("--response", help="With --check: a response of your own to judge.", show_default=False),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Submit a job, or a family of jobs."""
@@ -43,6 +53,12 @@ def submit(
     from services.cli.views.follow import follow_job
 
     document, code = load_job(file, changes or []), 0
+    if response is not None and not check:
+        raise typer.BadParameter("is judged by a check: add --check", param_hint="--response")
+    if check:
+        if sweep or follow:
+            raise typer.BadParameter("submits nothing; leave --sweep and --follow out", param_hint="--check")
+        _check(document, response, home, url, as_json=as_json)
     if sweep:
         if follow:
             raise typer.BadParameter("follows one job, and a sweep is several", param_hint="--follow")
@@ -60,6 +76,16 @@ def submit(
         if as_json:
             print_json(job)
     raise typer.Exit(code)
+
+
+def _check(document: JsonObject, response: str | None, home: Path, url: str | None, *, as_json: bool) -> None:
+    """Shows a dry run; the exit code is 1 where a reference is not judged right."""
+    from services.cli.views.check import all_right, print_check
+
+    with open_client(home, url) as client:
+        found = client.check(document, response=response)
+    print_result(found, print_check, as_json=as_json)
+    raise typer.Exit(0 if all_right(found) else 1)
 
 
 def resubmit(

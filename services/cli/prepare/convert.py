@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from services.cli.prepare.handlers import RowHandler, find_handler
 from services.cli.prepare.prompt_types import prompt_type
-from services.cli.prepare.raw import Chunk
+from services.cli.prepare.raw import Chunk, Form
 from services.cli.prepare.settings import ChatTemplate, PrepareSettings
 from services.common.data.bounds import DataBounds
 from services.common.data.record import TaskRecord, jsonable, prepare
@@ -75,8 +75,9 @@ class Converter:
 
     def _raw(self, chunk: Chunk) -> Iterator[Any]:
         """The rows, or functions that make them and raise what is wrong with them."""
-        if not chunk.is_batch:
-            yield from ((lambda text=text: self._parse(text)) for text in chunk.rows)
+        if chunk.form is not Form.BATCH:
+            parse = self._parse if chunk.form is Form.JSON else self._parse_cells
+            yield from ((lambda text=text: parse(text)) for text in chunk.rows)
             return
         import pyarrow as pa
 
@@ -90,6 +91,12 @@ class Converter:
     def _parse(self, text: bytes) -> Any:  # noqa: ANN401  a JSON value
         self._bounds.check_row(len(text))
         return json.loads(text, parse_constant=no_constant)
+
+    def _parse_cells(self, text: bytes) -> dict[str, str]:
+        header, cells = self._parse(text)
+        if len(cells) != len(header):
+            raise DataError(f"has {len(cells)} cells, and the header {len(header)}")
+        return dict(zip(header, cells, strict=True))
 
     def _convert(self, number: int, row: Any) -> Converted:  # noqa: ANN401
         if not isinstance(row, dict):

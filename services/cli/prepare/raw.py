@@ -1,15 +1,19 @@
 """Rows of the input, in chunks of bounded size: the same chunks whatever reads them, so that the output does not depend on that.
 
-.jsonl ──► lines          ┐
-.json  ──► array elements ├──► Chunk: numbered rows as JSON, or a record batch ──► workers
-.parquet ──► batches      ┘
+.jsonl ──► lines            ┐
+.json ──► array elements    ├──► Chunk: numbered rows as JSON, or a record batch ──► workers
+.csv ──► records            │
+.parquet, .arrow ──► batches ┘
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +23,23 @@ from services.common.data.jsonl import lines_of
 from services.common.data.row_groups import READ_AHEAD_BYTES
 from services.common.errors import ConfigError, DataError
 
-SUFFIXES = (".parquet", ".jsonl", ".json")
+SUFFIXES = (".parquet", ".arrow", ".jsonl", ".json", ".csv")
+_SAVED = "state.json"
+"""File of a folder that `Dataset.save_to_disk` wrote."""
 CHUNK_ROWS = 512
 CHUNK_BYTES = 4 * 1024 * 1024
 """A chunk ends with the row that exceeds it."""
+
+
+class Form(StrEnum):
+    """What a chunk's rows are."""
+
+    JSON = "json"
+    """JSON of each row."""
+    CELLS = "cells"
+    """JSON of each row: the names in the header, and the row's cells."""
+    BATCH = "batch"
+    """One record batch in Arrow's stream format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +51,16 @@ class Chunk:
     numbers: list[int]
     """Of the rows, from 1; in a jsonl file those of the lines."""
     rows: list[bytes]
-    """JSON of each row; of a parquet file, one record batch in Arrow's stream format."""
-    is_batch: bool
+    form: Form
     done_bytes: int
     """Of the input that was read so far."""
 
 
 def input_files(name: str) -> list[Path]:
-    """The file, or the files of a folder, in the order of their names. Raises ConfigError when there is none."""
+    """The file, or the files of a folder, in the order of their names; of one that `datasets` saved, the tables. Raises ConfigError."""
     path = Path(name)
-    files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES) if path.is_dir() else [path]
+    suffixes = (".arrow",) if (path / _SAVED).is_file() else SUFFIXES
+    files = sorted(file for file in path.iterdir() if file.suffix in suffixes) if path.is_dir() else [path]
     if not files:
         raise ConfigError(f"{path} has no file that ends in {', '.join(SUFFIXES)}", field="input")
     for file in files:
@@ -60,7 +77,9 @@ def read_chunks(files: list[Path], bounds: DataBounds) -> Iterator[Chunk]:
     for file in files:
         try:
             content = Content(file, bounds)
-            kind = {".jsonl": _lines, ".json": _elements, ".parquet": _batches}[file.suffix]
+            kind = {".jsonl": _lines, ".json": _elements, ".csv": _records, ".parquet": _batches, ".arrow": _tables}[
+                file.suffix
+            ]
             yield from kind(file.name, content, bounds, before)
         except DataError as error:
             raise DataError(f"{file}: {error}", field="input") from error
@@ -94,17 +113,56 @@ def _elements(name: str, content: Content, bounds: DataBounds, before: int) -> I
         raise DataError("has no rows: it must be a JSON array of objects (one object a line: name it .jsonl)")
 
 
-def _gather(name: str, rows: Iterator[tuple[int, bytes]], content: Content, before: int) -> Iterator[Chunk]:
+def _records(name: str, content: Content, bounds: DataBounds, before: int) -> Iterator[Chunk]:
+    """Records of a csv file in UTF-8, whose first one names the columns; cells are text, and may have line breaks in quotes."""
+    csv.field_size_limit(bounds.max_row_bytes)
+    text = io.TextIOWrapper(io.BufferedReader(_RawFile(content)), encoding="utf-8-sig", newline="")
+    reader = csv.reader(text, strict=True)
+    found = 0
+
+    def records() -> Iterator[tuple[int, bytes]]:
+        nonlocal found
+        header = next(reader, [])
+        for cells in reader:
+            found += 1
+            yield found, json.dumps([header, cells], ensure_ascii=False).encode()
+
+    try:
+        yield from _gather(name, records(), content, before, Form.CELLS)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise DataError(f"row {found + 1}: is not CSV in UTF-8, and nothing after it can be read: {error}") from error
+    if not found:
+        raise DataError("has no rows below its header")
+
+
+class _RawFile(io.RawIOBase):
+    """The content as a file for `io`."""
+
+    def __init__(self, content: Content) -> None:
+        self._file = ContentFile(content)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:  # noqa: ANN401  any writable buffer
+        data = self._file.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _gather(
+    name: str, rows: Iterator[tuple[int, bytes]], content: Content, before: int, form: Form = Form.JSON
+) -> Iterator[Chunk]:
     numbers, texts, size = list[int](), list[bytes](), 0
     for number, text in rows:
         numbers.append(number)
         texts.append(text)
         size += len(text)
         if len(numbers) == CHUNK_ROWS or size > CHUNK_BYTES:
-            yield Chunk(name, numbers, texts, False, before + content.hashed_bytes)
+            yield Chunk(name, numbers, texts, form, before + content.hashed_bytes)
             numbers, texts, size = [], [], 0
     if numbers:
-        yield Chunk(name, numbers, texts, False, before + content.size)
+        yield Chunk(name, numbers, texts, form, before + content.size)
 
 
 def _batches(name: str, content: Content, bounds: DataBounds, before: int) -> Iterator[Chunk]:  # noqa: ARG001  as _lines
@@ -119,10 +177,29 @@ def _batches(name: str, content: Content, bounds: DataBounds, before: int) -> It
         for batch in file.iter_batches(CHUNK_ROWS, use_threads=False):
             numbers = list(range(first, first + batch.num_rows))
             first += batch.num_rows
-            yield Chunk(name, numbers, [_serialized(batch)], True, before + content.size * (first - 1) // max(1, rows))
+            done = before + content.size * (first - 1) // max(1, rows)
+            yield Chunk(name, numbers, [_serialized(batch)], Form.BATCH, done)
     except (pa.ArrowException, OSError) as error:
         reason = " ".join(str(error).split())[:300]
         raise DataError(f"is not a readable parquet file: {reason}") from error
+
+
+def _tables(name: str, content: Content, bounds: DataBounds, before: int) -> Iterator[Chunk]:  # noqa: ARG001  as _lines
+    """Record batches of a file in Arrow's stream format, as `Dataset.save_to_disk` writes it."""
+    import pyarrow as pa
+
+    first, file = 1, ContentFile(content)
+    try:
+        with pa.ipc.open_stream(pa.PythonFile(file, mode="r")) as stream:
+            for whole in stream:
+                for at in range(0, whole.num_rows, CHUNK_ROWS):
+                    batch = whole.slice(at, CHUNK_ROWS)
+                    numbers = list(range(first, first + batch.num_rows))
+                    first += batch.num_rows
+                    yield Chunk(name, numbers, [_serialized(batch)], Form.BATCH, before + file.tell())
+    except (pa.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise DataError(f"is not a readable file in Arrow's stream format: {reason}") from error
 
 
 def _serialized(batch: Any) -> bytes:  # noqa: ANN401  pyarrow is untyped

@@ -49,7 +49,8 @@ class PrepareSettings(Section):
     """Settings of one preparation."""
 
     input: Text = Field(
-        description="A .parquet, .jsonl or .json file, or a folder of them (read in the order of names)."
+        description="A .parquet, .jsonl, .json, .csv or .arrow file, a folder of them (read in the order of names), or one that "
+        "`datasets` saved to disk."
     )
     output_prefix: Text = Field(
         description="Beginning of the output's paths: PREFIX_train.parquet, PREFIX_summary.json, …"

@@ -17,7 +17,7 @@ from multiprocessing.process import BaseProcess
 import msgpack
 
 from services.cli.prepare.convert import Converted, Converter
-from services.cli.prepare.raw import Chunk
+from services.cli.prepare.raw import Chunk, Form
 from services.cli.prepare.settings import PrepareSettings
 from services.common.data.bounds import DataBounds
 from services.common.errors import DataError
@@ -67,7 +67,7 @@ class _Worker:
 
     def send(self, chunk: Chunk) -> None:
         """Sends the next chunk; the worker has sent the result of the last."""
-        message = chunk.file, chunk.numbers, chunk.rows, chunk.is_batch
+        message = chunk.file, chunk.numbers, chunk.rows, chunk.form
         try:
             self._here.send_bytes(msgpack.packb(message))
         except OSError as error:
@@ -112,8 +112,8 @@ def _work(pipe: Connection, settings: str, bounds: dict[str, int]) -> None:
     converter = Converter(PrepareSettings.model_validate_json(settings), DataBounds(**bounds))
     while True:
         try:
-            file, numbers, rows, is_batch = msgpack.unpackb(pipe.recv_bytes())
+            file, numbers, rows, form = msgpack.unpackb(pipe.recv_bytes())
         except (EOFError, OSError):
             return
-        made = converter.convert(Chunk(file, numbers, rows, is_batch, 0))
+        made = converter.convert(Chunk(file, numbers, rows, Form(form), 0))
         pipe.send_bytes(msgpack.packb(made, unicode_errors="surrogatepass"))

@@ -253,7 +253,7 @@ class JobStore:
         """
         record = await self.get(job_id)
         if record.state.ended or not (record.pause_requested or record.state is JobState.PAUSED):
-            raise JobConflict(f"job {job_id} is {record.state}: only a paused job can be resumed")
+            raise JobConflict(f"job {job_id} is {record.state}: only a paused job can be resumed{_way_on(record)}")
         return await self._request(job_id, "resume", JobState.QUEUED, [JobState.PAUSED], pause_requested="")
 
     async def _request(
@@ -300,3 +300,10 @@ class JobStore:
 def _digest(spec: JobSpec) -> str:
     """What an Idempotency-Key stands for."""
     return hashlib.sha256(spec.model_dump_json().encode()).hexdigest()
+
+
+def _way_on(record: JobRecord) -> str:
+    """How to go on where an ended job stopped; empty for one that has trained nothing, or has not ended."""
+    if not record.state.ended or record.step == 0:
+        return ""
+    return f"; `millrace resubmit {record.id} --set checkpoint.load={record.id}` goes on from its last checkpoint"

@@ -10,7 +10,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from services.common.models.directory import check_files, check_tokenizer_files, read_json, read_size, reject
+from services.common.models.directory import (
+    check_chat_template,
+    check_files,
+    check_tokenizer_files,
+    read_json,
+    read_size,
+    reject,
+)
 from services.common.models.trial import attempt, check_text_sizes, check_tokenizer
 from services.common.models.weight_files import check_values, read_headers
 
@@ -26,6 +33,7 @@ def check_classifier(path: str, until: float) -> None:
     folder = Path(path)
     check_files(folder)
     check_tokenizer_files(folder)
+    check_chat_template(folder)
     check_text_sizes(folder)
     check_tokenizer(folder, _vocab_size(folder / "config.json"))
     tensors = read_headers(folder)

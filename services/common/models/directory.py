@@ -97,7 +97,7 @@ def inspect_model(path: Path) -> ModelInfo:
 
     Raises:
         ModelError: names `model.path`, the file and the problem: code or pickles, no safetensors, a missing shard, an unsupported
-            architecture, no tokenizer, no chat template, a missing size.
+            architecture, no tokenizer, a missing size.
     """
     check_files(path)
     info = read_shape(path / "config.json")
@@ -230,16 +230,20 @@ def read_size(path: Path, config: dict[str, Any], key: str) -> int:
 
 
 def check_tokenizer_files(path: Path) -> None:
-    """The directory has a tokenizer and a chat template. Raises ModelError."""
+    """The directory has a tokenizer. Raises ModelError."""
     forms = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
     if not any(all((path / name).is_file() for name in form) for form in forms):
         forms_text = "tokenizer.json, tokenizer.model, or vocab.json with merges.txt"
         raise ModelError(f"{path} has no tokenizer ({forms_text})", field=FIELD)
+
+
+def check_chat_template(path: Path, remedy: str = "") -> None:
+    """The directory has a chat template. Raises ModelError, with the remedy, e.g. `; give one`."""
     config_path = path / "tokenizer_config.json"
     template = read_json(config_path).get("chat_template") if config_path.is_file() else None
     if not template and not (path / "chat_template.jinja").is_file():
         forms_text = "chat_template.jinja, or `chat_template` in tokenizer_config.json"
-        raise ModelError(f"{path} has no chat template ({forms_text})", field=FIELD)
+        raise ModelError(f"{path} has no chat template ({forms_text}){remedy}", field=FIELD)
 
 
 def read_json(path: Path) -> dict[str, Any]:

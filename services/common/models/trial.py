@@ -17,7 +17,7 @@ from typing import Any, TypedDict, TypeVar
 
 from services.common.errors import ModelError
 from services.common.models.config import check_trainable
-from services.common.models.directory import FIELD, ModelInfo, inspect_model, read_json, reject
+from services.common.models.directory import FIELD, ModelInfo, check_chat_template, inspect_model, read_json, reject
 from services.common.models.weight_files import check_weights
 
 MAX_TEXT_BYTES = 128 * 1024 * 1024
@@ -30,6 +30,8 @@ SYSTEM = "Answer with a number."
 _TEXTS = frozenset({".json", ".jinja", ".txt", ".model"})
 _MODEL_TYPES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
 """Engines choose the model class by the architecture, ranks by the model_type."""
+
+_GIVE_ONE = "; model.chat_template of the job gives one"
 
 T = TypeVar("T")
 
@@ -51,17 +53,21 @@ class ModelFacts(TypedDict):
     all_checked: bool
 
 
-def check_model(path: str, until: float) -> ModelFacts:
+def check_model(path: str, until: float, chat_template: str | None = None) -> ModelFacts:
     """Loads the parts of a model directory (from `resolve_model`) once; checks values until `until`, monotonic seconds, the rest always.
+
+    `chat_template`: in place of the directory's own, which it then need not have.
 
     Raises:
         ModelError: `model.path: <file>: what is wrong`.
     """
     folder = Path(path)
     info = inspect_model(folder)
+    if chat_template is None:
+        check_chat_template(folder, _GIVE_ONE)
     check_text_sizes(folder)
     config = _check_config(folder, info)
-    vocabulary, takes_system = check_tokenizer(folder, info.vocab_size)
+    vocabulary, takes_system = check_tokenizer(folder, info.vocab_size, chat_template)
     scan = check_weights(folder, info, config, until)
     return ModelFacts(
         shape=asdict(info),
@@ -82,14 +88,20 @@ def check_text_sizes(folder: Path) -> None:
             reject(file, f"is larger than {MAX_TEXT_BYTES} bytes")
 
 
-def check_tokenizer(folder: Path, vocab_size: int) -> tuple[int, bool]:
+def check_tokenizer(folder: Path, vocab_size: int, chat_template: str | None = None) -> tuple[int, bool]:
     """The entries of the tokenizer, and whether the chat template takes a system message; it makes tokens below `vocab_size` only.
+
+    `chat_template`: as of `check_model`.
 
     Raises:
         ModelError: names the file.
     """
     tokenizer = _load_tokenizer(folder)
-    return _check_vocabulary(folder, tokenizer, vocab_size), _check_template(folder, tokenizer, vocab_size)
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template
+    return _check_vocabulary(folder, tokenizer, vocab_size), _check_template(
+        folder, tokenizer, vocab_size, given=chat_template is not None
+    )
 
 
 def _check_config(folder: Path, info: ModelInfo) -> dict[str, Any]:
@@ -158,20 +170,29 @@ def _check_vocabulary(folder: Path, tokenizer: Any, vocab_size: int) -> int:  # 
     return len(entries)
 
 
-def _check_template(folder: Path, tokenizer: Any, vocab_size: int) -> bool:  # noqa: ANN401
-    """Whether the template takes a system message. It must take a prompt with one, or without."""
+def _check_template(folder: Path, tokenizer: Any, vocab_size: int, *, given: bool) -> bool:  # noqa: ANN401
+    """Whether the template takes a system message. It must take a prompt with one, or without. `given`: it is the job's own."""
     user = {"role": "user", "content": PROMPT}
     try:
-        _check_rendered(folder, tokenizer, vocab_size, [{"role": "system", "content": SYSTEM}, user])
+        _check_rendered(folder, tokenizer, vocab_size, [{"role": "system", "content": SYSTEM}, user], given=given)
     except ModelError:
-        _check_rendered(folder, tokenizer, vocab_size, [user])
+        _check_rendered(folder, tokenizer, vocab_size, [user], given=given)
         return False
     return True
 
 
-def _check_rendered(folder: Path, tokenizer: Any, vocab_size: int, messages: list[dict[str, str]]) -> None:  # noqa: ANN401
+def _check_rendered(
+    folder: Path,
+    tokenizer: Any,  # noqa: ANN401
+    vocab_size: int,
+    messages: list[dict[str, str]],
+    *,
+    given: bool,
+) -> None:
     file = folder / "chat_template.jinja"
-    if not file.is_file():
+    if given:
+        file = Path("model.chat_template")
+    elif not file.is_file():
         file = folder / "tokenizer_config.json"
     render = partial(tokenizer.apply_chat_template, messages, tokenize=False, add_generation_prompt=True)
     text = attempt(file, render, "the chat template")

@@ -8,6 +8,8 @@ millrace:active                  hash    job id → ActiveJob: what rollout and 
 millrace:order                   string  how many jobs were submitted
 millrace:idempotency:<digest>    hash    spec digest and job of an Idempotency-Key; expires
 millrace:restored:<process>      string  mark: this process has restored its jobs since Redis was emptied
+millrace:trials                  list    trials of a section `reward` that wait for a reward server; expires
+millrace:trial:<token>           string  the reply to one; expires
 millrace:workers                 set     worker names; each has millrace:worker:<name>, which expires
 millrace:incarnation:<worker>    hash    the newest process of a worker's name; expires
 millrace:serving:<worker>        hash    job id → mark: this worker's process serves it; expires
@@ -37,6 +39,7 @@ HELD = "millrace:held"
 ACTIVE = "millrace:active"
 ORDER = "millrace:order"
 WORKERS = "millrace:workers"
+TRIALS = "millrace:trials"
 
 
 class Stage(StrEnum):
@@ -63,6 +66,7 @@ worker = _named("worker")
 incarnation = _named("incarnation")
 serving = _named("serving")
 restored = _named("restored")
+trial = _named("trial")
 
 record = _of_job("record")
 events = _of_job("events")

@@ -10,6 +10,8 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 from services.common.spec.base import Section
 from services.common.spec.reference import check_model_path
 
+MAX_TEMPLATE_CHARS = 131_072
+
 
 class DType(StrEnum):
     """Element type of the weights, in the learner and in the engine."""
@@ -47,6 +49,21 @@ class ModelSpec(Section):
     max_model_len: int | None = Field(
         default=None, ge=16, le=2_000_000, description="Longest prompt + response, tokens (default: the model's)."
     )
+    chat_template: Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEMPLATE_CHARS)] | None = Field(
+        default=None,
+        description="Jinja text that writes prompts from `messages`, in place of the model's own: base models have none. "
+        "`millrace submit` takes the name of a .jinja file, too, beside the job's.",
+        examples=["{% for m in messages %}{{ m.content }}\n{% endfor %}"],
+    )
+
+    @field_validator("chat_template")
+    @classmethod
+    def _is_template(cls, value: str | None) -> str | None:
+        if value is not None and "messages" not in value:
+            raise ValueError(
+                "must be a Jinja template of `messages`; the name of a file is taken by `millrace submit` alone"
+            )
+        return value
 
     @field_validator("path")
     @classmethod

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from services.common.config.judges import check_judges
 from services.common.config.plugins import check_installed
@@ -34,6 +34,7 @@ from services.common.spec.data import DataSourceSpec
 from services.common.spec.job import JobSpec
 from services.gateway.admission.automatic import settle
 from services.gateway.admission.limits import Machine, over_limits
+from services.gateway.admission.preview import Preview
 from services.gateway.errors import AdmissionBusy, SpecRefused
 from services.gateway.trackers.available import check_trackers
 
@@ -52,6 +53,9 @@ READ_LIMITS = Limits(wall_s=5.0, memory_mib=512, reply_bytes=16 * 1024 * 1024, l
 CHECK_MEMORY_MIB = 2048
 """Files are read piece by piece, so that it does not depend on their size."""
 CHECK_REPLY_BYTES = 1024 * 1024
+PREVIEW_S = 6.0
+"""Counting of prompts; a child may take twice as long, the loading of its tokenizer included."""
+PREVIEW_BYTES = 16 * 1024 * 1024
 
 
 class Admission:
@@ -90,6 +94,32 @@ class Admission:
         if checks.problems:
             raise SpecRefused(*checks.problems)
         return () if missing else tuple(checks.unchecked)
+
+    async def previews(self, spec: JobSpec) -> tuple[dict[str, Preview], list[str]]:
+        """The prompts of each section of `data`, and notes on those that cannot be had. `admit` must have accepted the spec.
+
+        Raises SpecRefused for what `admit` could not check in time; AdmissionBusy at the limit.
+        """
+        found: dict[str, Preview] = {}
+        notes: list[str] = []
+        sections = [section for section, _ in _sources(spec)]
+        async with _acquired(self._checking):
+            for section in sections:
+                try:
+                    found[section] = await self._preview(spec, section, PREVIEW_S / len(sections))
+                except ConfigError as error:
+                    raise SpecRefused(*error.problems) from error
+                except SandboxError as error:
+                    notes.append(f"prompts of data.{section} were not counted: it {error}")
+        return found, notes
+
+    async def _preview(self, spec: JobSpec, section: str, seconds: float) -> Preview:
+        limits = Limits(wall_s=DEADLINE_S, memory_mib=CHECK_MEMORY_MIB, reply_bytes=PREVIEW_BYTES, low_priority=True)
+        child = await self._sandbox.spawn(self._checks, spec.model_dump_json(), self._settings.public(), limits=limits)
+        try:
+            return cast("Preview", await child.request("preview", section, seconds, wall_s=2 * seconds))
+        finally:
+            await child.close()
 
 
 @dataclass(slots=True)

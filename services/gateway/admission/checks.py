@@ -27,6 +27,7 @@ from services.common.models.roles import check_role, named_models, naming
 from services.common.models.trial import ModelFacts, check_model
 from services.common.spec.data import DataSourceSpec
 from services.common.spec.job import JobSpec
+from services.gateway.admission.preview import Preview, preview
 from services.gateway.admission.spec_body import parse_body
 
 MARGIN_S = 1.0
@@ -63,7 +64,7 @@ class JobChecks:
         """The model exists, is complete and safe, fits the parallel sizes, and the values read in half of the time are finite."""
         with _readable("model.path"):
             path = resolve_model(self._spec.model.path, self._settings)
-            facts = check_model(str(path), time.monotonic() + seconds / 2)
+            facts = check_model(str(path), time.monotonic() + seconds / 2, self._spec.model.chat_template)
             check_parallel_sizes(ModelInfo(**facts["shape"]), self._spec)
         self._model_dir, self._actor = path, facts
         return facts
@@ -75,7 +76,7 @@ class JobChecks:
             path = resolve_model(named_models(self._spec)[role], self._settings)
             if path == self._model_dir and self._actor is not None:
                 return self._actor
-            facts = check_model(str(path), time.monotonic() + seconds / 2)
+            facts = check_model(str(path), time.monotonic() + seconds / 2, self._spec.model.chat_template)
             actor = None if self._actor is None else ModelInfo(**self._actor["shape"])
             check_role(role, ModelInfo(**facts["shape"]), actor, self._spec)
         return facts
@@ -97,6 +98,12 @@ class JobChecks:
         if section == "train":
             self._dataset = facts["fingerprint"]
         return facts
+
+    def preview(self, section: str, seconds: float) -> Preview:
+        """The prompts of `data.<section>` as the model will see them, as many as can be counted within this time."""
+        with _readable(f"data.{section}.source"):
+            model_dir = resolve_model(self._spec.model.path, self._settings)
+            return preview(self._spec, self._settings, model_dir, section, time.monotonic() + seconds)
 
     def load(self, seconds: float) -> OriginFacts | None:
         """The checkpoint of `checkpoint.load` exists and belongs to such a job. None unless `model` has accepted the model before."""

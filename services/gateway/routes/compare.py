@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -30,11 +31,11 @@ async def compare(
     ],
 ) -> Comparison:
     """The jobs in the order given, each with its last step and its best held-out evaluation, and the settings in which they differ."""
-    records = [await find_record(context, name) for name in job]
+    records = await asyncio.gather(*(find_record(context, name) for name in job))
     if len({record.id for record in records}) < len(records):
         raise SpecRefused("a job is named twice", field="job")
     specs = [record.spec.model_dump(mode="json", exclude={"name", "tags", "notes"}) for record in records]
-    runs = [await _run(context, record) for record in records]
+    runs = await asyncio.gather(*(_run(context, record) for record in records))
     found = [
         SettingDifference(path=path, values=[None if value is MISSING else value for value in values])
         for path, values in differing(specs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -13,11 +13,13 @@ from starlette.exceptions import HTTPException
 from services.common.errors import ConfigError
 from services.common.jobs.record import LIVE, JobRecord, JobState
 from services.common.redis import keys
-from services.common.spec.job import spec_schema
+from services.common.service.heartbeat import WorkerKind, WorkerStatus, live_workers
+from services.common.spec.job import JobSpec, spec_schema
+from services.gateway.admission.dry_run import dry_run as run_dry
 from services.gateway.admission.spec_body import MEDIA_TYPES, UnsupportedMediaType, media_type_of
-from services.gateway.dependencies import GUARDS, ContextDep, RecordDep
+from services.gateway.dependencies import GUARDS, Context, ContextDep, RecordDep
 from services.gateway.errors import IDEMPOTENCY_KEY, SpecRefused, documented
-from services.gateway.schemas import EXAMPLE_JOB_ID, EXAMPLE_SPEC, Job, JobList, JobSummary, Labels
+from services.gateway.schemas import EXAMPLE_JOB_ID, EXAMPLE_SPEC, Job, JobCheck, JobList, JobSummary, Labels
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=GUARDS)
 
@@ -30,6 +32,15 @@ IdempotencyKeyDep = Annotated[
         pattern=r"^[!-~]+$",
         description="Any token of your own. Repeating a request with the same key and spec gives the same job.",
         examples=["5f0c2d8e-submit-demo"],
+    ),
+]
+
+TryResponseDep = Annotated[
+    str | None,
+    Query(
+        max_length=4000,
+        description="A response of your own, which a dry run judges for each of the first tasks.",
+        examples=["The answer is 5."],
     ),
 ]
 
@@ -46,7 +57,9 @@ _BODY = {
         for media_type in MEDIA_TYPES
     },
 }
+_CHECKED: dict[str, Any] = {"model": JobCheck, "description": "The result of a dry run."}
 _CREATED: dict[str, Any] = {
+    "model": Job,
     "description": "The job was taken in, or had been under the same Idempotency-Key.",
     "headers": {
         "Location": {"description": "The job's path.", "schema": {"type": "string"}},
@@ -67,18 +80,33 @@ _CREATED: dict[str, Any] = {
     operation_id="submit_job",
     summary="Submit a job",
     status_code=201,
-    responses={201: _CREATED, **documented(408, 409, 413, 415, 422)},
+    responses={200: _CHECKED, 201: _CREATED, **documented(408, 409, 413, 415, 422)},
     openapi_extra={"requestBody": _BODY},
 )
 async def submit(
-    context: ContextDep, request: Request, response: Response, idempotency_key: IdempotencyKeyDep = None
-) -> Job:
+    context: ContextDep,
+    request: Request,
+    response: Response,
+    idempotency_key: IdempotencyKeyDep = None,
+    *,
+    dry_run: Annotated[
+        bool,
+        Query(description="Queue nothing: check, and show what the first tasks will meet.", examples=[False]),
+    ] = False,
+    try_response: TryResponseDep = None,
+) -> Job | JobCheck:
     """Checks the spec, its model, its data and its verifiers, and queues the job. Jobs run one at a time per learner.
 
     What the spec names of a hub is looked up here, and fetched while the job is queued; its `cause` says how far that is.
+
+    A dry run queues nothing. It shows the first prompts as the model will see them, counts all prompts against the context, and lets a
+    reward server judge their references, and `try_response`, as the job would.
     """
     try:
         sent = await context.admission.read(await request.body(), media_type_of(request))
+        if dry_run:
+            response.status_code = 200
+            return await _checked(context, sent, try_response)
         await context.restorer.restore_lost()  # restores an idempotency key that Redis has lost
         if idempotency_key and (known := await context.store.created_with(idempotency_key, sent)):
             return _answered(response, known, new=False)
@@ -101,6 +129,12 @@ async def submit(
         if unchecked:
             await context.store.report_unchecked(record.id, unchecked)
     return _answered(response, record, new=new)
+
+
+async def _checked(context: Context, sent: JobSpec, try_response: str | None) -> JobCheck:
+    resolved = await context.fetches.resolve(sent)
+    missing = list(resolved.missing)
+    return await run_dry(resolved.spec, context.admission, context.redis, response=try_response, missing=missing)
 
 
 def _answered(response: Response, record: JobRecord, *, new: bool) -> Job:
@@ -211,7 +245,17 @@ def writes_refused(persistence: Mapping[str, Any]) -> bool:
 
 
 async def with_cause(redis: Redis, record: JobRecord) -> JobRecord:
-    """The record; with CAUSE where it has no cause, a learner has the job, and Redis takes no writes."""
-    if record.cause or record.state not in LIVE or not writes_refused(await redis.info("persistence")):
+    """The record; if it has no cause and a learner has the job, with what holds it up: a Redis that takes no writes, engines that load."""
+    if record.cause or record.state not in LIVE:
         return record
-    return replace(record, cause=CAUSE)
+    if writes_refused(await redis.info("persistence")):
+        return replace(record, cause=CAUSE)
+    return record if record.step else replace(record, cause=loading(record.id, await live_workers(redis)))
+
+
+def loading(job_id: str, workers: Iterable[WorkerStatus]) -> str:
+    """Which rollout servers load the job's engine, while none is ready; empty otherwise."""
+    servers = [each for each in workers if each.kind is WorkerKind.ROLLOUT and each.job_id == job_id]
+    if not all(server.state == "loading" for server in servers):
+        return ""
+    return f"the engine loads on {', '.join(server.name for server in servers)}" if servers else ""

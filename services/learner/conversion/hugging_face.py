@@ -54,7 +54,7 @@ def to_hugging_face(request: Conversion, folder: Path) -> Converted:
         plan = {
             name: torch.empty(shape, dtype=dtypes[name], device="meta") for name, shape in role.shapes(dtypes).items()
         }
-        files = copy_texts(model_dir, folder, ".") + write_shards(
+        files = copy_texts(model_dir, folder, ".", _chat_template(checkpoint)) + write_shards(
             plan, lambda names: role.load(names, dtypes), folder, "."
         )
     check_tensors(folder, *_as_language_model(folder))
@@ -192,6 +192,12 @@ def _model_dir(request: Conversion, checkpoint: Checkpoint) -> Path:
     if different:
         raise ConfigError(f"{found / 'config.json'}: {', '.join(different)} differ from the checkpoint's")
     return found
+
+
+def _chat_template(checkpoint: Checkpoint) -> str | None:
+    """The job's own, if it has one."""
+    found = checkpoint.state["identity"]["spec"]["model"].get("chat_template")  # `_model_dir` has checked its form
+    return found if isinstance(found, str) else None
 
 
 def _resolved(path: str, request: Conversion) -> Path:

@@ -153,10 +153,11 @@ class MegatronTrainer:
         adaptive = self._spec.algorithm.kl_target is not None
         state = self._state.copy(self.step, self._kl_coefficient if adaptive else None)
         weights = self._exporter.gather(None) if export else None
+        template = self._spec.model.chat_template
 
         def write() -> list[WrittenFile]:
             folder.mkdir(parents=True, exist_ok=True)
-            exported = [] if weights is None else write_directory(weights, self._model_dir, folder, EXPORT)
+            exported = [] if weights is None else write_directory(weights, self._model_dir, folder, EXPORT, template)
             return [state.write(folder), *exported]
 
         self._writer.start(write)

@@ -23,6 +23,8 @@ from services.learner.megatron.model import ModelPart
 from services.learner.megatron.parallel import Layout
 from services.learner.megatron.tensor_file import Weights, write_tensors
 
+CHAT_TEMPLATE = "chat_template.jinja"
+"""File that transformers takes a template from, before all others."""
 _INDEX_SUFFIX = INDEX.removeprefix("model")
 _COPIED = {".json", ".jinja", ".txt", ".model"}
 """Suffixes of the files that are copied with the weights: config, tokenizer, chat template. No code, no other weights."""
@@ -106,21 +108,29 @@ def source_dtypes(model_dir: Path) -> dict[str, torch.dtype]:
     return dtypes
 
 
-def write_directory(weights: Weights, source: Path, root: Path, folder: str) -> list[WrittenFile]:
-    """Writes the Hugging Face directory `root/folder`, durably: the tensors that the source has, in its dtypes, config and tokenizer."""
-    written = copy_texts(source, root, folder)
+def write_directory(
+    weights: Weights, source: Path, root: Path, folder: str, chat_template: str | None = None
+) -> list[WrittenFile]:
+    """Writes the Hugging Face directory `root/folder`, durably: the tensors that the source has, in its dtypes, config and tokenizer.
+
+    `chat_template`: in place of the source's.
+    """
+    written = copy_texts(source, root, folder, chat_template)
     tensors = {n: weights[n].to(dtype).contiguous() for n, dtype in source_dtypes(source).items() if n in weights}
     return written + write_shards(tensors, lambda names: {name: tensors[name] for name in names}, root, folder)
 
 
-def copy_texts(source: Path, root: Path, folder: str) -> list[WrittenFile]:
-    """Copies a model's config, tokenizer and chat template to `root/folder`, durably."""
+def copy_texts(source: Path, root: Path, folder: str, chat_template: str | None = None) -> list[WrittenFile]:
+    """Copies a model's config, tokenizer and chat template, or this one in its place, to `root/folder`, durably."""
     (root / folder).mkdir(parents=True, exist_ok=True)
-    return [
-        write_file(root, f"{folder}/{path.name}", path.read_bytes())
+    texts = {
+        path.name: path.read_bytes()
         for path in sorted(source.iterdir())
         if path.suffix in _COPIED and path.is_file() and not path.name.endswith(_INDEX_SUFFIX)
-    ]
+    }
+    if chat_template is not None:
+        texts[CHAT_TEMPLATE] = chat_template.encode()
+    return [write_file(root, f"{folder}/{name}", data) for name, data in texts.items()]
 
 
 def write_shards(plan: Weights, load: Callable[[list[str]], Weights], root: Path, folder: str) -> list[WrittenFile]:

@@ -21,6 +21,7 @@ import psutil
 from services.common.config.inference import RefusalReason
 from services.common.config.settings import Platform
 from services.common.errors import MillraceError, ModelError, PromptError
+from services.common.models.prompts import CHARACTERS_PER_TOKEN
 from services.common.sandbox.pool import Sandbox
 from services.common.service.lifecycle import freeze_heap
 from services.common.service.process_tree import family, kill
@@ -42,7 +43,6 @@ from services.rollout.engine.process import (
     stop_vllm,
 )
 from services.rollout.engine.prompt_process import PromptProcess
-from services.rollout.engine.prompts import CHARACTERS_PER_TOKEN
 from services.rollout.engine.stamps import Stamps, tokens_so_far
 from services.rollout.engine.types import ChatPiece, ChatRefused, ChatSampling, Piece, SamplingError
 from services.rollout.engine.update import Activation, EngineError, VersionLabel, WeightSwitch
@@ -58,7 +58,7 @@ _ABORT_LIMIT_S = 60.0
 _POLL_INTERVAL_S = 1.0
 _WARM_UP_COUNTS = (2, 3, 1)
 """Sequences of the requests before the first task: vLLM compiles its sampler for a first batch size, for any other, and for one."""
-_PREPARE = "services.rollout.engine.prompts:prepare"
+_PREPARE = "services.common.models.prompts:prepare"
 _CHAT_PRIORITY = 10
 """Of a request in vLLM: rollouts have 0; a request with a larger number waits for them and is preempted first."""
 
@@ -139,7 +139,9 @@ class Engine:
 
     async def _load(self, model_dir: Path, spec: JobSpec) -> None:
         # Before vLLM, which loads the tokenizer in this process: a bad one fails in the child.
-        self._prompts, self._chat_prompts = (PromptProcess(self._sandbox, model_dir) for _ in range(2))
+        self._prompts, self._chat_prompts = (
+            PromptProcess(self._sandbox, model_dir, spec.model.chat_template) for _ in range(2)
+        )
         await self._prompts.open()
         shapes = await asyncio.to_thread(model_shapes, model_dir)
         self._llm = await self._start_vllm(model_dir, spec)

@@ -32,7 +32,7 @@ _BATCH_TOKENS = 1 << 16
 """Most tokens of the answers of one request."""
 _TRIES = 3
 """A request fails when so many children in a row were ended from outside."""
-_OPEN = "services.rollout.engine.prompts:PromptEncoder"
+_OPEN = "services.common.models.prompts:PromptEncoder"
 
 _Prompt = tuple[Sequence[tuple[str, str]], int]
 """Role and content of each message, and the longest text that the template may produce."""
@@ -48,8 +48,9 @@ class PromptProcess:
     process could be used) or ModelError (the tokenizer had to be loaded again, and cannot be).
     """
 
-    def __init__(self, sandbox: Sandbox, model_dir: Path) -> None:
-        self._sandbox, self._model_dir = sandbox, model_dir
+    def __init__(self, sandbox: Sandbox, model_dir: Path, chat_template: str | None = None) -> None:
+        """Starts nothing. `chat_template`: in place of the model's own."""
+        self._sandbox, self._model_dir, self._chat_template = sandbox, model_dir, chat_template
         self._turn = asyncio.Lock()
         self._child: Child | None = None
         self._encoding = Batches(self._encode_all, size_of=_chars_of, most=_BATCH_CHARS)
@@ -116,7 +117,7 @@ class PromptProcess:
     async def _opened(self) -> Child:
         if self._child is None or not self._child.alive:
             try:
-                self._child = await self._sandbox.spawn(_OPEN, str(self._model_dir), limits=LIMITS)
+                self._child = await self._sandbox.spawn(_OPEN, str(self._model_dir), self._chat_template, limits=LIMITS)
             except SandboxError as error:
                 raise ModelError(f"{self._model_dir}: the tokenizer cannot be loaded: {error}") from error
         return self._child

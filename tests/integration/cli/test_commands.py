@@ -194,6 +194,14 @@ async def test_pause_resume_and_cancel_say_what_became_of_the_job(cli: Cli, redi
     assert (refused.code, "only a paused job can be resumed" in refused.error) == (1, True)
 
 
+async def test_resuming_a_job_that_has_ended_says_how_to_go_on_from_its_checkpoint(cli: Cli, redis: Redis) -> None:
+    job_id = await cli.submit()
+    await train(JobStore(redis), job_id, JobState.CANCELLED)
+    refused = await cli.run("resume", job_id)
+    assert refused.code == 1
+    assert f"`millrace resubmit {job_id} --set checkpoint.load={job_id}` goes on" in refused.error
+
+
 async def test_dead_letters_are_listed_shown_and_put_back(cli: Cli, redis: Redis) -> None:
     job_id = await cli.submit()
     assert (await cli.run("dead-letters", "list", job_id)).out == "no dead letters\n"
@@ -266,6 +274,38 @@ async def test_a_sweep_is_a_family_of_jobs_under_one_tag(cli: Cli) -> None:
     assert (both.code, "follows one job" in both.error) == (2, True)
     wrong = await cli.run("submit", str(cli.home / "job.yaml"), "--sweep", "learner.lr")
     assert (wrong.code, "must look like learner.lr=1e-6,3e-6" in wrong.error) == (1, True)
+
+
+async def test_a_check_shows_the_prompts_and_submits_nothing(cli: Cli, redis: Redis) -> None:
+    done = await cli.run("submit", str(cli.home / "job.yaml"), "--check")
+    assert done.code == 0, done.error
+    assert "data.train" in done.out
+    assert "  │ " in done.out
+    assert "references were not judged: no reward server is running" in done.out
+    assert await JobStore(redis).list() == []
+    wrong = await cli.run("submit", str(cli.home / "job.yaml"), "--check", "--set", "learner.lr=-1")
+    assert (wrong.code, "learner.lr" in wrong.error) == (1, True)
+    assert (await cli.run("submit", str(cli.home / "job.yaml"), "--response", "42")).code == 2
+    assert (await cli.run("submit", str(cli.home / "job.yaml"), "--check", "--follow")).code == 2
+
+
+async def test_a_verifier_is_tried_on_rows_with_no_service_running(cli: Cli, tmp_path: Path) -> None:
+    rows = [
+        {"prompt": f"{n} + 0?", "data_source": "mine", "reward_model": {"ground_truth": str(n)}} for n in (41, 42, 43)
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = str(tmp_path / "rows.jsonl")
+    done = await cli.run("verify", "gsm8k", data, "-n", "2", "--response", "it is 42")
+    assert done.code == 0, done.error
+    assert "task 0: gsm8k judges '41' right: alone" in done.out
+    assert "your response: scored, reward 1, accuracy 1: 42 is right" in done.out
+    found = (await cli.run("verify", "gsm8k", data, "--json")).json
+    assert [(each["index"], each["right"]) for each in found] == [(0, True), (1, True), (2, True)]
+    strict = ("--set", "reward.config.format.format_pattern=never")
+    assert (await cli.run("verify", "format", data, *strict)).code == 1
+    absent = await cli.run("verify", "absent", data)
+    assert (absent.code, "there is no verifier 'absent'" in absent.error) == (1, True)
+    assert (await cli.run("verify", "reasoning_gym", "reasoning_gym:chain_sum")).code == 0
 
 
 async def test_tags_and_notes_are_changed_and_shown(cli: Cli) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import httpx
@@ -99,3 +100,30 @@ async def test_submissions_that_find_redis_empty_read_the_folders_once(
     assert {answer.status_code for answer in answers} == {201}
     assert len(reads) == 1
     assert (await client.get(f"/jobs/{first['id']}")).json() == first
+
+
+async def test_a_search_among_a_thousand_jobs_and_a_comparison_of_ten_answer_within_a_fifth_of_a_second(
+    client: httpx.AsyncClient, many: list[str], store: JobStore, document: dict[str, Any]
+) -> None:
+    tagged = [
+        (await store.create(JobSpec.model_validate(document | {"tags": ["ablation"], "learner": {"lr": lr * 1e-6}}))).id
+        for lr in range(1, 11)
+    ]
+    for job_id in tagged:
+        for step in range(1, 201):
+            await store.history.append_step(job_id, step, {"step": step, "reward": 0.5})
+    search = "/jobs?tag=ablation&state=queued&name=demo"
+    comparison = "/jobs/compare?" + "&".join(f"job={job_id}" for job_id in tagged)
+    for path, entry, count in (
+        (search, "jobs", 10),
+        (comparison, "runs", 10),
+        ("/jobs?state=succeeded&limit=500", "jobs", 500),
+    ):
+        took = []
+        for _ in range(5):
+            began = time.monotonic()
+            answer = await client.get(path)
+            took.append(time.monotonic() - began)
+            assert len(answer.json()[entry]) == count
+        assert min(took) < 0.2, (path, took)
+    assert len(many) > 1000

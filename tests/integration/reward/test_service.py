@@ -28,6 +28,7 @@ from services.common.service.lifecycle import Drain
 from services.common.streams.codec import decode, encode
 from services.common.streams.limits import MIN_ENTRY_BYTES
 from services.common.streams.stream import MAX_STREAM_LENGTH, add, depths
+from services.common.streams.trial import TrialRequest, ask
 from services.common.streams.types import (
     FinishReason,
     Message,
@@ -71,7 +72,8 @@ class Running:
         self.drain = Drain()
         self._clients = (connect(url), connect(url, block_s=2.0))
         self.service = RewardService(*self._clients, pool, name=name, drain=self.drain, bound=bound, **options)
-        self._tasks = [asyncio.create_task(self.service.follow_jobs()), asyncio.create_task(self.service.heartbeat())]
+        loops = self.service.follow_jobs, self.service.heartbeat, self.service.trials.run
+        self._tasks = [asyncio.create_task(loop()) for loop in loops]
 
     async def stop(self) -> None:
         """Drains, and raises what the loops raised."""
@@ -190,6 +192,30 @@ async def test_a_job_may_be_rewarded_by_a_rubric_and_evaluated_by_a_verifier(red
     kept: Any = await redis.lrange(keys.samples(JOB), 0, -1)
     [detail] = [one["rollouts"][1]["detail"] for one in map(json.loads, kept) if one["group_id"] == 7]
     assert detail == "gsm8k: 0 × 1, accuracy 0 (8 is not 7); format: 1 × 0.5, accuracy 1 (as asked for)"
+
+
+async def test_a_section_is_tried_on_groups_that_no_job_has(redis: Redis, start: Start) -> None:
+    await start()
+    rubric = {"verifier_function": ["gsm8k", "exact_match"], "verifier_weight": [1.0, 2.0]}
+    reward = {"verifiers": {"*": "both"}, "rubrics": {"both": rubric}}
+    groups = group(1, "#### 1", "1"), group(2, "3")
+    reply = await ask(redis, TrialRequest("a-trial", json.dumps(reward), groups, limit_s=20.0))
+    assert reply is not None
+    assert reply.failure == ""
+    assert [[verdict.reward for verdict in verdicts] for verdicts in reply.verdicts] == [[1.0, 3.0], [0.0]]
+    assert {verdict.verifier for verdicts in reply.verdicts for verdict in verdicts} == {"both"}
+    assert [key async for key in redis.scan_iter("millrace:trial*")] == []
+
+
+async def test_a_trial_that_cannot_be_judged_says_why_and_the_next_one_is(redis: Redis, start: Start) -> None:
+    await start()
+    unknown = await ask(redis, TrialRequest("unknown", '{"no_setting": 1}', (group(1, "1"),), limit_s=20.0))
+    assert unknown is not None
+    assert "no_setting" in unknown.failure
+    await redis.rpush(keys.TRIALS, b"no request")
+    reply = await ask(redis, TrialRequest("fine", "{}", (group(1, "1"),), limit_s=20.0))
+    assert reply is not None
+    assert reply.verdicts[0][0].reward == 1.0
 
 
 async def test_a_group_sent_twice_is_judged_on_once(redis: Redis, start: Start) -> None:

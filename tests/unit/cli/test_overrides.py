@@ -62,3 +62,13 @@ def test_an_unusable_file_is_named(tmp_path: Path, text: str, message: str) -> N
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"gone\.yaml: cannot be read"):
         load_job(tmp_path / "gone.yaml")
+
+
+def test_the_text_of_a_template_file_beside_the_job_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "base.jinja").write_text("{{ messages }}")
+    (tmp_path / "job.yaml").write_text("model: {path: base, chat_template: base.jinja}")
+    assert load_job(tmp_path / "job.yaml")["model"]["chat_template"] == "{{ messages }}"
+    with pytest.raises(ConfigError, match=r"model\.chat_template: .*absent\.jinja cannot be read"):
+        load_job(tmp_path / "job.yaml", ["model.chat_template=absent.jinja"])
+    given = load_job(tmp_path / "job.yaml", ["model.chat_template='{{ messages }}!'"])
+    assert given["model"]["chat_template"] == "{{ messages }}!"

@@ -11,10 +11,11 @@ import pytest
 from services.cli.overrides import load_job
 from services.common.config.settings import Settings
 from services.common.models.directory import ModelInfo, check_parallel_sizes
+from services.common.spec.choices import ImportanceCorrection, Preset
 from services.common.spec.job import JobSpec, parse_spec, spec_schema
 from services.learner.ranks.launch import Nodes
 
-JOBS = sorted((Path(__file__).parents[3] / "deploy/config/jobs").glob("*.yaml"))
+JOBS = sorted((Path(__file__).parents[3] / "deploy/config/jobs").rglob("*.yaml"))
 QWEN_2_5_32B = ModelInfo(
     "Qwen2ForCausalLM",
     num_layers=64,
@@ -47,6 +48,24 @@ def test_the_changes_that_a_job_files_head_names_make_a_valid_spec(path: Path) -
     changes = re.findall(r"^#.*?--set .*$", path.read_text(), re.MULTILINE)
     settings = [change for line in changes for change in re.findall(r"--set (\S+=\S+)", line)]
     assert JobSpec.model_validate(load_job(path, settings)).name
+
+
+RECIPES = {path.stem: path for path in JOBS if path.parent.name == "recipes"}
+
+
+@pytest.mark.parametrize("path", RECIPES.values(), ids=RECIPES)
+def test_a_recipe_is_the_algorithm_that_its_name_says(path: Path) -> None:
+    spec = parse_spec(path.read_text())
+    preset = Preset.DAPO if path.stem == "masked" else Preset(path.stem.replace("-", "_"))
+    assert spec.name == path.stem
+    assert spec.algorithm.preset == preset
+    assert (spec.algorithm.importance_correction is ImportanceCorrection.MASKED) is (path.stem == "masked")
+    assert (spec.reference is not None) is spec.algorithm.wants_reference
+
+
+def test_every_preset_without_a_critic_has_a_recipe() -> None:
+    others = {Preset.PPO, Preset.REINFORCE_PLUS_PLUS_BASELINE}
+    assert RECIPES.keys() == {preset.replace("_", "-") for preset in set(Preset) - others} | {"masked"}
 
 
 def test_the_ppo_job_is_verls_example_and_its_smaller_form_keeps_four_optimizer_steps_a_batch() -> None:

@@ -19,7 +19,7 @@ from services.rollout.engine import engine as engine_module
 from services.rollout.engine import health
 from services.rollout.engine.engine import Engine
 from services.rollout.engine.model_tensors import Shapes
-from tests.unit.rollout.engine.test_prompts import TEMPLATE, save
+from tests.unit.common.models.test_prompts import TEMPLATE, save
 
 SPEC = JobSpec.model_validate({"model": {"path": "tiny"}, "data": {"train": {"source": "reasoning_gym:chain_sum"}}})
 SLEEPS = "import time; time.sleep(600)"

@@ -26,7 +26,7 @@ from services.rollout.engine.engine import Engine
 from services.rollout.engine.update import EngineError
 from services.rollout.service import RolloutService, run
 from services.rollout.session import Wiring
-from tests.unit.rollout.engine.test_prompts import TEMPLATE, save
+from tests.unit.common.models.test_prompts import TEMPLATE, save
 
 SPEC = JobSpec.model_validate({"model": {"path": "tiny"}, "data": {"train": {"source": "reasoning_gym:chain_sum"}}})
 

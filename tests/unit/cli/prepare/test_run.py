@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -39,6 +40,15 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
 def write(path: Path, rows: list[Any]) -> Path:
     if path.suffix == ".parquet":
         parquet.write_table(pa.Table.from_pylist(rows), path, row_group_size=700)
+    elif path.suffix == ".arrow":
+        table = pa.Table.from_pylist(rows)
+        with pa.ipc.new_stream(path, table.schema) as stream:
+            stream.write_table(table, max_chunksize=700)
+    elif path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
     elif path.suffix == ".json":
         path.write_text(json.dumps(rows, indent=1))
     else:
@@ -61,7 +71,7 @@ def contents(summary: dict[str, Any]) -> dict[str, bytes]:
     return {name: Path(path).read_bytes() for name, path in summary["files"].items()}
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "json", "parquet"])
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "csv", "arrow", "parquet"])
 def test_each_kind_of_file_gives_the_same_tasks_in_order(tmp_path: Path, suffix: str) -> None:
     summary = prepared(write(tmp_path / f"rows.{suffix}", ROWS))
     assert (summary["rows"], summary["taken"]) == (3000, {"train": 3000})
@@ -199,6 +209,25 @@ def test_files_of_a_folder_are_read_in_the_order_of_names(tmp_path: Path) -> Non
     assert found == [("a.jsonl", 1), ("a.jsonl", 2), ("a.jsonl", 3), ("b.json", 1)]
 
 
+def test_a_folder_that_datasets_saved_is_read_without_the_files_beside_its_tables(tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    write(folder / "data-00000-of-00002.arrow", ROWS[:2])
+    write(folder / "data-00001-of-00002.arrow", ROWS[2:5])
+    (folder / "state.json").write_text('{"_split": "train"}')
+    (folder / "dataset_info.json").write_text("{}")
+    assert prepared(folder)["taken"] == {"train": 5}
+
+
+def test_a_csv_row_with_other_cells_than_the_header_is_set_aside_and_quotes_hold_line_breaks(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text('\ufeffquestion,answer\n"a,\nb",#### 1\nc,d,#### 2\ne,#### 3\n')
+    summary = prepared(file)
+    assert rejected(summary) == [(2, "broken", "has 3 cells, and the header 2")]
+    rows = parquet.read_table(summary["files"]["train.parquet"]).to_pylist()
+    assert [row["prompt"][0]["content"] for row in rows] == ["a,\nb", "e"]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -209,7 +238,10 @@ def test_files_of_a_folder_are_read_in_the_order_of_names(tmp_path: Path) -> Non
         ),
         ("rows.json", '{"question": "q"}', r"rows\.json: has no rows: it must be a JSON array"),
         ("rows.parquet", "PAR1 nonsense PAR1", r"rows\.parquet: is not a readable parquet file"),
-        ("rows.csv", "a,b", r"must end in one of \.parquet, \.jsonl, \.json"),
+        ("rows.txt", "a,b", r"must end in one of \.parquet, \.arrow, \.jsonl, \.json, \.csv"),
+        ("rows.csv", "question,answer\n", r"rows\.csv: has no rows below its header"),
+        ("rows.csv", 'question,answer\n"q"x,#### 1\n', r"rows\.csv: row 1: is not CSV in UTF-8, and nothing after it"),
+        ("rows.arrow", "ARROW1 nonsense", r"rows\.arrow: is not a readable file in Arrow's stream format"),
         ("rows.jsonl", "\n", "no row was taken: the input has no rows"),
     ],
 )

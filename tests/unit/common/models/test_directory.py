@@ -11,7 +11,13 @@ import pytest
 
 from services.common.config.settings import Settings
 from services.common.errors import ModelError
-from services.common.models.directory import ModelInfo, check_parallel_sizes, inspect_model, resolve_model
+from services.common.models.directory import (
+    ModelInfo,
+    check_chat_template,
+    check_parallel_sizes,
+    inspect_model,
+    resolve_model,
+)
 from services.common.spec.job import JobSpec
 
 CONFIG: dict[str, Any] = {
@@ -200,14 +206,22 @@ AUTO_MAP = {"auto_map": {"AutoModelForCausalLM": "modeling.X"}}
         (write("config.json", "{"), r"config\.json: is not JSON"),
         (write("config.json", "[]"), r"config\.json: must be a JSON object"),
         (remove("tokenizer.json"), "has no tokenizer"),
-        (edit("tokenizer_config.json", {}), "has no chat template"),
-        (remove("tokenizer_config.json"), "has no chat template"),
     ],
 )
 def test_an_unfit_directory_is_refused_by_file(model: Path, change: Callable[[Path], None], message: str) -> None:
     change(model)
     with pytest.raises(ModelError, match=r"^model\.path: .*" + message):
         inspect_model(model)
+
+
+@pytest.mark.parametrize("change", [edit("tokenizer_config.json", {}), remove("tokenizer_config.json")])
+def test_a_model_without_a_chat_template_is_refused_where_the_job_gives_none(
+    model: Path, change: Callable[[Path], None]
+) -> None:
+    change(model)
+    inspect_model(model)
+    with pytest.raises(ModelError, match="has no chat template"):
+        check_chat_template(model)
 
 
 def test_a_template_file_and_shards_serve_as_well(model: Path) -> None:

@@ -154,6 +154,17 @@ def test_a_vocabulary_that_is_padded_and_a_model_in_shards_are_fine(model: Path)
     assert check_model(str(model), time.monotonic() + 20)["all_checked"]
 
 
+def test_a_base_model_is_taken_with_the_jobs_own_template_and_only_then(model: Path) -> None:
+    (model / "chat_template.jinja").unlink(missing_ok=True)
+    (model / "tokenizer_config.json").write_text("{}")
+    assert "has no chat template" in refusal(model)
+    until = time.monotonic() + 20
+    own = "{% if messages[0]['role'] != 'user' %}{{ raise_exception('begin with the user') }}{% endif %}hi"
+    assert check_model(str(model), until, own)["takes_system"] is False
+    with pytest.raises(ModelError, match=r"model\.chat_template: the chat template fails"):
+        check_model(str(model), until, "{% for %}{{ messages }}")
+
+
 def test_a_template_that_wants_a_system_message_or_none_is_fine(model: Path) -> None:
     wants = "{% if messages[0]['role'] != 'system' %}{{ raise_exception('no system') }}{% endif %}{{ messages[1]['content'] }}"
     template(wants)(model)

@@ -14,14 +14,14 @@ import pytest
 import pytest_asyncio
 
 from services.common.errors import ModelError, PromptError
+from services.common.models.prompts import PromptEncoder
 from services.common.sandbox.limits import Limits
 from services.common.sandbox.pool import Sandbox
 from services.common.streams.types import Message
 from services.rollout.engine import prompt_process
 from services.rollout.engine.prompt_process import PromptProcess
-from services.rollout.engine.prompts import PromptEncoder
 from tests.integration.rollout.conftest import write_model
-from tests.unit.rollout.engine.test_prompts import TEMPLATE, save
+from tests.unit.common.models.test_prompts import TEMPLATE, save
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -32,7 +32,7 @@ Open = Callable[[str], "asyncio.Future[PromptProcess]"]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sandbox() -> AsyncIterator[Sandbox]:
-    async with Sandbox(prepare=["services.rollout.engine.prompts:prepare"]) as made:
+    async with Sandbox(prepare=["services.common.models.prompts:prepare"]) as made:
         await made.start()
         yield made
 

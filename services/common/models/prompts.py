@@ -1,7 +1,7 @@
 """Prompts: from messages to token ids and back, by the model's own tokenizer and chat template. Runs no code of the model's directory.
 
-Tokenizer and template come with a job, so this runs in a child process (`prompt_process`), and every error that they or the libraries
-raise becomes one with a readable reason.
+Tokenizer and template come with a job, so this runs in a child process (a rollout server's, or that of the checks of a new job), and every
+error that they or the libraries raise becomes one with a readable reason.
 """
 
 from __future__ import annotations
@@ -31,18 +31,27 @@ def prepare() -> None:
 class PromptEncoder:
     """One model's tokenizer. Arguments and results are MessagePack values."""
 
-    def __init__(self, model_dir: Path | str) -> None:
-        """Loads the tokenizer. Raises ModelError when it is missing, cannot be read, or has no chat template."""
+    def __init__(self, model_dir: Path | str, chat_template: str | None = None) -> None:
+        """Loads the tokenizer. `chat_template`: in place of its own.
+
+        Raises ModelError when the tokenizer is missing, cannot be read, or has no chat template.
+        """
         from transformers import AutoTokenizer
 
         options = {"trust_remote_code": False, "local_files_only": True}
         with _library_errors(ModelError, f"{model_dir}: the tokenizer cannot be loaded"):
             self._tokenizer: Any = AutoTokenizer.from_pretrained(model_dir, **options)
+        if chat_template is not None:
+            self._tokenizer.chat_template = chat_template
         if not getattr(self._tokenizer, "chat_template", None):
             raise ModelError(f"{model_dir}: the tokenizer has no chat template (chat_template.jinja)")
 
     def encode(self, messages: Sequence[tuple[str, str]], most_chars: int) -> list[int]:
-        """Token ids of the prompt, generation prompt included; `messages`: role and content of each.
+        """Token ids of the prompt, generation prompt included; `messages` and errors as of `render`."""
+        return self.token_ids(self.render(messages, most_chars))
+
+    def render(self, messages: Sequence[tuple[str, str]], most_chars: int) -> str:
+        """The prompt as the chat template writes it, generation prompt included; `messages`: role and content of each.
 
         Raises:
             PromptError: the template refuses the messages (their order, a role), or its text is empty or too long.
@@ -51,11 +60,15 @@ class PromptEncoder:
         if not chat:  # releases of transformers differ here
             raise PromptError("the model's chat template refuses a prompt without messages")
         with _library_errors(PromptError, "the model's chat template refuses the prompt"):
-            text = self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+            text: str = self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         if len(text) > most_chars:
             made = f"{len(text)} characters of the prompt, far more than the context holds"
             raise PromptError(f"the model's chat template makes {made}")
-        return self._token_ids(text, special=False)
+        return text
+
+    def token_ids(self, rendered: str) -> list[int]:
+        """Token ids of a prompt that `render` has written. Raises PromptError when there are none."""
+        return self._token_ids(rendered, special=False)
 
     def encode_all(
         self, prompts: Sequence[tuple[Sequence[tuple[str, str]], int]]

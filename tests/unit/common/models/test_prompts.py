@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from services.common.errors import ModelError, PromptError
-from services.rollout.engine.prompts import PromptEncoder
+from services.common.models.prompts import PromptEncoder
 
 WORDS = {"?": 0, "<s>": 1, "ask:": 2, "one": 3, "two": 4, "say:": 5}
 TEMPLATE = (
@@ -48,6 +48,14 @@ def test_a_prompt_that_the_template_refuses_says_why(tmp_path: Path) -> None:
 def test_a_model_without_a_chat_template_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no chat template"):
         PromptEncoder(save(tmp_path, None))
+
+
+def test_the_jobs_own_template_takes_the_place_of_the_models(tmp_path: Path) -> None:
+    own = "{% for m in messages %}say: {{ m['content'] }}{% endfor %}"
+    for folder, template in (("with", TEMPLATE), ("without", None)):
+        encoder = PromptEncoder(save(tmp_path / folder, template), own)
+        assert encoder.render([("user", "one two")], 1000) == "say: one two"
+        assert encoder.encode([("user", "one two")], 1000) == [5, 3, 4]
 
 
 def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
