@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 from dataclasses import replace
@@ -35,6 +36,7 @@ from services.common.streams import dead_letters
 from services.common.streams.consumer import Consumer
 from services.common.streams.limits import MIN_ENTRY_BYTES
 from services.common.streams.stream import add, depths, forget
+from services.common.streams.trial import TrialReply, TrialRequest, answer, ask, take
 from services.common.streams.types import ScoredGroup
 from services.gateway.metrics import GatewayMetrics
 from services.learner.storage.job_store import HeadStore
@@ -110,6 +112,18 @@ async def hand_on(source: Consumer, to: Stage) -> None:
     await source.renew()
     assert await source.hop(entries[0], to, b"more")
     assert not await source.read(8, 0.1)
+
+
+async def test_a_trial_goes_from_the_gateways_user_to_the_rewards_and_back(connect_as: Connect) -> None:
+    asking = asyncio.create_task(ask(connect_as("gateway"), TrialRequest("a-trial", "{}", (), limit_s=20.0)))
+    server = connect_as("reward")
+    while (request := await take(server)) is None:
+        await asyncio.sleep(0.01)
+    await answer(server, request.token, TrialReply((), "as it was asked"))
+    assert await asking == TrialReply((), "as it was asked")
+    for user in ("rollout", "learner"):
+        with pytest.raises(NoPermissionError):
+            await take(connect_as(user))
 
 
 async def test_a_head_of_the_learners_restores_its_record_and_people_put_entries_back(
