@@ -11,7 +11,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -116,7 +117,8 @@ def _elements(name: str, content: Content, bounds: DataBounds, before: int) -> I
 def _records(name: str, content: Content, bounds: DataBounds, before: int) -> Iterator[Chunk]:
     """Records of a csv file in UTF-8, whose first one names the columns; cells are text, and may have line breaks in quotes."""
     csv.field_size_limit(bounds.max_row_bytes)
-    text = io.TextIOWrapper(io.BufferedReader(_RawFile(content)), encoding="utf-8-sig", newline="")
+    file: Any = ContentFile(content)  # it has what TextIOWrapper calls
+    text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
     reader = csv.reader(text, strict=True)
     found = 0
 
@@ -133,21 +135,6 @@ def _records(name: str, content: Content, bounds: DataBounds, before: int) -> It
         raise DataError(f"row {found + 1}: is not CSV in UTF-8, and nothing after it can be read: {error}") from error
     if not found:
         raise DataError("has no rows below its header")
-
-
-class _RawFile(io.RawIOBase):
-    """The content as a file for `io`."""
-
-    def __init__(self, content: Content) -> None:
-        self._file = ContentFile(content)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:  # noqa: ANN401  any writable buffer
-        data = self._file.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
 
 
 def _gather(
@@ -169,37 +156,45 @@ def _batches(name: str, content: Content, bounds: DataBounds, before: int) -> It
     import pyarrow as pa
     from pyarrow import parquet
 
-    try:
+    with _readable("parquet file"):
         file = parquet.ParquetFile(
             pa.PythonFile(ContentFile(content), mode="r"), buffer_size=READ_AHEAD_BYTES, pre_buffer=False
         )
-        first, rows = 1, file.metadata.num_rows
-        for batch in file.iter_batches(CHUNK_ROWS, use_threads=False):
-            numbers = list(range(first, first + batch.num_rows))
-            first += batch.num_rows
-            done = before + content.size * (first - 1) // max(1, rows)
-            yield Chunk(name, numbers, [_serialized(batch)], Form.BATCH, done)
-    except (pa.ArrowException, OSError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise DataError(f"is not a readable parquet file: {reason}") from error
+        rows = max(1, file.metadata.num_rows)
+        batches = file.iter_batches(CHUNK_ROWS, use_threads=False)
+        yield from _numbered(name, batches, lambda done: before + content.size * done // rows)
 
 
 def _tables(name: str, content: Content, bounds: DataBounds, before: int) -> Iterator[Chunk]:  # noqa: ARG001  as _lines
     """Record batches of a file in Arrow's stream format, as `Dataset.save_to_disk` writes it."""
     import pyarrow as pa
 
-    first, file = 1, ContentFile(content)
+    file = ContentFile(content)
+    with _readable("file in Arrow's stream format"), pa.ipc.open_stream(pa.PythonFile(file, mode="r")) as stream:
+        yield from _numbered(name, stream, lambda _: before + file.tell())
+
+
+def _numbered(name: str, batches: Iterable[Any], done_bytes: Callable[[int], int]) -> Iterator[Chunk]:
+    """Chunks of record batches; `done_bytes`: of the input, after so many rows."""
+    done = 0
+    for whole in batches:
+        for at in range(0, whole.num_rows, CHUNK_ROWS):
+            batch = whole.slice(at, CHUNK_ROWS)
+            numbers = list(range(done + 1, done + 1 + batch.num_rows))
+            done += batch.num_rows
+            yield Chunk(name, numbers, [_serialized(batch)], Form.BATCH, done_bytes(done))
+
+
+@contextmanager
+def _readable(kind: str) -> Iterator[None]:
+    """Raises DataError where pyarrow cannot read a file of this kind."""
+    import pyarrow as pa
+
     try:
-        with pa.ipc.open_stream(pa.PythonFile(file, mode="r")) as stream:
-            for whole in stream:
-                for at in range(0, whole.num_rows, CHUNK_ROWS):
-                    batch = whole.slice(at, CHUNK_ROWS)
-                    numbers = list(range(first, first + batch.num_rows))
-                    first += batch.num_rows
-                    yield Chunk(name, numbers, [_serialized(batch)], Form.BATCH, before + file.tell())
+        yield
     except (pa.ArrowException, OSError) as error:
         reason = " ".join(str(error).split())[:300]
-        raise DataError(f"is not a readable file in Arrow's stream format: {reason}") from error
+        raise DataError(f"is not a readable {kind}: {reason}") from error
 
 
 def _serialized(batch: Any) -> bytes:  # noqa: ANN401  pyarrow is untyped

@@ -105,7 +105,7 @@ class Content:
 
 
 class ContentFile:
-    """The content as a file for pyarrow: `read`, `seek`, `tell`. Bytes are read where they lie, without the digest."""
+    """The content as a file for pyarrow and `io`: `read`, `seek`, `tell`. Bytes are read where they lie, without the digest."""
 
     def __init__(self, content: Content) -> None:
         self._content, self._offset = content, 0
@@ -138,6 +138,9 @@ class ContentFile:
     def seekable(self) -> bool:
         """Always."""
         return True
+
+    def flush(self) -> None:
+        """Nothing is to be written."""
 
     def close(self) -> None:
         """Nothing is to be closed: the content owns the file."""

@@ -97,11 +97,12 @@ def check_tokenizer(folder: Path, vocab_size: int, chat_template: str | None = N
         ModelError: names the file.
     """
     tokenizer = _load_tokenizer(folder)
+    file = folder / "chat_template.jinja"
     if chat_template is not None:
-        tokenizer.chat_template = chat_template
-    return _check_vocabulary(folder, tokenizer, vocab_size), _check_template(
-        folder, tokenizer, vocab_size, given=chat_template is not None
-    )
+        tokenizer.chat_template, file = chat_template, Path("model.chat_template")
+    elif not file.is_file():
+        file = folder / "tokenizer_config.json"
+    return _check_vocabulary(folder, tokenizer, vocab_size), _check_template(file, folder, tokenizer, vocab_size)
 
 
 def _check_config(folder: Path, info: ModelInfo) -> dict[str, Any]:
@@ -170,30 +171,24 @@ def _check_vocabulary(folder: Path, tokenizer: Any, vocab_size: int) -> int:  # 
     return len(entries)
 
 
-def _check_template(folder: Path, tokenizer: Any, vocab_size: int, *, given: bool) -> bool:  # noqa: ANN401
-    """Whether the template takes a system message. It must take a prompt with one, or without. `given`: it is the job's own."""
+def _check_template(file: Path, folder: Path, tokenizer: Any, vocab_size: int) -> bool:  # noqa: ANN401
+    """Whether the template, which is in this file, takes a system message. It must take a prompt with one, or without."""
     user = {"role": "user", "content": PROMPT}
     try:
-        _check_rendered(folder, tokenizer, vocab_size, [{"role": "system", "content": SYSTEM}, user], given=given)
+        _check_rendered(file, folder, tokenizer, vocab_size, [{"role": "system", "content": SYSTEM}, user])
     except ModelError:
-        _check_rendered(folder, tokenizer, vocab_size, [user], given=given)
+        _check_rendered(file, folder, tokenizer, vocab_size, [user])
         return False
     return True
 
 
 def _check_rendered(
+    file: Path,
     folder: Path,
     tokenizer: Any,  # noqa: ANN401
     vocab_size: int,
     messages: list[dict[str, str]],
-    *,
-    given: bool,
 ) -> None:
-    file = folder / "chat_template.jinja"
-    if given:
-        file = Path("model.chat_template")
-    elif not file.is_file():
-        file = folder / "tokenizer_config.json"
     render = partial(tokenizer.apply_chat_template, messages, tokenize=False, add_generation_prompt=True)
     text = attempt(file, render, "the chat template")
     if not isinstance(text, str) or len(text) > MAX_RENDERED_CHARS:

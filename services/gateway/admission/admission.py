@@ -114,8 +114,7 @@ class Admission:
         return found, notes
 
     async def _preview(self, spec: JobSpec, section: str, seconds: float) -> Preview:
-        limits = Limits(wall_s=DEADLINE_S, memory_mib=CHECK_MEMORY_MIB, reply_bytes=PREVIEW_BYTES, low_priority=True)
-        child = await self._sandbox.spawn(self._checks, spec.model_dump_json(), self._settings.public(), limits=limits)
+        child = await _spawn(self._sandbox, self._checks, spec, self._settings, PREVIEW_BYTES)
         try:
             return cast("Preview", await child.request("preview", section, seconds, wall_s=2 * seconds))
         finally:
@@ -249,11 +248,7 @@ class _SpecChecks:
 
     async def _live_child(self) -> Child:
         if self.child is None or not self.child.alive:
-            limits = Limits(
-                wall_s=DEADLINE_S, memory_mib=CHECK_MEMORY_MIB, reply_bytes=CHECK_REPLY_BYTES, low_priority=True
-            )
-            arguments = self.spec.model_dump_json(), self.settings.public()
-            self.child = await self.sandbox.spawn(self.checks, *arguments, limits=limits)
+            self.child = await _spawn(self.sandbox, self.checks, self.spec, self.settings, CHECK_REPLY_BYTES)
         return self.child
 
     def _share(self, remaining: int) -> float:
@@ -266,6 +261,12 @@ class _SpecChecks:
 
     def _add(self, where: str, message: str) -> None:
         self.problems.append(Problem(where, message))
+
+
+async def _spawn(sandbox: Sandbox, checks: str, spec: JobSpec, settings: Settings, reply_bytes: int) -> Child:
+    """A child with the checks of a spec. Raises SandboxError."""
+    limits = Limits(wall_s=DEADLINE_S, memory_mib=CHECK_MEMORY_MIB, reply_bytes=reply_bytes, low_priority=True)
+    return await sandbox.spawn(checks, spec.model_dump_json(), settings.public(), limits=limits)
 
 
 @asynccontextmanager
