@@ -29,8 +29,9 @@ SECONDS = "MILLRACE_CHAOS_TOKEN_S"
 class ScriptedPrompts:
     """The tokenizer: bytes."""
 
-    def __init__(self, _sandbox: object, _model_dir: Path) -> None:
+    def __init__(self, sandbox: object, model_dir: Path, chat_template: str | None = None) -> None:
         """Needs nothing of the model."""
+        del sandbox, model_dir, chat_template
 
     async def open(self) -> None:
         """Is there."""
