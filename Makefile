@@ -105,13 +105,14 @@ lock-peers: setup ## Resolves deploy/lock/peers.in anew, with the versions of th
 	@UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/uv pip compile --quiet --python-version 3.11 --override deploy/lock/overrides.txt --constraint $(LOCK) \
 		deploy/lock/peers.in --no-annotate --no-header --output-file deploy/lock/peers.txt >/dev/null
 
-lock-trackers: setup ## Resolves the trackers' clients anew; SwanLab's wants an older protobuf than the other locks have
+lock-trackers: setup ## Resolves the trackers' clients anew; SwanLab's says that it wants an older protobuf, and runs with the locked one
 	@$(BIN)/python -m pip install --quiet uv
-	@sort -u deploy/lock/gateway.txt deploy/lock/unit.txt | grep -v '^protobuf==' >.venv-trackers.constraints
-	@UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/uv pip compile --quiet --python-version 3.11 --override deploy/lock/overrides.txt \
+	@sort -u deploy/lock/gateway.txt deploy/lock/unit.txt >.venv-trackers.constraints
+	@{ cat deploy/lock/overrides.txt; grep '^protobuf==' deploy/lock/gateway.txt; } >.venv-trackers.overrides
+	@UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/uv pip compile --quiet --python-version 3.11 --override .venv-trackers.overrides \
 		--constraint .venv-trackers.constraints --extra test --extra mlflow --extra wandb --extra swanlab pyproject.toml \
 		--no-annotate --no-header --output-file deploy/lock/trackers.txt >/dev/null
-	@rm .venv-trackers.constraints
+	@rm .venv-trackers.constraints .venv-trackers.overrides
 
 lock-ascend: setup ## Resolves deploy/lock/ascend-*.in anew
 	@$(BIN)/python -m pip install --quiet uv

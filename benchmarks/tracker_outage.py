@@ -7,7 +7,7 @@ server and stack up ─► job ─► for each round: steps with the server, SIG
 Each time without the server is compared with the mean of its neighbours with it, so that a job that becomes faster does not count. The
 client has to be installed beside the gateway, the server in an environment of its own:
 
-    pip install --constraint deploy/lock/trackers.txt mlflow-skinny
+    pip install mlflow-skinny
     python -m venv .venv-mlflow && .venv-mlflow/bin/pip install mlflow
 
 The model is made by `python -m examples.demo.models tiny --out .millrace/models/tiny`.

@@ -29,6 +29,7 @@ from services.gateway.middleware.streams import StreamLimit
 from services.gateway.openai.client import InferenceClient
 from services.gateway.openai.errors import OPENAI_HANDLERS, OpenAIForm
 from services.gateway.routes import (
+    catalog,
     compare,
     console,
     dead_letters,
@@ -41,7 +42,7 @@ from services.gateway.routes import (
     workers,
 )
 
-ROUTES = (compare, jobs, retention, reads, workers, ledger, dead_letters, openai, service, console)
+ROUTES = (catalog, compare, jobs, retention, reads, workers, ledger, dead_letters, openai, service, console)
 
 
 def create_app(

@@ -256,6 +256,26 @@ class WorkerList(Answer):
     workers: list[Worker]
 
 
+class CatalogItem(Answer):
+    """A model's directory, or a data file, that a job may name."""
+
+    name: str = Field(description="What a job writes in `model.path` or `data.train.source`.", examples=["tiny"])
+    path: str = Field(description="Where it lies on the gateway's machine.")
+    size_bytes: int = Field(description="Bytes of its files.")
+    architecture: str = Field(description="A model's, from its config.json; else empty.", examples=["Qwen2ForCausalLM"])
+
+
+class CatalogAnswer(Answer):
+    """What a job here may name."""
+
+    models: list[CatalogItem] = Field(description="Registered ones, those below the model roots, then those of hubs.")
+    data: list[CatalogItem] = Field(description="Files below the data roots, then those of hubs.")
+    verifiers: list[str] = Field(
+        description="The built-in ones, then the installed ones.", examples=[["gsm8k", "math"]]
+    )
+    truncated: bool = Field(description="Whether there are more models or files than these.")
+
+
 class DeadLetterInfo(Answer):
     """An entry that could not be used."""
 

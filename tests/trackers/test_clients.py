@@ -5,6 +5,8 @@ Run by `make test-trackers`: the clients are no part of the other environments.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -26,6 +28,12 @@ LIMITS = Limits(60.0, MEMORY_MIB, low_priority=True, file_bytes=FILE_BYTES)
 async def sandbox() -> AsyncIterator[Sandbox]:
     async with Sandbox(service="gateway-tracker") as opened:
         yield opened
+
+
+def test_the_gateway_is_imported_with_the_packages_that_the_clients_need() -> None:
+    subprocess.run(
+        [sys.executable, "-c", "import swanlab, wandb, mlflow, services.gateway.app"], check=True, timeout=120
+    )
 
 
 async def child(sandbox: Sandbox, tracker: str, folder: Path, **options: str) -> Child:

@@ -21,7 +21,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "main", "commands", "connect", "up", "doctor", "checks", "stack", "imports", "overrides", "views", "prepare", "client", "logs",
     ),
     "common": (
-        "hubs", "checkpoints", "data", "sandbox", "models", "streams", "capacity", "jobs", "weight_sync", "service", "config",
+        "catalog", "hubs", "checkpoints", "data", "sandbox", "models", "streams", "capacity", "jobs", "weight_sync", "service", "config",
         "redis", "spec", "weights", "batches", "durable", "differences", "errors", "pb",
     ),
     "gateway": (

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -155,3 +156,20 @@ async def test_the_samples_are_as_the_reward_service_writes_them(
     [sample] = (await client.get(f"/jobs/{job_id}/rollouts")).json()["samples"]
     assert (sample["group_id"], sample["rollouts"][0]["text"], sample["rollouts"][0]["reward"]) == (7, "5", 1.0)
     assert sample["rollouts"][0]["max_policy_version"] == 5
+
+
+async def test_the_catalog_names_what_a_job_may_name(client: httpx.AsyncClient, tmp_path: Path) -> None:
+    for name, text in {
+        "models/tiny/config.json": '{"architectures": ["LlamaForCausalLM"]}',
+        "data/rows.jsonl": "{}",
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    answer = (await client.get("/catalog")).json()
+    model = {"name": "tiny", "path": str(tmp_path / "models" / "tiny"), "architecture": "LlamaForCausalLM"}
+    assert answer["models"] == [model | {"size_bytes": len('{"architectures": ["LlamaForCausalLM"]}')}]
+    assert answer["data"] == [
+        {"name": "rows.jsonl", "path": str(tmp_path / "data" / "rows.jsonl"), "architecture": "", "size_bytes": 2}
+    ]
+    assert "gsm8k" in answer["verifiers"]
