@@ -12,9 +12,9 @@ from services.cli.commands import (
     config,
     data,
     dead_letters,
-    hubs,
     jobs,
     machine,
+    models,
     plan,
     proof,
     retention,
@@ -65,7 +65,7 @@ for command in COMMANDS:
 app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(config.app, name="config")
 app.add_typer(data.app, name="data")
-app.add_typer(hubs.app, name="models")
+app.add_typer(models.app, name="models")
 app.add_typer(weights.app, name="weights")
 
 

@@ -1,4 +1,4 @@
-"""Commands `millrace models …` and `millrace data pull|list|remove`: what is fetched from hubs into this home."""
+"""Commands `millrace models pull|remove` and `millrace data pull|list|remove`: what is fetched from hubs into this home."""
 
 from __future__ import annotations
 
@@ -23,31 +23,12 @@ FileReference = Annotated[
 ]
 Force = Annotated[bool, typer.Option("--force", help="Also when a job that has not ended names it.")]
 
-app = typer.Typer(
-    help="Models of hubs: pull, list, remove.",
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 
-
-@app.callback()
-def about() -> None:
-    """Models of hubs: pull, list, remove."""
-
-
-@app.command("pull")
 def pull_model(reference: ModelReference, home: Home = DEFAULT_HOME, *, as_json: AsJson = False) -> None:
     """Fetch a model; interrupted, the next pull goes on from there. Prints the reference with its commit."""
     _pull(reference, home, file=False, as_json=as_json)
 
 
-@app.command("list")
-def list_models(home: Home = DEFAULT_HOME, *, as_json: AsJson = False) -> None:
-    """List the models that were fetched from hubs."""
-    _list(home, data=False, as_json=as_json)
-
-
-@app.command("remove")
 def remove_model(reference: ModelReference, home: Home = DEFAULT_HOME, *, force: Force = False) -> None:
     """Remove a fetched model, or what an interrupted fetch has left. The reference names the commit, as `list` prints it."""
     _remove(reference, home, file=False, force=force)
@@ -60,7 +41,13 @@ def pull_data(reference: FileReference, home: Home = DEFAULT_HOME, *, as_json: A
 
 def list_data(home: Home = DEFAULT_HOME, *, as_json: AsJson = False) -> None:
     """List the data files that were fetched from hubs."""
-    _list(home, data=True, as_json=as_json)
+    from services.cli.views.hubs import print_stored
+
+    stored = list(home_settings(home).hub_folder.stored(data=True))
+    if as_json:
+        print_json([asdict(item) | {"reference": str(item.reference), "path": str(item.path)} for item in stored])
+    else:
+        print_stored(open_console(), stored)
 
 
 def remove_data(reference: FileReference, home: Home = DEFAULT_HOME, *, force: Force = False) -> None:
@@ -69,7 +56,7 @@ def remove_data(reference: FileReference, home: Home = DEFAULT_HOME, *, force: F
 
 
 def _pull(text: str, home: Path, *, file: bool, as_json: bool) -> None:
-    settings, reference = _settings(home), _parse(text, file=file)
+    settings, reference = home_settings(home), _parse(text, file=file)
     try:
         resolved = asyncio.run(_fetch(settings, reference))
     except KeyboardInterrupt:
@@ -105,20 +92,10 @@ async def _fetch(settings: Settings, reference: Reference) -> Reference:
     return resolved
 
 
-def _list(home: Path, *, data: bool, as_json: bool) -> None:
-    from services.cli.views.hubs import print_stored
-
-    stored = list(_settings(home).hub_folder.stored(data=data))
-    if as_json:
-        print_json([asdict(item) | {"reference": str(item.reference), "path": str(item.path)} for item in stored])
-    else:
-        print_stored(open_console(), stored)
-
-
 def _remove(text: str, home: Path, *, file: bool, force: bool) -> None:
     from services.common.errors import ConfigError
 
-    settings, reference = _settings(home), _parse(text, file=file)
+    settings, reference = home_settings(home), _parse(text, file=file)
     if not reference.resolved:
         raise ConfigError(f"{reference}: name the commit, as the command `list` prints it")
     users = [] if force else _users(settings, reference)
@@ -144,7 +121,8 @@ def _users(settings: Settings, reference: Reference) -> list[str]:
     return found
 
 
-def _settings(home: Path) -> Settings:
+def home_settings(home: Path) -> Settings:
+    """The environment's settings, for this home."""
     from services.common.config.settings import load_settings
 
     return load_settings().model_copy(update={"home": home.resolve()})

@@ -24,7 +24,7 @@ _MAX_NAMES = 3
 
 def choose(repository: Repository, max_bytes: int) -> tuple[HubFile, ...]:
     """The files to fetch, small ones first. Raises HubRefused, which names what is wrong."""
-    wanted = [_data_file(repository)] if repository.reference.file else _model_files(repository.files)
+    wanted = [_data_file(repository)] if repository.reference.file else model_files(repository.files)
     require_size(repository.reference, sum(file.size for file in wanted), max_bytes)
     return tuple(sorted(wanted, key=lambda file: (file.size, file.path)))
 
@@ -49,7 +49,8 @@ def _data_file(repository: Repository) -> HubFile:
     return found[name]
 
 
-def _model_files(files: Sequence[HubFile]) -> list[HubFile]:
+def model_files(files: Sequence[HubFile]) -> list[HubFile]:
+    """Of a directory's files those that a model needs: config, tokenizer, safetensors. Raises HubRefused, which names what it lacks."""
     names = {file.path for file in files}
     if CONFIG not in names:
         raise HubRefused(f"has no {CONFIG}: no model of the Hugging Face form")

@@ -26,6 +26,11 @@ MAX_SIZE = 2**31
 """Upper bound of every size in config.json."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_HUB_NAME = re.compile(rf"{_NAME.pattern}/{_NAME.pattern}")
+_MADE = {
+    "tiny": "`millrace models tiny` makes it",
+    "smollm2-135m-instruct": "`millrace models smollm2` makes it",
+}
 PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib"})
 _CODE = frozenset({".py", ".pyc", ".so"})
 
@@ -62,17 +67,22 @@ def resolve_model(name_or_path: str, settings: Settings) -> Path:
         roots, name_or_path = [settings.hub_folder.roots[0]], _fetched(name_or_path, settings)
     path = locate(name_or_path, roots, field=FIELD, error=ModelError)
     if not path.is_dir():
-        if _NAME.fullmatch(name_or_path):
-            known = sorted(file.parent.name for file in settings.models_dir.glob("*/config.json") if file.is_file())
-            listed, hint = ", ".join(known) or "none", did_you_mean(name_or_path, known)
-            message = f"there is no model {name_or_path!r} in {settings.models_dir} (registered: {listed}){hint}"
-            raise ModelError(message, field=FIELD)
-        raise ModelError(f"{path} is not a directory", field=FIELD)
+        raise ModelError(_not_there(name_or_path, path, settings), field=FIELD)
     real_roots = [root.resolve() for root in roots]
     for file in _files(path):
         if file.is_symlink() and not is_below(resolve(file, field=FIELD, error=ModelError), real_roots):
             raise ModelError(f"{file} is a link that leads outside the allowed directories", field=FIELD)
     return path
+
+
+def _not_there(name: str, path: Path, settings: Settings) -> str:
+    """What is wrong, and what helps."""
+    if _NAME.fullmatch(name):
+        known = sorted(file.parent.name for file in settings.models_dir.glob("*/config.json") if file.is_file())
+        hint = did_you_mean(name, known) or f"; {_MADE.get(name, '`millrace models add DIR` registers one')}"
+        return f"there is no model {name!r} in {settings.models_dir} (registered: {', '.join(known) or 'none'}){hint}"
+    hint = f"; if it is a hub's, write hf:{name} or modelscope:{name}" if _HUB_NAME.fullmatch(name) else ""
+    return f"{path} is not a directory{hint}"
 
 
 def _fetched(text: str, settings: Settings) -> str:
@@ -168,7 +178,7 @@ def _reject_code(path: Path) -> None:
             raise ModelError(f"{file} is neither a file nor a directory", field=FIELD)
         suffix = file.suffix.lower()
         if suffix in PICKLES:
-            reject(file, "pickled files can run code; keep safetensors only")
+            reject(file, "pickled files can run code; `millrace models add` copies a directory without them")
         if suffix in _CODE:
             reject(file, "a model directory must not contain code")
         if suffix == ".json" and "config" in file.name and _has_key(read_json(file), "auto_map"):

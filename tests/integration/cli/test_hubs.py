@@ -39,9 +39,15 @@ def run(*arguments: str) -> Result:
 
 
 @pytest.mark.usefixtures("home")
-@pytest.mark.parametrize(("kind", "text"), [("models", "hf:org/tiny"), ("data", "hf:org/sums/easy/train.jsonl")])
-def test_what_is_pulled_is_listed_and_can_be_removed(kind: str, text: str) -> None:
-    assert "nothing was fetched" in run(kind, "list").stdout
+@pytest.mark.parametrize(
+    ("kind", "text", "nothing"),
+    [
+        ("models", "hf:org/tiny", "there is no model yet"),
+        ("data", "hf:org/sums/easy/train.jsonl", "nothing was fetched"),
+    ],
+)
+def test_what_is_pulled_is_listed_and_can_be_removed(kind: str, text: str, nothing: str) -> None:
+    assert nothing in run(kind, "list").stdout
     pulled = run(kind, "pull", text)
     assert pulled.exit_code == 0, pulled.output
     pinned = pulled.stdout.strip().splitlines()[-1]
