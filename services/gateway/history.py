@@ -6,13 +6,16 @@ import asyncio
 import json
 import logging
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 
 from services.common.jobs.folder import JobFolder
+from services.common.jobs.kept_samples import key_of, read_kept
 from services.common.jobs.record import JobRecord
 from services.common.jobs.retention import is_archived
 from services.common.redis import keys
 from services.gateway.dependencies import Context
+from services.gateway.samples import SampleFilter
 from services.gateway.schemas import History, OpenObject
 
 log = logging.getLogger(__name__)
@@ -38,6 +41,20 @@ async def read_history(context: Context, record: JobRecord, first: int | None, l
         steps += [item for item in chunk if _step(item) >= first]
         position += CHUNK
     return History(total=total, steps=steps[:limit], evals=evals)
+
+
+async def read_samples(
+    context: Context, record: JobRecord, wanted: SampleFilter, limit: int
+) -> list[dict[str, object]]:
+    """The wanted groups, newest first, at most `limit`: from Redis, then from the job's folder."""
+    newest = json_objects(await context.redis.lrange(keys.samples(record.id), 0, -1))
+    found = list(islice(wanted.select(newest), limit))
+    if len(found) < limit:
+        kept = await asyncio.to_thread(read_kept, context.settings.job_dir(record.id))
+        known = {key_of(sample) for sample in newest}
+        older = wanted.select(sample for sample in reversed(kept) if key_of(sample) not in known)
+        found += islice(older, limit - len(found))
+    return found
 
 
 def _from_folder(folder: Path, first: int | None, limit: int) -> History:

@@ -155,7 +155,10 @@ class SectionCheck(Answer):
     median: int = Field(ge=0, description="Tokens of the median prompt.", examples=[92])
     longest: int = Field(ge=0, description="Tokens of the longest prompt.", examples=[239])
     room: int = Field(description="Tokens that the context leaves a prompt beside a whole response.", examples=[1792])
-    too_long: int = Field(ge=0, description="Counted prompts that have more; their groups fail.", examples=[0])
+    too_long: int = Field(
+        ge=0, description="Counted prompts that have more; left out, or their groups fail.", examples=[0]
+    )
+    filtered: bool = Field(description="Whether those are left out (`data.filter_overlong_prompts`).")
     refused: int = Field(ge=0, description="Counted prompts that the chat template refuses.", examples=[0])
     refusal: str = Field(description="Why, of the first of them.")
     prompts: list[PromptPreview] = Field(description="The first prompts.")

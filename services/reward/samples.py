@@ -18,10 +18,13 @@ MAX_SAMPLES = 256
 PROMPT_CHARS = 8_192
 TEXT_CHARS = 8_192
 GROUP_CHARS = 65_536
-"""Text kept of one group, an equal part of each rollout: all samples of a job stay within about 20 MB."""
+"""Text kept of one group, an equal part of each rollout."""
+PROMPT_IDS = 4_096
+GROUP_IDS = 16_384
+"""Token ids kept of one group, an equal part of each rollout: with its text, all samples of a job stay within about 50 MB."""
 
-SAMPLES_PER_S = 16.0
-"""Groups kept a second, where they come faster for long: nobody reads more, and each costs time."""
+SAMPLES_PER_S = 4.0
+"""Groups kept a second, where they come faster for long: nobody reads more, and each costs time. The newest MAX_SAMPLES span a minute."""
 
 _PUSH = """#!lua
 -- KEYS: samples   ARGV: sample, how many are kept
@@ -56,14 +59,15 @@ async def keep_sample(redis: Redis, scored: ScoredGroup) -> None:
 
 
 def sample(scored: ScoredGroup) -> dict[str, Any]:
-    """The group as JSON values, long texts cut in the middle."""
-    task = scored.group.task
-    text_chars = min(TEXT_CHARS, GROUP_CHARS // max(1, len(scored.group.rollouts)))
+    """The group as JSON values, long texts cut in the middle; of too many token ids the last ones."""
+    task, count = scored.group.task, max(1, len(scored.group.rollouts))
+    text_chars, ids = min(TEXT_CHARS, GROUP_CHARS // count), GROUP_IDS // count
     judged = zip(scored.group.rollouts, scored.verdicts, strict=True)
     return {
         "group_id": task.group_id, "lineage": task.lineage, "attempt": task.attempt, "purpose": task.purpose,
         "prompt": shorten(_prompt(task.prompt), PROMPT_CHARS), "ground_truth": shorten(task.ground_truth, PROMPT_CHARS),
-        "data_source": task.data_source, "rollouts": [_rollout(rollout, verdict, text_chars) for rollout, verdict in judged],
+        "data_source": task.data_source, "rollouts": [_rollout(rollout, verdict, text_chars, ids) for rollout, verdict in judged],
+        "prompt_tokens": len(scored.group.prompt_tokens), "prompt_token_ids": scored.group.prompt_tokens[-PROMPT_IDS:].tolist(),
         "server": scored.group.server, "at": time.time(),
     }  # fmt: skip
 
@@ -82,10 +86,10 @@ def _prompt(messages: tuple[Message, ...]) -> str:
     return "\n\n".join(f"{message.role}: {message.content}" for message in messages)
 
 
-def _rollout(rollout: Rollout, verdict: Verdict, text_chars: int) -> dict[str, Any]:
+def _rollout(rollout: Rollout, verdict: Verdict, text_chars: int, ids: int) -> dict[str, Any]:
     return {
         "text": shorten(rollout.text, text_chars), "reward": verdict.reward, "accuracy": verdict.accuracy, "status": verdict.status,
         "verifier": verdict.verifier, "detail": verdict.detail, "finish_reason": rollout.finish_reason,
         "min_policy_version": rollout.min_policy_version, "max_policy_version": rollout.max_policy_version,
-        "tokens": len(rollout.tokens),
+        "tokens": len(rollout.tokens), "token_ids": rollout.tokens[-ids:].tolist(),
     }  # fmt: skip

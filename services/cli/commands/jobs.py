@@ -199,6 +199,9 @@ def rollouts(
     count: Annotated[int, typer.Option("-n", min=1, max=500, help="Groups to show.")] = 3,
     purpose: Annotated[str | None, typer.Option(help="Groups of train or of eval only.", show_default=False)] = None,
     group: Annotated[int | None, typer.Option(min=0, help="This group only.", show_default=False)] = None,
+    step: Annotated[
+        int | None, typer.Option(min=0, help="Groups sampled by this step's policy only.", show_default=False)
+    ] = None,
     grep: Annotated[
         str | None, typer.Option(help="Rollouts with this text only, in any case.", show_default=False)
     ] = None,
@@ -208,6 +211,9 @@ def rollouts(
     wrong: Annotated[bool, typer.Option("--wrong", help="Rollouts judged less than right only.")] = False,
     failed: Annotated[bool, typer.Option("--failed", help="Rollouts whose check failed only.")] = False,
     truncated: Annotated[bool, typer.Option("--truncated", help="Rollouts that the length limit cut only.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Prompts and completions as the model sees them, special tokens included.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show a job's newest rollouts: prompts, texts and how they were judged."""
@@ -220,6 +226,8 @@ def rollouts(
         "wrong": wrong,
         "failed": failed,
         "truncated": truncated,
+        "step": step,
+        "raw": raw,
     }
     wanted = {name: value for name, value in filters.items() if value is not None and value is not False}
     with open_client(home, url) as client:

@@ -77,7 +77,12 @@ def _lengths(section: JsonObject) -> str:
 
 def _troubles(section: JsonObject) -> Iterable[tuple[str, str]]:
     if section["too_long"]:
-        yield "too long", f"{section['too_long']:,} prompts have more tokens than there is room for: their groups fail"
+        fate = (
+            "they are left out"
+            if section["filtered"]
+            else "their groups fail (data.filter_overlong_prompts leaves them out)"
+        )
+        yield "too long", f"{section['too_long']:,} prompts have more tokens than there is room for: {fate}"
     if section["refused"]:
         yield "refused", f"{section['refused']:,} prompts: {section['refusal']}"
 

@@ -82,12 +82,15 @@ def print_rollouts(console: Console, groups: Sequence[JsonObject]) -> None:
     """Groups with their prompt, and of every rollout reward and text, and below them how it was judged and what sampled it."""
     for group in groups:
         console.rule(f"{group.get('purpose', 'train')} group {group.get('group_id')}", align="left")
-        console.print(f"[bold]prompt[/bold] {escape(str(group.get('prompt', '')))}")
+        prompt = group.get("raw_prompt", group.get("prompt", ""))
+        console.print(f"[bold]prompt[/bold] {escape(str(prompt))}", soft_wrap=True)
         console.print(f"[bold]ground truth[/bold] {escape(str(group.get('ground_truth', '')))}")
         for rollout in group.get("rollouts", []):
             reward = rollout.get("reward")
             mark = rollout.get("status") if reward is None else number(reward, "+.2f")
-            console.print(f"  [cyan]{escape(str(mark))}[/cyan] {escape(str(rollout.get('text', '')))}")
+            console.print(
+                f"  [cyan]{escape(str(mark))}[/cyan] {escape(str(rollout.get('raw', rollout.get('text', ''))))}"
+            )
             console.print(f"    {_judged(rollout)}", style="dim", markup=False)
     if not groups:
         console.print("no such rollouts")

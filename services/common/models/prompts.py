@@ -91,6 +91,11 @@ class PromptEncoder:
         with _library_errors(PromptError, "the model's tokenizer cannot decode the answers"):
             return list(self._tokenizer.batch_decode(list(rollouts), skip_special_tokens=True))
 
+    def decode_raw(self, sequences: Sequence[Sequence[int]]) -> list[str]:
+        """Texts of token ids, special tokens included. Raises PromptError when the tokenizer refuses them."""
+        with _library_errors(PromptError, "the model's tokenizer cannot decode the tokens"):
+            return list(self._tokenizer.batch_decode(list(sequences), clean_up_tokenization_spaces=False))
+
     def _token_ids(self, text: str, *, special: bool) -> list[int]:
         with _library_errors(PromptError, "the model's tokenizer refuses the prompt"):
             token_ids = list(self._tokenizer(text, add_special_tokens=special)["input_ids"])

@@ -101,3 +101,7 @@ class DataSpec(Section):
         default=True, description="Shuffle each epoch by the seed; the order is a pure function of seed and ordinal."
     )
     seed: int = Field(default=0, ge=0, lt=2**31, description="Seed of the order.")
+    filter_overlong_prompts: bool = Field(
+        default=False,
+        description="Leave out tasks whose prompts leave no room for a response of full length; without it their groups fail.",
+    )

@@ -24,3 +24,9 @@ class TrackersSpec(Section):
     tags: list[_Tag] = Field(
         default_factory=list, max_length=20, description="Tags of the run.", examples=[["baseline"]]
     )
+    samples_interval_steps: int = Field(
+        default=10,
+        ge=1,
+        le=1_000_000,
+        description="Steps between two whose samples are kept in the job's folder: samples.jsonl, at most 32 MiB.",
+    )

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -49,7 +49,10 @@ DEADLINE_S = 20.0
 MAX_CONCURRENT_CHECKS = 4
 """Specs whose checks run at once, and bodies that are parsed at once."""
 QUEUE_TIMEOUT_S = 10.0
+RAW_TEXTS = "services.gateway.admission.raw_texts:decode"
+
 READ_LIMITS = Limits(wall_s=5.0, memory_mib=512, reply_bytes=16 * 1024 * 1024, low_priority=True)
+RAW_LIMITS = Limits(wall_s=DEADLINE_S, memory_mib=2048, reply_bytes=16 * 1024 * 1024, low_priority=True)
 CHECK_MEMORY_MIB = 2048
 """Files are read piece by piece, so that it does not depend on their size."""
 CHECK_REPLY_BYTES = 1024 * 1024
@@ -119,6 +122,20 @@ class Admission:
             return cast("Preview", await child.request("preview", section, seconds, wall_s=2 * seconds))
         finally:
             await child.close()
+
+    async def raw_texts(self, spec: JobSpec, sequences: Sequence[Sequence[int]]) -> list[str]:
+        """Texts of token ids by the job's tokenizer, special tokens included.
+
+        Raises SpecRefused when the model or its tokenizer cannot be used any more; AdmissionBusy at the limit.
+        """
+        arguments = spec.model_dump_json(), self._settings.public(), [list(ids) for ids in sequences]
+        async with _acquired(self._reading):
+            try:
+                return cast("list[str]", await self._sandbox.call(RAW_TEXTS, *arguments, limits=RAW_LIMITS))
+            except (ChildTimeout, ChildDied) as error:
+                raise SpecRefused(f"raw texts cannot be made: it {error}", field="raw") from error
+            except ConfigError as error:
+                raise SpecRefused(f"raw texts cannot be made: {error}", field="raw") from error
 
 
 @dataclass(slots=True)

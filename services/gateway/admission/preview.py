@@ -57,7 +57,8 @@ class Preview(TypedDict):
     room: int
     """Tokens that the context leaves a prompt beside a response of full length."""
     too_long: int
-    """Counted prompts that have more: their groups fail."""
+    """Counted prompts that have more: they are left out (`filtered`), or their groups fail."""
+    filtered: bool
     refused: int
     """Counted prompts that the template or the tokenizer refuses."""
     refusal: str
@@ -101,6 +102,7 @@ def preview(spec: JobSpec, settings: Settings, model_dir: Path, section: str, un
         longest=max(lengths, default=0),
         room=room,
         too_long=sum(length > room for length in lengths),
+        filtered=spec.data.filter_overlong_prompts,
         refused=len(refusals),
         refusal=next(iter(refusals), ""),
         shown=shown,

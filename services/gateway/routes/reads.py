@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from sse_starlette import EventSourceResponse
 
 from services.common.jobs.retention import is_archived
-from services.common.redis import keys
 from services.common.streams.types import Purpose
 from services.gateway.dependencies import GUARDS, ContextDep, RecordDep
-from services.gateway.errors import documented, error_answer
+from services.gateway.errors import SpecRefused, documented, error_answer
 from services.gateway.events.hub import BEGINNING, parse_id
 from services.gateway.events.stream import EVENT_ID_PATTERN, EVENT_SCHEMA, EventStream, follow
-from services.gateway.history import json_objects, read_history
-from services.gateway.samples import SampleFilter
+from services.gateway.history import read_history, read_samples
+from services.gateway.samples import SampleFilter, readable, token_ids
 from services.gateway.schemas import History, Samples
+
+MAX_RAW = 50
+"""Groups of one answer with raw texts."""
 
 router = APIRouter(prefix="/jobs/{job_id}", tags=["jobs"], responses=documented(404, 422), dependencies=GUARDS)
 
@@ -57,17 +58,29 @@ async def job_rollouts(
     grep: Annotated[
         str, Query(max_length=1000, description="Only rollouts with this text, in any case.", examples=["boxed"])
     ] = "",
+    step: Annotated[
+        int | None,
+        Query(ge=0, le=2**63 - 1, description="Only groups sampled by the policy of this step.", examples=[40]),
+    ] = None,
+    raw: Annotated[
+        bool,
+        Query(
+            description="With prompts and completions as the model sees them, special tokens included.",
+            examples=[False],
+        ),
+    ] = False,
 ) -> Samples:
-    """The newest judged groups with their text, rewards and policy versions.
+    """The newest judged groups with their text, rewards and policy versions, and, before them, those of every k-th step.
 
     With a filter, the newest groups that have such a rollout, each with such rollouts only.
     """
+    if raw and limit > MAX_RAW:
+        raise SpecRefused(f"raw texts are made of at most {MAX_RAW} groups at once", field="limit")
+    wanted = SampleFilter(purpose, group, step, wrong, failed, truncated, grep)
+    found = await read_samples(context, record, wanted, limit)
+    texts = await context.admission.raw_texts(record.spec, token_ids(found)) if raw else None
     archived = await is_archived(context.redis, record)
-    wanted = SampleFilter(purpose, group, wrong, failed, truncated, grep)
-    kept = json_objects(
-        await context.redis.lrange(keys.samples(record.id), 0, -1 if wanted != SampleFilter() else limit - 1)
-    )
-    return Samples(archived=archived, samples=list(islice(wanted.select(kept), limit)))
+    return Samples(archived=archived, samples=[*readable(found, texts)])
 
 
 @router.get(

@@ -13,15 +13,16 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from services.common.config.settings import Settings
-from services.common.durable import write_durably
 from services.common.errors import SandboxError, TrackerError
 from services.common.jobs.folder import HISTORY_FILE
+from services.common.jobs.kept_samples import KeptSamples
 from services.common.jobs.record import JobRecord, JobState
 from services.common.jobs.store import JobStore
 from services.common.redis import keys
 from services.common.redis.connection import text
 from services.common.sandbox.limits import MIB, Limits
 from services.common.sandbox.pool import Child, Sandbox
+from services.gateway.history import json_objects
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.trackers.available import options_of
 from services.gateway.trackers.sink import Run
@@ -29,7 +30,6 @@ from services.gateway.trackers.sink import Run
 log = logging.getLogger(__name__)
 
 FOLLOWER = "services.gateway.trackers.follower:Follower"
-SAMPLES_FILE = "samples.jsonl"
 POLL_INTERVAL_S = 1.0
 """Between two looks at the job's state: its end is sent at once."""
 MAX_PAUSE_S = 300.0
@@ -65,6 +65,8 @@ class Delivery:
             record.id, str(folder.absolute()), trackers.project, trackers.run_name or record.id, list(trackers.tags),
             record.spec.model_dump(mode="json"), options_of(name, settings),
         )  # fmt: skip
+        self._samples_interval = trackers.samples_interval_steps
+        self._kept: KeptSamples | None = None
         self._interval_s = settings.tracker_interval_s * _SHARES.get(name, 1.0)
         self._limits = Limits(settings.tracker_timeout_s, MEMORY_MIB, low_priority=True, file_bytes=FILE_BYTES)
         self._child: Child | None = None
@@ -111,8 +113,8 @@ class Delivery:
     async def _advance(self, ended: str) -> bool:
         """Sends batches until there is none; whether more remains, since one failed or another gateway does it."""
         try:
-            if ended and self._name == "files":
-                await self._keep_samples()
+            if self._name == "files":
+                await self._keep_samples(ended=bool(ended))
             while True:
                 sent, more = await self._request(ended)
                 self._metrics.tracker_points.labels(self._name).inc(sent)
@@ -131,12 +133,12 @@ class Delivery:
         sent, more = await self._child.request("advance", ended)
         return int(sent), bool(more)
 
-    async def _keep_samples(self) -> None:
-        """Writes the newest samples of an ended job, which Redis forgets after a while, into its folder; oldest first."""
-        found = [text(raw) for raw in await self._redis.lrange(keys.samples(self._job_id), 0, -1)]
-        if found:
-            lines = "".join(f"{line}\n" for line in reversed(found))
-            await asyncio.to_thread(write_durably, self._history.parent / SAMPLES_FILE, lines.encode())
+    async def _keep_samples(self, *, ended: bool) -> None:
+        """Keeps samples in the job's folder, which Redis forgets after a while; oldest first."""
+        newest = json_objects(reversed(await self._redis.lrange(keys.samples(self._job_id), 0, -1)))
+        if self._kept is None:
+            self._kept = await asyncio.to_thread(KeptSamples, self._history.parent, self._samples_interval)
+        await asyncio.to_thread(self._kept.add, newest, ended=ended)
 
     async def _failed(self, error: Exception) -> None:
         """A failed batch: the child goes, and the next one begins at the recorded position."""

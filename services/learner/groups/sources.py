@@ -64,7 +64,12 @@ class Sources:
         return self._open(self.spec.data.eval, "data.eval")
 
     def _open(self, source: DataSourceSpec, field: str) -> TaskSource:
-        return open_source(source, self.settings, field=field, until=time.monotonic() + self._check_s)
+        opened = open_source(source, self.settings, field=field, until=time.monotonic() + self._check_s)
+        if not self.spec.data.filter_overlong_prompts:
+            return opened
+        from services.learner.groups.fitting import fitting
+
+        return fitting(opened, self.spec, self.settings, field=field)
 
     def check_model(self) -> None:
         """Raises ModelError if a model's files are not complete and safe, or its sizes do not fit the job's; every role's."""

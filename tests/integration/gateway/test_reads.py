@@ -9,6 +9,7 @@ import httpx
 import pytest
 import redis.asyncio
 
+from services.common.jobs.kept_samples import KeptSamples
 from services.common.jobs.store import JobStore
 from services.common.redis import keys
 from services.common.service.heartbeat import WorkerKind, WorkerStatus, remove_worker, write_heartbeat
@@ -123,6 +124,29 @@ async def test_samples_are_filtered_over_all_that_are_kept(
     assert (await client.get(f"/jobs/{job_id}/rollouts?purpose=other")).status_code == 422
 
 
+def kept_sample(step: int, group_id: int) -> dict[str, Any]:
+    return {"group_id": group_id, "purpose": "train", "rollouts": [{"text": str(group_id), "max_policy_version": step}]}
+
+
+async def test_samples_that_redis_has_forgotten_are_read_from_the_jobs_folder_and_each_is_shown_once(
+    client: httpx.AsyncClient, redis: Redis, job_id: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "jobs" / job_id
+    folder.mkdir(parents=True, exist_ok=True)
+    KeptSamples(folder, 10).add([kept_sample(10, 1), kept_sample(20, 2), kept_sample(30, 3)], ended=False)
+    for group_id, step in ((3, 30), (4, 31)):
+        await redis.lpush(keys.samples(job_id), json.dumps(kept_sample(step, group_id)))
+    for query, found in (
+        ("", [4, 3, 2, 1]),
+        ("?limit=3", [4, 3, 2]),
+        ("?step=20", [2]),
+        ("?step=30", [3]),
+        ("?step=5", []),
+    ):
+        answer = (await client.get(f"/jobs/{job_id}/rollouts{query}")).json()
+        assert [sample["group_id"] for sample in answer["samples"]] == found, query
+
+
 async def test_workers_are_listed_while_their_heart_beats(client: httpx.AsyncClient, redis: Redis) -> None:
     assert (await client.get("/workers")).json() == {"workers": []}
     await write_heartbeat(
@@ -156,6 +180,9 @@ async def test_the_samples_are_as_the_reward_service_writes_them(
     [sample] = (await client.get(f"/jobs/{job_id}/rollouts")).json()["samples"]
     assert (sample["group_id"], sample["rollouts"][0]["text"], sample["rollouts"][0]["reward"]) == (7, "5", 1.0)
     assert sample["rollouts"][0]["max_policy_version"] == 5
+    assert "token_ids" not in sample["rollouts"][0]
+    refused = await client.get(f"/jobs/{job_id}/rollouts?raw=true&limit=51")
+    assert (refused.status_code, "at most 50 groups" in refused.text) == (422, True)
 
 
 async def test_the_catalog_names_what_a_job_may_name(client: httpx.AsyncClient, tmp_path: Path) -> None:

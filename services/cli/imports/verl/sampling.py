@@ -52,7 +52,8 @@ def lengths(settings: Settings, draft: Draft) -> None:
 def truncation(settings: Settings, draft: Draft) -> None:
     """Prompts that are too long."""
     overlong, cut = "data.filter_overlong_prompts", "data.truncation"
-    draft.leave(overlong, "a group whose prompt is too long fails alone, whether this is set or not")
+    if (filters := settings.truth(overlong)) is not None:
+        draft.set(overlong, filters, overlong)
     cuts = settings.text(cut) in {"left", "right", "middle"}
     draft.leave(cut, "no prompt is cut: a group whose prompt is too long fails alone", fits=not (cuts))
 

@@ -22,7 +22,8 @@ def reference(**changes: Any) -> dict[str, Any]:
 
 def check(**changes: Any) -> dict[str, Any]:
     section = {
-        "tasks": 10, "counted": 10, "shortest": 4, "median": 5, "longest": 9, "room": 8, "too_long": 0, "refused": 0, "refusal": "",
+        "tasks": 10, "counted": 10, "shortest": 4, "median": 5, "longest": 9, "room": 8, "too_long": 0, "filtered": False,
+        "refused": 0, "refusal": "",
         "prompts": [{"index": 0, "text": "<|im_start|>user\n[bold]6 · 7[/bold]", "tokens": 4}], "references": [reference()],
     }  # fmt: skip
     return {"unchecked": [], "notes": [], "sections": {"train": section | changes}}
