@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 
+from services.common.jobs.elements import json_objects
 from services.common.jobs.folder import JobFolder
 from services.common.jobs.kept_samples import key_of, read_kept
 from services.common.jobs.record import JobRecord
@@ -64,21 +64,6 @@ def _from_folder(folder: Path, first: int | None, limit: int) -> History:
     page = steps[-limit:] if first is None else [item for item in steps if _step(item) >= first][:limit]
     evals = json_objects(json.dumps(record) for record in history.evals[-MAX_EVALS:])
     return History(total=len(steps), steps=page, evals=evals)
-
-
-def json_objects(raw: Iterable[str | bytes]) -> list[OpenObject]:
-    """The JSON objects in these texts; numbers that JSON lacks (NaN) become null."""
-    found = []
-    for element in raw:
-        try:
-            value = json.loads(element, parse_constant=lambda _: None)
-        except ValueError:
-            value = None
-        if isinstance(value, dict):
-            found.append(value)
-        else:
-            log.warning("an element of a job's history is not a JSON object; it is left out")
-    return found
 
 
 def _step(item: OpenObject) -> float:

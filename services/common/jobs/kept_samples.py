@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.durable import write_durably
+from services.common.jobs.elements import json_objects
 
 SAMPLES_FILE = "samples.jsonl"
 MAX_BYTES = 32 * 1024 * 1024
@@ -32,19 +33,11 @@ def key_of(sample: Sample) -> _Key:
 
 def read_kept(folder: Path) -> list[dict[str, Any]]:
     """What the file has, oldest first; lines that are not whole are left out."""
-    found = []
     try:
         with (folder / SAMPLES_FILE).open("rb") as file:
-            for line in file:
-                try:
-                    value = json.loads(line, parse_constant=lambda _: None)
-                except ValueError:
-                    continue
-                if isinstance(value, dict):
-                    found.append(value)
+            return json_objects(file)
     except FileNotFoundError:
-        pass
-    return found
+        return []
 
 
 class KeptSamples:

@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 
 from services.common.config.settings import Settings
 from services.common.errors import SandboxError, TrackerError
+from services.common.jobs.elements import json_objects
 from services.common.jobs.folder import HISTORY_FILE
 from services.common.jobs.kept_samples import KeptSamples
 from services.common.jobs.record import JobRecord, JobState
@@ -22,7 +23,6 @@ from services.common.redis import keys
 from services.common.redis.connection import text
 from services.common.sandbox.limits import MIB, Limits
 from services.common.sandbox.pool import Child, Sandbox
-from services.gateway.history import json_objects
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.trackers.available import options_of
 from services.gateway.trackers.sink import Run
