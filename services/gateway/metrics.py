@@ -20,7 +20,7 @@ METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE"}
 JOB_ID = re.compile(JOB_ID_PATTERN)
 TRACKERS = ("files", "tensorboard", "mlflow", "wandb", "swanlab")
 QUIET = frozenset({"/healthz", "/readyz", "/metrics"})
-"""Paths that monitors poll every few seconds: logged at DEBUG."""
+"""Paths that monitors poll every few seconds: logged at DEBUG, as reads that succeed are."""
 
 
 class GatewayMetrics:
@@ -96,7 +96,8 @@ class Observer:
         self._metrics.requests.labels(method=method, route=route, status=status).inc()
         if not route.endswith(("/events", "/completions")):
             self._metrics.seconds.labels(route=route).observe(seconds)
-        level = logging.DEBUG if route in QUIET else logging.INFO
+        reads = method in {"GET", "HEAD"} and status < 400
+        level = logging.DEBUG if route in QUIET or reads else logging.INFO
         job_id = str(scope.get("path_params", {}).get("job_id", ""))
         with log_context(**({"job_id": job_id} if JOB_ID.fullmatch(job_id) else {})):
             log.log(level, "%s %s -> %d in %.1f ms", method, route, status, seconds * 1000)

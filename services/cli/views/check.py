@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from services.cli.views.terminal import number
+from services.common.jobs.step_record import number
 
 if TYPE_CHECKING:
     from rich.console import Console

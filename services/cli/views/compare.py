@@ -9,7 +9,7 @@ from rich.console import Console
 from services.cli.client import JsonObject
 from services.cli.views.jobs import duration, print_table
 from services.cli.views.progress import score
-from services.cli.views.terminal import number
+from services.common.jobs.step_record import number
 
 
 def print_comparison(console: Console, found: JsonObject) -> None:

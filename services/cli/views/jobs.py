@@ -10,26 +10,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from services.cli.client import ENDED, JsonObject
-from services.cli.views.terminal import number
-from services.common.jobs.step_record import StepRecord
+from services.common.jobs.step_record import StepRecord, number
 
 SHOWN_REASONS = 5
 """Number of reasons of failed groups that are shown with a job; `millrace ledger` shows more."""
-
-
-def step_line(step: StepRecord, steps: int | None = None) -> str:
-    """One line for one step record; a missing value is shown as a dash.
-
-    Example: `step  17/200  reward 0.412  accuracy 0.412  accept 0.64  age 0.8  gen 812 tok/s  train 640 tok/s  sync 0.041 s`
-    """
-    count = f"{step.step}/{steps}" if steps else str(step.step)
-    width = 2 * len(str(steps)) + 1 if steps else 5
-    return (
-        f"step {count:>{width}}  reward {number(step.reward, '.3f')}  accuracy {number(step.accuracy, '.3f')}"
-        f"  accept {number(step.accept_rate, '.2f')}  age {number(step.policy_age_mean, '.1f')}"
-        f"  gen {number(step.generated_tokens_per_s, '.0f')} tok/s"
-        f"  train {number(step.trained_tokens_per_s, '.0f')} tok/s  sync {number(step.sync_s, '.3f')} s"
-    )
 
 
 def print_jobs(console: Console, jobs: Iterable[JsonObject]) -> None:
@@ -66,7 +50,7 @@ def print_job(console: Console, job: JsonObject, evals: Sequence[JsonObject], la
         "weights": job.get("export"),
         "tags": " ".join(job.get("tags", ())),
         "notes": job.get("notes"),
-        "newest step": step_line(StepRecord.model_validate(last)) if last else None,
+        "newest step": StepRecord.model_validate(last).line() if last else None,
     }
     rows = [(name, value) for name, value in values.items() if value]
     reasons = job.get("failed_reasons", {})

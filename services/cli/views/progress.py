@@ -7,8 +7,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from services.cli.views.terminal import number
-from services.common.jobs.step_record import StepRecord
+from services.common.jobs.step_record import StepRecord, number
 
 HEADINGS = (
     ("step", 5), ("reward", 7), ("accuracy", 9), ("accept", 7), ("age", 5), ("gen tok/s", 10), ("train tok/s", 12),

@@ -11,8 +11,8 @@ from rich.table import Table
 
 from services.cli.client import JsonObject
 from services.cli.views.jobs import print_rows
-from services.cli.views.terminal import number
 from services.common.jobs.fates import Fate
+from services.common.jobs.step_record import number
 
 if TYPE_CHECKING:
     from services.learner.audit.report import AuditReport

@@ -21,11 +21,6 @@ def open_console(*, stderr: bool = False) -> Console:
     return Console(highlight=False, stderr=stderr)
 
 
-def number(value: object, form: str) -> str:
-    """The value in this format; a dash for what is no number."""
-    return format(value, form) if isinstance(value, int | float) and not isinstance(value, bool) else "-"
-
-
 def print_result(value: T, print_text: Callable[[Console, T], None], *, as_json: bool) -> None:
     """A result as JSON for programs, or as text for people."""
     if as_json:

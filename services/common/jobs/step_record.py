@@ -32,6 +32,8 @@ class StepRecord(BaseModel):
     checks_over_limit: int | None = Field(
         default=None, description="Judged rollouts whose check went beyond its limit: they count as wrong."
     )
+    trained_reward: float | None = Field(default=None, description="Mean over the batch's judged rollouts.")
+    trained_accuracy: float | None = Field(default=None, description="Mean over the same rollouts.")
     accept_rate: float | None = Field(default=None, description="Expected share of informative groups, 0 to 1.")
     groups_trained: int | None = Field(default=None, description="Groups in the batch.")
     groups_judged: int | None = Field(default=None, description="Groups judged since the step before.")
@@ -99,3 +101,24 @@ class StepRecord(BaseModel):
     def as_json(self) -> dict[str, Any]:
         """JSON values of the fields that were set."""
         return self.model_dump(mode="json", exclude_unset=True)
+
+    def line(self, steps: int | None = None) -> str:
+        """One line for people; a dash for what the step lacks. `steps`: of the job.
+
+        Example: `step  17/200  reward 0.412  accuracy 0.412  trained 0.500  loss -0.0021  grad 1.3  accept 0.64  age 0.8  gen 812 tok/s …`
+        """
+        count = f"{self.step}/{steps}" if steps else str(self.step)
+        width = 2 * len(str(steps)) + 1 if steps else 5
+        return (
+            f"step {count:>{width}}  reward {number(self.reward, '.3f')}  accuracy {number(self.accuracy, '.3f')}"
+            f"  trained {number(self.trained_reward, '.3f')}  loss {number(self.loss, '.4f')}  grad {number(self.grad_norm, '.2f')}"
+            f"  accept {number(self.accept_rate, '.2f')}  age {number(self.policy_age_mean, '.1f')}"
+            f"  gen {number(self.generated_tokens_per_s, '.0f')} tok/s"
+            f"  train {number(self.trained_tokens_per_s, '.0f')} tok/s  sync {number(self.sync_s, '.3f')} s"
+            + (f"  skipped: {self.skipped}" if self.skipped else "")
+        )
+
+
+def number(value: object, form: str) -> str:
+    """The value in this format; a dash for what is no number."""
+    return format(value, form) if isinstance(value, int | float) and not isinstance(value, bool) else "-"

@@ -43,9 +43,12 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(service: str, level: str = "INFO") -> None:
-    """Makes this process log as JSON on stderr."""
+    """Makes this process log as JSON on stderr; libraries that report every step of their work do so at DEBUG only."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(service))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name in ("httpx", "httpx2"):  # they log addresses, whose queries may hold signatures
         logging.getLogger(name).setLevel(logging.WARNING)
+    if level.upper() != "DEBUG":
+        for name in ("megatron", "vllm"):
+            logging.getLogger(name).setLevel(logging.WARNING)

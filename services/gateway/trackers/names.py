@@ -10,6 +10,8 @@ from typing import Any
 STEP_NAMES: Mapping[str, str] = {
     "reward": "rollout/reward_mean",
     "accuracy": "rollout/accuracy_mean",
+    "trained_reward": "rollout/trained_reward_mean",
+    "trained_accuracy": "rollout/trained_accuracy_mean",
     "rollouts_judged": "rollout/judged",
     "rollouts_not_judged": "rollout/not_judged",
     "checks_over_limit": "rollout/checks_over_limit",

@@ -45,6 +45,7 @@ def step_record(
     trained_tokens = sum(sequence.response_len for sequence in trained.batch.sequences)
     elapsed = max(time.monotonic() - flow.since, 1e-9)
     rollouts = [rollout for judged in groups for rollout in judged.scored.group.rollouts]
+    verdicts = [verdict for judged in groups for verdict in judged.scored.verdicts if verdict.reward is not None]
     lengths = np.array([len(rollout.tokens) for rollout in rollouts])
     reports = list(job.publisher.reports.values())
     return StepRecord(
@@ -58,6 +59,8 @@ def step_record(
         rollouts_judged=flow.rollouts,
         rollouts_not_judged=flow.not_judged,
         checks_over_limit=flow.over_limit,
+        trained_reward=fmean(verdict.reward or 0.0 for verdict in verdicts) if verdicts else None,
+        trained_accuracy=fmean(verdict.accuracy or 0.0 for verdict in verdicts) if verdicts else None,
         accept_rate=round(job.buffer.accept_rate.value, 4),
         groups_trained=len(groups),
         groups_judged=flow.groups,

@@ -9,6 +9,7 @@ A paused job stops between two steps, or where it waits; groups in flight still 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from functools import partial
 
@@ -25,6 +26,8 @@ from services.learner.loops.recover import recover
 from services.learner.loops.state import CANCELLED, Flow, JobContext, NoStepPossibleError, Stopped, wait_event
 from services.learner.loops.step import step_record, train_batch
 from services.learner.storage.journal import BatchRecord
+
+log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 1.0
 
@@ -132,6 +135,7 @@ async def _step(job: JobContext, drain: Drain) -> None:
     await job.store.update(step=job.progress.step, policy_version=job.progress.step, **job.buffer.ledger.accounts())
     await job.store.append_step(job.progress.step - job.progress.start_step, record)
     await with_disk_space(job, drain, job.store.write_history)
+    log.info("%s", record.line(job.spec.learner.steps))
     metrics.observe_step(record, trained.ages)
     job.progress.require_finite()
     await hold(job, drain)

@@ -111,6 +111,8 @@ def rank_environment(settings: Settings, job_id: str, spec: JobSpec, metrics_dir
         "PROMETHEUS_MULTIPROC_DIR": str(metrics_dir),
         # Ranks that are restarted get a store of their own: in a shared one they would find the dead ranks' addresses.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        # Megatron warns at every start that Apex and Transformer Engine are not installed.
+        "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "ignore"),
     }  # fmt: skip
     if settings.platform is not Platform.NPU:
         variables["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
@@ -119,6 +121,7 @@ def rank_environment(settings: Settings, job_id: str, spec: JobSpec, metrics_dir
 
 if __name__ == "__main__":
     die_with_parent(signal.SIGTERM)
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.run import main
 
     from services.learner.megatron.rendezvous import register_backend
@@ -126,6 +129,10 @@ if __name__ == "__main__":
     if HEARTBEAT_DIR_VARIABLE in os.environ:
         error_file = load_settings().job_dir(os.environ["MILLRACE_JOB"]) / ERROR_FILE
         logging.getLogger(TORCH_LOG).addHandler(DeathsHandler(Path(os.environ[HEARTBEAT_DIR_VARIABLE]), error_file))
+    logging.getLogger("torch.distributed").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="millrace-meet-", ignore_cleanup_errors=True) as folder:
         register_backend(LOCAL_BACKEND, Path(folder))
-        main(sys.argv[1:])
+        try:
+            main(sys.argv[1:])
+        except SignalException as error:  # the agent ends its ranks
+            sys.exit(128 + error.sigval)

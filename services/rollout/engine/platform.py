@@ -24,6 +24,7 @@ cores that sample and train. (Its short name, "uni", is refused on CPUs.)"""
 
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",  # models are directories; no download
+    "PYTHONWARNINGS": "ignore",  # of the engine's own libraries, at every start
     "TOKENIZERS_PARALLELISM": "false",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",

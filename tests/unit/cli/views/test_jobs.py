@@ -7,23 +7,25 @@ import io
 import pytest
 from rich.console import Console
 
-from services.cli.views.jobs import print_job, print_rollouts, print_workers, step_line
+from services.cli.views.jobs import print_job, print_rollouts, print_workers
 from services.common.jobs.step_record import StepRecord
 
 STEP = {
     "step": 7, "reward": 0.4123, "accuracy": 0.4, "accept_rate": 0.637, "policy_age_mean": 0.84,
     "generated_tokens_per_s": 812.4, "trained_tokens_per_s": 640.2, "sync_s": 0.0412,
+    "trained_reward": 0.5, "loss": -0.0021, "grad_norm": 1.3,
 }  # fmt: skip
 
 
 def test_a_step_is_one_line() -> None:
-    assert step_line(StepRecord.model_validate(STEP), 200) == (
-        "step   7/200  reward 0.412  accuracy 0.400  accept 0.64  age 0.8  gen 812 tok/s  train 640 tok/s  sync 0.041 s"
+    assert StepRecord.model_validate(STEP).line(200) == (
+        "step   7/200  reward 0.412  accuracy 0.400  trained 0.500  loss -0.0021  grad 1.30  accept 0.64  age 0.8"
+        "  gen 812 tok/s  train 640 tok/s  sync 0.041 s"
     )
 
 
 def test_what_a_step_lacks_is_a_dash() -> None:
-    assert step_line(StepRecord(step=7)).startswith("step     7  reward -  accuracy -")
+    assert StepRecord(step=7).line().startswith("step     7  reward -  accuracy -")
 
 
 def test_text_from_a_model_is_never_markup() -> None:

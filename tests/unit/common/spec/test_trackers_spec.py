@@ -12,6 +12,7 @@ def test_tensorboard_alone_is_on_also_in_specs_of_earlier_releases() -> None:
     for spec in (parse_spec(SMALL), parse_recorded_spec(SMALL)):
         assert spec.trackers.model_dump() == {
             "tensorboard": True, "mlflow": False, "wandb": False, "swanlab": False, "project": "millrace", "run_name": None, "tags": [],
+            "samples_interval_steps": 10,
         }  # fmt: skip
 
 
