@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ipaddress
+import json
+import os
 import re
 import socket
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import ByteSize, Field, SecretStr, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+from pydantic import BeforeValidator, ByteSize, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
 
 from services.common.config.hub_folder import HubFolder
 from services.common.config.judges import Endpoints
@@ -18,12 +21,31 @@ from services.common.errors import ConfigError
 from services.common.spec.reference import HUBS
 
 _ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104  compared with, not bound to
-_LIST = """a JSON list, as in '["one", "two"]'"""
 _OBJECTS = ("judge_endpoints",)
 """Settings that are JSON objects."""
 _SECRETS = (
     "token", "internal_token", "redis_password", "mlflow_token", "mlflow_password", "wandb_api_key", "swanlab_api_key",
 )  # fmt: skip
+
+
+def _items(separator: str) -> Callable[[object], object]:
+    """A validator that makes a list of a text: a JSON list, or items with a separator between them."""
+
+    def split(value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        if not value.lstrip().startswith("["):
+            return [item.strip() for item in value.split(separator) if item.strip()]
+        try:
+            return json.loads(value)
+        except ValueError as error:
+            raise ValueError(f'is no JSON list; write one{separator}two, or \'["one", "two"]\'') from error
+
+    return split
+
+
+Names = Annotated[list[str], NoDecode, BeforeValidator(_items(","))]
+Paths = Annotated[list[Path], NoDecode, BeforeValidator(_items(os.pathsep))]
 
 COLLECTIVE_TIMEOUT_S = 1800.0
 """A rank whose collective operation waits longer exits; HCCL's own limits are shorter (deploy/compose.ascend.yaml)."""
@@ -91,9 +113,9 @@ class Settings(BaseSettings):
         default=0, ge=0, le=65535, description="Port of a rollout server's gRPC for chats; 0 takes a free one."
     )
     gateway_port: int = Field(default=8080, ge=0, le=65535, description="The gateway's port.")
-    gateway_hosts: list[str] = Field(
+    gateway_hosts: Names = Field(
         default_factory=list,
-        description="Further names (JSON list, without ports) under which the gateway is reached: of a proxy, or in a container network.",
+        description="Further names (`one,two`, without ports) under which the gateway is reached: of a proxy, or in a container network.",
     )
     max_event_streams: int = Field(default=1000, ge=1, description="Event streams that the gateway holds open at once.")
     max_requests: int = Field(
@@ -110,15 +132,17 @@ class Settings(BaseSettings):
     journal_key_file: Path | None = Field(
         default=None, description="File with the key that the learner seals its journals with."
     )
-    model_roots: list[Path] = Field(
-        default_factory=list, description="Directories that models may lie in (JSON list), besides <home>/models."
+    model_roots: Paths = Field(
+        default_factory=list,
+        description="Directories that models may lie in (`/one:/two`, or a JSON list), besides <home>/models.",
     )
-    data_roots: list[Path] = Field(
-        default_factory=list, description="Directories that datasets may lie in (JSON list), besides <home>/data."
+    data_roots: Paths = Field(
+        default_factory=list,
+        description="Directories that datasets may lie in (`/one:/two`, or a JSON list), besides <home>/data.",
     )
-    hubs: list[str] | None = Field(
+    hubs: Annotated[Names | None, NoDecode] = Field(
         default=None,
-        description="Hubs that models and data are fetched from (JSON list of hf, modelscope). Unset: both where only this machine reaches "
+        description="Hubs that models and data are fetched from (`hf,modelscope`). Unset: both where only this machine reaches "
         "the gateway; beyond loopback, and behind a proxy (MILLRACE_GATEWAY_HOSTS), none.",
     )
     max_hub_bytes: ByteSize = Field(
@@ -363,8 +387,7 @@ def load_settings() -> Settings:
     except SettingsError as error:
         named = re.search(r'"(\w+)"', str(error))
         name = f"MILLRACE_{named[1].upper()}" if named else "a setting"
-        form = """a JSON object, as in '{"name": {…}}'""" if named and named[1] in _OBJECTS else _LIST
-        raise ConfigError(f"{name}: must be {form}") from error
+        raise ConfigError(f"{name}: must be a JSON object, as in '{{\"name\": {{…}}}}'") from error
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         if not first["loc"]:  # raised by a validator of this module, whose message names the variable

@@ -57,7 +57,7 @@ def test_a_service_on_all_addresses_is_reached_by_its_machines_name() -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ("gateway.example", "must be a JSON list"),
+        ("[gateway.example", "is no JSON list"),
         ('["https://gateway.example"]', "is no host's name"),
         ('["gateway.example:8080"]', "is no host's name"),
         ('[""]', "is no host's name"),
@@ -93,3 +93,17 @@ def test_another_word_for_it_is_an_error_of_the_variable(monkeypatch: pytest.Mon
     monkeypatch.setenv("MILLRACE_CODE_REWARD", "yes")
     with pytest.raises(ConfigError, match="MILLRACE_CODE_REWARD: Input should be '0', '1' or 'anywhere'"):
         load_settings()
+
+
+@pytest.mark.parametrize("value", ["/one:/two", '["/one", "/two"]', " /one : /two :"])
+def test_directories_are_written_as_in_a_path_or_as_json(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLRACE_DATA_ROOTS", value)
+    assert load_settings().data_roots == [Path("/one"), Path("/two")]
+
+
+@pytest.mark.parametrize(
+    ("value", "hubs"), [("hf", ["hf"]), ("hf, modelscope", ["hf", "modelscope"]), ("[]", []), ("", [])]
+)
+def test_names_are_written_with_commas_or_as_json(value: str, hubs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLRACE_HUBS", value)
+    assert load_settings().hubs == hubs
