@@ -47,6 +47,16 @@ REWARD: dict[str, Any] = {
     "reward_models": {"scored": {"path": REWARD_MODEL}},
 }  # fmt: skip
 """The verifier decides; a stand-in of a judge, always content, and a tiny reward model are there to be seen."""
+LEARNING: dict[str, dict[str, Any]] = {
+    "algorithm": {
+        "preset": "ppo", "filter_groups_enable": True, "kl_coefficient": 0.001, "importance_correction": "masked",
+        "importance_weight_floor": 0.5, "importance_weight_cap": 2.0,
+    },
+    "learner": {"mini_batch_size": 32},
+    "critic": {"value_clip": 0.5},
+    "reference": {},
+}  # fmt: skip
+"""All that the dashboards show of learning: a critic, a reference, a correction, and several optimizer steps a batch."""
 ENDED = ("succeeded", "failed", "cancelled")
 
 
@@ -96,7 +106,7 @@ def check_with_promtool() -> str:
 
 @contextmanager
 def _stack(home: Path, rewarding: Path, judge_url: str) -> Iterator[UpState]:
-    os.environ["MILLRACE_MODEL_ROOTS"] = json.dumps([str(MODELS), str(rewarding)])
+    os.environ["MILLRACE_MODEL_ROOTS"] = os.pathsep.join(map(str, (MODELS, rewarding)))
     os.environ["MILLRACE_JUDGE_ENDPOINTS"] = json.dumps({"stand-in": {"url": judge_url, "model": "stand-in"}})
     detach(home, ["--port", "0"], print)
     try:
@@ -110,6 +120,8 @@ def _train(state: UpState, steps: int) -> None:
     spec["model"]["path"] = str(MODELS / "tiny")
     spec["learner"]["steps"] = steps
     spec["reward"] = REWARD
+    for section, changes in LEARNING.items():
+        spec[section] = spec.get(section, {}) | changes
     spec["checkpoint"]["interval_steps"] = max(1, steps // 4)
     spec["eval"] |= {"tasks": 64, "interval_steps": max(1, steps // 4)}
     with GatewayClient(state.url, find_token(state.token_file)) as client:
