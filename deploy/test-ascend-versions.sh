@@ -7,8 +7,12 @@ case "${1:-}" in
 rollout | learner) parts=$1 && shift ;;
 *) parts="rollout learner" ;;
 esac
-# The image has Python 3.12; where there is none, another one that Millrace runs on will do.
+# The image has Python 3.12, and the locks are for it.
 if python3.12 --version >/dev/null 2>&1; then export PYTHON=python3.12; fi
+"${PYTHON:-python3}" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' || {
+    echo "test-ascend-versions: ${PYTHON:-python3} is not Python 3.12: PYTHON=/path/to/python3.12 make test-ascend-versions" >&2
+    exit 1
+}
 
 lock_of() {
     case $1 in
