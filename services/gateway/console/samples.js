@@ -29,7 +29,7 @@ export function showSamples(place, signal, job) {
 
   const draw = () => {
     const chosen = groups.filter((group) => ["all", group.purpose].includes(purpose.input.value) && OUTCOMES[outcome.input.value](group));
-    put(list, chosen.map(groupCard));
+    put(list, chosen.map((group) => groupCard(job, group, signal)));
     say(told, groups.length ? `${count(chosen.length)} of the newest ${count(groups.length)} groups` : (archived ? "The job ended long ago: its samples were removed." : "No group has been judged yet."));
   };
   const load = async (shown = true) => {
@@ -62,7 +62,9 @@ function choice(id, label, options) {
   return { input, element: h("label", { class: "choice" }, label, input) };
 }
 
-function groupCard(group) {
+function groupCard(job, group, signal) {
+  const prompt = h("dd", { class: "text" }, group.prompt);
+  const rollouts = group.rollouts.map(rolloutCard);
   const judged = group.rollouts.filter(({ reward }) => reward !== null);
   const mean = judged.reduce((sum, { reward }) => sum + reward, 0) / judged.length;
   const told = [group.purpose === "eval" ? "evaluation" : "training", group.data_source, `sampled by ${group.server}`].filter(Boolean);
@@ -71,11 +73,37 @@ function groupCard(group) {
       h("h3", {}, `Group ${group.group_id}`),
       h("p", { class: "help" }, told.join(" · "), " · ", h("time", { title: moment(group.at) }, ago(group.at))),
       h("p", { class: "score" }, `${judged.filter(right).length} of ${group.rollouts.length} right`,
-        h("small", {}, `mean reward ${figure(mean)}`))),
+        h("small", {}, `mean reward ${figure(mean)}`)),
+      rawSwitch(job, group, [prompt, ...rollouts.map((card) => card.querySelector("pre"))], signal)),
     h("dl", { class: "task" },
-      h("div", {}, h("dt", {}, "Prompt"), h("dd", { class: "text" }, group.prompt)),
+      h("div", {}, h("dt", {}, "Prompt"), prompt),
       h("div", {}, h("dt", {}, "Reference"), h("dd", { class: "text" }, group.ground_truth))),
-    h("ol", { class: "rollouts" }, group.rollouts.map(rolloutCard)));
+    h("ol", { class: "rollouts" }, rollouts));
+}
+
+/** A switch between the texts and what the model sees, special tokens included; `places`: of the prompt, then of each rollout. */
+function rawSwitch(job, group, places, signal) {
+  const plain = places.map(({ textContent }) => textContent);
+  const button = h("button", { type: "button", class: "raw", "aria-pressed": "false" }, "Special tokens");
+  const show = (texts, pressed) => {
+    places.forEach((place, index) => put(place, texts[index] || "(empty)"));
+    button.setAttribute("aria-pressed", String(pressed));
+  };
+  button.addEventListener("click", async () => {
+    if (button.getAttribute("aria-pressed") === "true") return show(plain, false);
+    button.disabled = true;
+    try {
+      const { samples } = await read(jobPath(job.id, `/rollouts?raw=true&limit=50&group=${group.group_id}`), { signal });
+      const found = samples.find((sample) => key(sample) === key(group));
+      if (!found) throw new Error("the group is no longer kept");
+      show([found.raw_prompt, ...found.rollouts.map(({ raw }) => raw)], true);
+    } catch (error) {
+      if (!signal.aborted) say(button, `No special tokens: ${error.fields?.[0]?.message ?? error.message}`);
+    } finally {
+      button.disabled = false;
+    }
+  });
+  return button;
 }
 
 function rolloutCard(rollout) {
