@@ -121,6 +121,7 @@ def rank_environment(settings: Settings, job_id: str, spec: JobSpec, metrics_dir
 
 if __name__ == "__main__":
     die_with_parent(signal.SIGTERM)
+    os.environ.setdefault("LOGLEVEL", "ERROR")  # of torchelastic, which warns at every start and end
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.run import main
 
@@ -129,7 +130,6 @@ if __name__ == "__main__":
     if HEARTBEAT_DIR_VARIABLE in os.environ:
         error_file = load_settings().job_dir(os.environ["MILLRACE_JOB"]) / ERROR_FILE
         logging.getLogger(TORCH_LOG).addHandler(DeathsHandler(Path(os.environ[HEARTBEAT_DIR_VARIABLE]), error_file))
-    logging.getLogger("torch.distributed").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="millrace-meet-", ignore_cleanup_errors=True) as folder:
         register_backend(LOCAL_BACKEND, Path(folder))
         try:
