@@ -90,6 +90,15 @@ class JobSummary(Answer):
     export: str | None = Field(description="Directory of the newest weights in Hugging Face format.")
     tags: list[str] = Field(description="Labels.", examples=[["ablation"]])
     notes: str = Field(description="A remark for people.")
+    model: str = Field(description="The spec's `model.path`.", examples=["tiny"])
+    data: str = Field(description="The spec's `data.train.source`.", examples=["reasoning_gym:chain_sum"])
+    reward: float | None = Field(
+        description="Mean reward of the newest step in which rollouts were judged.", examples=[0.61]
+    )
+    best_score: float | None = Field(
+        description="Highest avg@k of its held-out evaluations; null without one.", examples=[0.72]
+    )
+    best_score_se: float | None = Field(description="Standard error of that.", examples=[0.013])
 
 
 class Labels(BaseModel):

@@ -26,7 +26,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
     ),
     "gateway": (
         "__main__", "app", "header_deadline", "routes", "history", "dependencies", "fetches", "admission", "trackers", "events", "openai",
-        "metrics", "middleware", "errors", "system_metrics", "samples", "schemas",
+        "metrics", "middleware", "errors", "system_metrics", "samples", "search", "schemas",
     ),
     "learner": (
         "__main__", "agent", "rank", "controller", "replay", "conversion", "audit", "loops", "weights", "ranks", "megatron", "storage",

@@ -167,15 +167,30 @@ def jobs(
     name: Annotated[
         str | None, typer.Option("--name", help="Only jobs with this in their id.", show_default=False)
     ] = None,
+    search: Annotated[
+        str | None,
+        typer.Option(
+            "--search", help="Only jobs with these words in id, tags, notes, model or data.", show_default=False
+        ),
+    ] = None,
+    sort: Annotated[
+        str | None,
+        typer.Option(
+            "--sort", help="name, state, model, data, step, reward, best_score or run_time.", show_default=False
+        ),
+    ] = None,
     home: Home = DEFAULT_HOME,
     url: Url = None,
     *,
+    ascending: Annotated[bool, typer.Option("--ascending", help="From the least on.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List jobs, newest first."""
+    """List jobs, newest first or in another order, with the last reward and the best held-out score."""
     from services.cli.views.jobs import print_jobs
 
-    filters = {"tag": tags, "state": state, "name": name}
+    filters = {
+        "tag": tags, "state": state, "name": name, "search": search, "sort": sort, "ascending": "true" if ascending else None,
+    }  # fmt: skip
     with open_client(home, url) as client:
         found = client.jobs(wanted={key: value for key, value in filters.items() if value})
     print_result(found, print_jobs, as_json=as_json)

@@ -20,13 +20,19 @@ def print_jobs(console: Console, jobs: Iterable[JsonObject]) -> None:
     """One row per job."""
     rows = [
         (
-            job["id"], job["state"], f"{job['step']}/{job['steps']}", _ago(job.get("created_at")),
+            job["id"], job["state"], f"{job['step']}/{job['steps']}", number(job.get("reward"), ".3f"), _best(job),
+            duration(job.get("started_at"), job.get("finished_at")) or "", _ago(job.get("created_at")), job.get("model") or "",
             " ".join(job.get("tags", ())), job.get("cause") or "",
         )
         for job in jobs
     ]  # fmt: skip
-    names = ("job", "state", "step", "submitted", "tags", "cause")
+    names = ("job", "state", "step", "reward", "held-out", "took", "submitted", "model", "tags", "cause")
     print_table(console, names, rows, empty="no jobs yet: `millrace submit FILE`")
+
+
+def _best(job: JsonObject) -> str:
+    error = job.get("best_score_se")
+    return f"{number(job.get('best_score'), '.3f')}{'' if error is None else f' ± {error:.3f}'}"
 
 
 def print_pruned(console: Console, jobs: Iterable[JsonObject]) -> None:

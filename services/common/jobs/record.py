@@ -35,7 +35,9 @@ LIVE = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STALLED, JobStat
 """States in which a learner may own the job: it does if the record names one."""
 PAUSED_CAUSE = "paused by request"
 
-_OPTIONAL = frozenset({"failure", "failed_reasons", "tags", "notes"})
+_OPTIONAL = frozenset(
+    {"failure", "failed_reasons", "tags", "notes", "model", "data", "reward", "best_score", "best_score_se"}
+)
 """Fields that a record in a job's folder may lack: an earlier release wrote it."""
 
 
@@ -69,6 +71,16 @@ class JobRow:
     """Labels: those of the spec until somebody changes them."""
     notes: str = field(default="", kw_only=True)
     """A remark for people: that of the spec until somebody changes it."""
+    model: str = field(default="", kw_only=True)
+    """The spec's `model.path`; empty in the row of an earlier release's record."""
+    data: str = field(default="", kw_only=True)
+    """The spec's `data.train.source`, likewise."""
+    reward: float | None = field(default=None, kw_only=True)
+    """Mean reward of the newest step in which rollouts were judged."""
+    best_score: float | None = field(default=None, kw_only=True)
+    """Highest avg@k of its held-out evaluations."""
+    best_score_se: float | None = field(default=None, kw_only=True)
+    """Standard error of that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +159,11 @@ def _row_values(job_id: str, raw: Mapping[str, str]) -> dict[str, Any]:
         "failure": raw.get("failure", ""),
         "tags": json.loads(raw.get("tags", "[]")),
         "notes": raw.get("notes", ""),
+        "model": raw.get("model", ""),
+        "data": raw.get("data", ""),
+        "reward": number("reward"),
+        "best_score": number("best_score"),
+        "best_score_se": number("best_score_se"),
     }
 
 

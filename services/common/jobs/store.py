@@ -94,6 +94,7 @@ class JobStore:
         values = {
             "name": spec.name, "state": JobState.QUEUED, "created_at": now, "steps": spec.learner.steps, "lineage": 0,
             "spec": spec_json, "tags": json.dumps(spec.tags), "notes": spec.notes,
+            "model": spec.model.path, "data": spec.data.train.source,
         }  # fmt: skip
         names = [
             keys.record(job_id),

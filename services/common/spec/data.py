@@ -61,7 +61,11 @@ class DataSourceSpec(Section):
     def _known_form(cls, value: str) -> str:
         if not value.startswith(PROCEDURAL_PREFIX) and not value.endswith(FILE_SUFFIXES):
             suffixes = ", ".join(FILE_SUFFIXES)
-            hint = "" if value.startswith("reasoning") else "; `millrace data prepare` makes one of other files and folders"
+            hint = (
+                ""
+                if value.startswith("reasoning")
+                else "; `millrace data prepare` makes one of other files and folders"
+            )
             raise ValueError(f"must be `{PROCEDURAL_PREFIX}<task>` or end in one of {suffixes}, not {value!r}{hint}")
         if is_reference(value):
             parse_reference(value, file=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any
@@ -20,6 +21,7 @@ from services.gateway.admission.spec_body import MEDIA_TYPES, UnsupportedMediaTy
 from services.gateway.dependencies import GUARDS, Context, ContextDep, RecordDep
 from services.gateway.errors import IDEMPOTENCY_KEY, SpecRefused, documented
 from services.gateway.schemas import EXAMPLE_JOB_ID, EXAMPLE_SPEC, Job, JobCheck, JobList, JobSummary, Labels
+from services.gateway.search import JobOrder, JobSearch
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=GUARDS)
 
@@ -157,18 +159,26 @@ async def list_jobs(
     name: Annotated[
         str | None, Query(max_length=100, description="Only jobs with this text in their id.", examples=["demo"])
     ] = None,
+    search: Annotated[
+        str,
+        Query(
+            max_length=200,
+            description="Only jobs with each of these words in their id, tags, notes, model or data.",
+            examples=["smollm2 gsm8k"],
+        ),
+    ] = "",
+    sort: Annotated[
+        JobOrder, Query(description="What they are ordered by.", examples=["best_score"])
+    ] = JobOrder.SUBMITTED,
+    ascending: Annotated[bool, Query(description="From the least on.", examples=[False])] = False,
 ) -> JobList:
-    """Jobs, newest first, without their specs."""
-    if tag is None and state is None and name is None:
+    """Jobs without their specs, newest first or in another order."""
+    wanted = JobSearch(frozenset(tag or ()), state, name or "", search, sort, ascending)
+    if wanted == JobSearch():
         rows = await context.store.list(offset=offset, limit=limit)
         total = int(await context.redis.zcard(keys.JOBS))
     else:
-        wanted = set(tag or ())
-        found = [
-            row
-            for row in await context.store.list(limit=MAX_SEARCHED)
-            if wanted.issubset(row.tags) and state in {None, row.state} and (name or "") in row.id
-        ]
+        found = wanted.select(await context.store.list(limit=MAX_SEARCHED), time.time())
         total, rows = len(found), found[offset : offset + limit]
     return JobList(total=total, jobs=[JobSummary.model_validate(row) for row in rows])
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from services.common.errors import JobConflict
 from services.common.jobs import deaths as job_deaths
@@ -112,11 +114,20 @@ async def _close_evaluations(job: JobContext) -> None:
             log.warning("evaluation at step %d: %s", evaluation.step, failure)
             result["failure"] = failure
         await job.store.append_eval(result)
+        await _keep_best(job, result)
         metrics.observe_evaluation(result)
         answers = [job.evals.answers.pop(group_id, None) for group_id in evaluation.group_ids]
         await job.consumer.ack(*(judged.entry for judged in answers if judged is not None and judged.entry is not None))
         job.evals.rounds.remove(evaluation)
         job.activity.moved()
+
+
+async def _keep_best(job: JobContext, result: Mapping[str, Any]) -> None:
+    """Keeps the score in the job's record if it is the best one so far."""
+    score, error = result["avg_at_k"], result["avg_at_k_se"]
+    best = (await job.store.record()).best_score
+    if score is not None and (best is None or score > best):
+        await job.store.update(best_score=score, best_score_se="" if error is None else error)
 
 
 async def _describe_wait(job: JobContext, still_s: float) -> str:

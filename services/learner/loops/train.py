@@ -132,7 +132,9 @@ async def _step(job: JobContext, drain: Drain) -> None:
     step_s = time.monotonic() - started
     record = step_record(job, trained, journalled.digest, lineage=job.progress.lineage, wait_s=wait_s, step_s=step_s)
     job.activity.flow = Flow()
-    await job.store.update(step=job.progress.step, policy_version=job.progress.step, **job.buffer.ledger.accounts())
+    reward = {} if record.reward is None else {"reward": record.reward}
+    accounts = job.buffer.ledger.accounts()
+    await job.store.update(step=job.progress.step, policy_version=job.progress.step, **reward, **accounts)
     await job.store.append_step(job.progress.step - job.progress.start_step, record)
     await with_disk_space(job, drain, job.store.write_history)
     log.info("%s", record.line(job.spec.learner.steps))

@@ -47,5 +47,7 @@ async def test_a_model_that_is_gone_is_told_and_the_texts_stay(
     await console.sign_in(f"#/jobs/{job_id}/samples")
     card = console.page.get_by_role("article", name="Group 7")
     await card.get_by_role("button", name="Special tokens").click()
-    await expect(card.get_by_role("button", name="raw texts cannot be made: model.path: there is no model 'gone'")).to_be_visible()
+    await expect(
+        card.get_by_role("button", name="raw texts cannot be made: model.path: there is no model 'gone'")
+    ).to_be_visible()
     await expect(card.locator("pre.text")).to_have_text("5")
