@@ -22,6 +22,12 @@ CONTEXT, RESPONSE = 64, 24
 ROWS = [f"{'7' * count} +" for count in (2, 60, 5, *range(30, 40), 1, 70)]
 
 
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `prepare` does to a child's imports must not happen here."""
+    monkeypatch.setattr(fitting, "prepare", lambda: None)
+
+
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     made = Settings(home=tmp_path)
