@@ -9,11 +9,11 @@ const EDGE = { left: 42, right: 16, top: 8, bottom: 20 };
 
 /**
  * `series` are `{label, dots?, plain?}`: dots for few points, plain for what is not smoothed; `axis` is given to `extent`;
- * `bound` draws a line that must not be crossed.
+ * `bound` draws a line that must not be crossed; `along` is what the axis counts.
  */
 export class Chart {
-  constructor({ title, unit = "", series, axis = {}, bound = null }, cursor, signal) {
-    Object.assign(this, { title, series, axis, bound, cursor, smoothed: true, points: series.map(() => []), last: 1 });
+  constructor({ title, unit = "", series, axis = {}, bound = null, along = "steps" }, cursor, signal) {
+    Object.assign(this, { title, series, axis, bound, along, cursor, smoothed: true, points: series.map(() => []), last: 1 });
     this.readouts = series.map(() => h("b", {}));
     const key = ({ label, dots }, i) => h("span", { class: `key s${i + 1} ${dots ? "dots" : ""}` }, label, " ", this.readouts[i]);
     this.svg = s("svg", { role: "img", height: HEIGHT, class: "plot" });
@@ -103,7 +103,7 @@ export class Chart {
     const at = this.points.map((list) => nearest(list, step));
     at.forEach((point, i) => say(this.readouts[i], point ? figure(point[1]) : "–"));
     const told = at.map((point, i) => `${this.series[i].label} ${point ? figure(point[1]) : "none"}`).join(", ");
-    this.svg.setAttribute("aria-label", `${this.title}, at step ${step ?? this.last}: ${told}`);
+    this.svg.setAttribute("aria-label", `${this.title}, at ${this.along === "steps" ? "step" : this.along} ${round(Math.round(step ?? this.last))}: ${told}`);
     if (!this.mark) return;
     put(this.mark, step === null ? null : [
       s("line", { x1: this.x(step), x2: this.x(step), y1: EDGE.top, y2: HEIGHT - EDGE.bottom, class: "rule" }),

@@ -1,4 +1,4 @@
-// The step that all charts show figures for: one slider, which a pointer over any chart moves too. Without a choice: the newest.
+// The place on the axis that all charts show figures for: one slider, which a pointer over any chart moves too. Without a choice: the newest.
 
 import { h, say } from "./dom.js";
 
@@ -6,13 +6,14 @@ import { h, say } from "./dom.js";
 export class Cursor extends EventTarget {
   step = null;
 
-  constructor() {
+  /** `along`: what the axis counts. */
+  constructor(along = "steps") {
     super();
     const move = () => this.move(Number(this.slider.value));
     this.slider = h("input", { type: "range", id: "cursor", min: "1", max: "1", value: "1", oninput: move });
     this.output = h("output", { for: "cursor" }, "newest");
     this.back = h("button", { type: "button", class: "quiet small", hidden: true, onclick: () => this.move(null) }, "Back to newest");
-    this.element = h("div", { class: "cursor" }, h("label", { for: "cursor" }, "Figures at step"), this.slider, this.output, this.back);
+    this.element = h("div", { class: "cursor" }, h("label", { for: "cursor" }, along === "steps" ? "Figures at step" : `Figures at ${along}`), this.slider, this.output, this.back);
   }
 
   /** The steps that there are. */

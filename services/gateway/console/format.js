@@ -47,3 +47,7 @@ export const ago = (at) => (Number.isFinite(at) ? `${duration(Date.now() / 1000 
 
 /** Policy versions of a rollout: v17, or v16–17 when it was sampled over a change of weights. */
 export const versions = (oldest, newest) => (oldest === newest ? `v${newest}` : `v${oldest}–${newest}`);
+
+/** A score with its standard error, where it has one: 0.412 ± 0.021. */
+export const score = (value, error) =>
+  Number.isFinite(value) ? `${value.toFixed(3)}${Number.isFinite(error) ? ` ± ${error.toFixed(3)}` : ""}` : NONE;

@@ -4,6 +4,7 @@ import { act, jobPath, remove } from "./api.js";
 import { confirm } from "./confirm.js";
 import { announce, h, put, say } from "./dom.js";
 import { count, duration, moment } from "./format.js";
+import { Labels } from "./labels.js";
 import { actions, badge, bar, elapsed, ended } from "./state.js";
 
 /** The element and how it follows the record. */
@@ -18,10 +19,12 @@ export class JobHead {
     this.cause = h("p", { class: "notice", hidden: true });
     this.progress = h("div", { class: "progress wide" });
     this.facts = h("dl", { class: "facts" });
+    this.labels = new Labels(signal, (job) => this.show(job));
+    this.chat = h("a", { class: "button", hidden: true }, "Chat");
     this.element = h("header", { class: "job-head" },
       h("p", { class: "crumbs" }, h("a", { href: "#/jobs" }, "All jobs")),
-      h("div", { class: "title" }, h("div", { class: "named" }, h("h1", { tabindex: "-1" }, id), this.state), this.buttons),
-      this.problem, this.cause, this.progress, this.facts);
+      h("div", { class: "title" }, h("div", { class: "named" }, h("h1", { tabindex: "-1" }, id), this.state), h("div", { class: "actions" }, this.chat, this.buttons)),
+      this.problem, this.cause, this.progress, this.facts, this.labels.element);
   }
 
   /** Shows the record as it now is. */
@@ -32,6 +35,9 @@ export class JobHead {
     say(this.cause, job.cause);
     put(this.progress, bar(job), h("span", {}, told(job)));
     put(this.facts, facts(job).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+    this.labels.show(job);
+    this.chat.hidden = !["running", "stalled", "paused"].includes(job.state) && !(ended(job) && job.export);
+    this.chat.href = `#/chat/${encodeURIComponent(job.id)}`;
     this.#offer(job);
   }
 

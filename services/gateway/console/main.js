@@ -1,9 +1,12 @@
 // The page's start: a login while there is no token, else the view that the address names.
 //
-//   #/jobs · #/jobs/<id> · #/jobs/<id>/samples|events|spec · #/workers · #/submit
+//   #/jobs · #/jobs/<id> · #/jobs/<id>/samples|events|spec · #/compare/<id>,<id> · #/chat/<id> · #/workers · #/submit
 //
 // A view is a function (place, signal, ...parts of the address): it fills the place, and stops when the signal is aborted.
 
+import { address } from "./address.js";
+import { showChat } from "./chat.js";
+import { showCompare } from "./compare.js";
 import { say } from "./dom.js";
 import { showJob } from "./job.js";
 import { showJobs } from "./jobs.js";
@@ -13,7 +16,8 @@ import { showSubmit } from "./submit.js";
 import { bindTheme } from "./theme.js";
 import { showWorkers } from "./workers.js";
 
-const VIEWS = { jobs: showJobs, "jobs-page": showJobs, workers: showWorkers, submit: showSubmit };
+const VIEWS = { jobs: showJobs, compare: showCompare, chat: showChat, workers: showWorkers, submit: showSubmit };
+const BELOW = { compare: "jobs" }; // views that belong to another one of the menu
 const main = document.getElementById("main");
 const nav = document.getElementById("nav");
 const signOut = document.getElementById("sign-out");
@@ -25,10 +29,10 @@ function show(moved = true) {
   leaving = new AbortController();
   const open = session.token !== null;
   nav.hidden = signOut.hidden = !open;
-  const parts = location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decoded);
+  const { parts } = address();
   const [view, ...rest] = open && VIEWS[parts[0]] ? parts : ["jobs"];
   for (const link of nav.children) {
-    if (link.hash === `#/${view.replace("-page", "")}`) link.setAttribute("aria-current", "page");
+    if (link.hash === `#/${BELOW[view] ?? view}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
   main.replaceChildren();
@@ -39,14 +43,6 @@ function show(moved = true) {
   document.title = `${main.querySelector("h1")?.textContent ?? "Console"} · Millrace`;
   if (moved && open) main.querySelector("h1")?.focus();
   scrollTo(0, 0);
-}
-
-function decoded(part) {
-  try {
-    return decodeURIComponent(part);
-  } catch {
-    return part;
-  }
 }
 
 bindTheme(document.getElementById("theme"));

@@ -16,7 +16,7 @@ export async function* events(path, { after = null, signal }) {
         failures = 0;
         if (event.kind === "end") return;
         after = event.id ?? after;
-        yield event;
+        yield { ...event, data: JSON.parse(event.data) };
       }
     } catch (error) {
       if (signal.aborted) return;
@@ -28,8 +28,8 @@ export async function* events(path, { after = null, signal }) {
 
 const open = (path, after, signal) => request(path, { signal, headers: after ? { "Last-Event-ID": after } : {} });
 
-/** The messages of one connection; returns when it ends or has been silent for too long. */
-async function* messages(body, signal) {
+/** The messages of one connection, `{id, kind, data}` with data as text; returns when it ends or has been silent for too long. */
+export async function* messages(body, signal) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   signal.addEventListener("abort", () => reader.cancel().catch(() => {}), { once: true });
   let text = "";
@@ -62,5 +62,5 @@ function message(part) {
     const [, name, value] = /^([^:]+): ?(.*)$/.exec(line) ?? [];
     if (name) fields[name] = name === "data" && "data" in fields ? `${fields.data}\n${value}` : value;
   }
-  return fields.data === undefined ? null : { id: fields.id, kind: fields.event, data: JSON.parse(fields.data) };
+  return fields.data === undefined ? null : { id: fields.id, kind: fields.event, data: fields.data };
 }

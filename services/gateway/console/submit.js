@@ -10,26 +10,29 @@ import { lineIn, lineOf } from "./locate.js";
 export async function showSubmit(place, signal, like = "") {
   const told = h("p", { class: "help", id: "submit-help" }, "Loading…");
   put(place, h("div", { class: "title" }, h("div", {}, h("h1", { tabindex: "-1" }, "Submit a job"), told)));
-  let schema, begin;
+  let schema, catalog, begin;
   try {
-    [schema, begin] = await Promise.all([read("/jobs/schema", { signal }), beginning(like, signal)]);
+    [schema, catalog, begin] = await Promise.all([read("/jobs/schema", { signal }), offers(signal), beginning(like, signal)]);
   } catch (error) {
     if (!signal.aborted) say(told, `The form cannot be made: ${error.message}`);
     return;
   }
   say(told, "Edit the settings or the text: both are one spec. Everything left out keeps its default.");
-  new Submission(place, schema, begin, signal);
+  new Submission(place, schema, catalog, begin, signal);
 }
 
 const beginning = async (like, signal) =>
   like ? (await read(jobPath(like), { signal })).spec : (await fetch("example.json", { signal })).json();
 
+/** The models, data and verifiers that are there; a form without them is still one. */
+const offers = (signal) => read("/catalog", { signal }).catch(() => ({}));
+
 class Submission {
   #sent = { text: null, key: null };
 
-  constructor(place, schema, begin, signal) {
+  constructor(place, schema, catalog, begin, signal) {
     this.signal = signal;
-    this.fields = new Fields(schema, (path, value) => this.#set(path, value));
+    this.fields = new Fields(schema, catalog, (path, value) => this.#set(path, value));
     this.editor = new Editor("spec", () => this.#typed());
     this.note = h("p", { class: "help" });
     this.problems = h("div", { class: "problems", role: "alert", tabindex: "-1" });

@@ -11,10 +11,13 @@ import redis.asyncio
 from playwright.async_api import expect
 
 from services.common.jobs.store import JobStore
+from services.common.redis import keys
 from tests.integration.console.conftest import Console
-from tests.integration.console.scene import crowded
+from tests.integration.console.scene import HOSTILE, crowded
 
 ROOT = Path(__file__).parents[3]
+OTHER = "other-0a1b2c3d"
+"""Id of a second job, whose steps differ."""
 VIEWS = [
     "#/jobs",
     "#/workers",
@@ -23,6 +26,9 @@ VIEWS = [
     "#/jobs/{id}/samples",
     "#/jobs/{id}/events",
     "#/jobs/{id}/spec",
+    "#/jobs?search=n&sort=reward",
+    "#/compare/{id},{other}",
+    "#/chat/{id}",
 ]
 
 CONTRASTS = """() => {
@@ -78,12 +84,18 @@ UNNAMED = """() => {
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def job_id(store: JobStore, redis: redis.asyncio.Redis, document: dict[str, Any]) -> str:
-    return await crowded(store, redis, document)
+    job_id = await crowded(store, redis, {**document, "tags": ["t" * 60], "notes": HOSTILE.replace("\x00", "")})
+    record: Any = await redis.hgetall(keys.record(job_id))
+    await redis.hset(
+        keys.record(OTHER), mapping=record | {"spec": record[b"spec"].replace(b'"steps":20', b'"steps":30')}
+    )
+    await redis.zadd(keys.JOBS, {OTHER: 1e9})
+    return job_id
 
 
 async def drawn(console: Console, view: str, job_id: str) -> None:
     """Opens the view and waits until it stands."""
-    await console.open(view.replace("{id}", job_id))
+    await console.open(view.replace("{id}", job_id).replace("{other}", OTHER))
     await expect(console.page.get_by_role("heading", level=1)).to_be_visible()
     await console.page.wait_for_load_state("networkidle") if "jobs/{id}" not in view else None
     await console.page.wait_for_timeout(700)

@@ -13,6 +13,7 @@ from services.common.spec.choices import Preset
 from services.common.spec.job import JobSpec, parse_spec
 from tests.integration.console.conftest import Console
 
+BASE = {"model": {"path": "tiny"}, "data": {"train": {"source": "reasoning_gym:chain_sum"}}}
 UNPROCESSABLE = "422 (Unprocessable"
 
 
@@ -156,3 +157,45 @@ async def test_a_job_like_another_begins_with_its_spec(
     await expect(console.page.get_by_label("learner.steps")).to_have_value("20")
     text = await console.page.get_by_role("textbox", name="The whole spec").input_value()
     assert JobSpec.model_validate(json.loads(text)) == job.spec
+
+
+async def test_the_form_offers_what_the_installation_has_and_every_setting_there_is(
+    console: Console, store: JobStore
+) -> None:
+    page = console.page
+    await console.sign_in("#/submit")
+    await expect(page.locator("#offered-models option[value=tiny]")).to_have_count(1)
+    await expect(page.get_by_label("model.path", exact=True)).to_have_attribute("list", "offered-models")
+    await page.get_by_label("reward.verifiers.*").fill("exact_match")
+    await page.get_by_text("All settings").click()
+    await page.get_by_role("searchbox", name="Search").fill("overlong prompts")
+    await page.get_by_label("data.filter_overlong_prompts").check()
+    await page.get_by_role("searchbox", name="Search").fill("adam_beta2")
+    await page.get_by_label("learner.adam_beta2").fill("0.98")
+    await page.get_by_label("name", exact=True).fill("all-settings")
+    await page.get_by_role("button", name="Submit the job").click()
+    await expect(page.get_by_role("heading", level=1)).to_have_text(re.compile(r"all-settings-[0-9a-f]{8}"))
+    [row] = await store.list()
+    spec = (await store.get(row.id)).spec
+    assert (spec.reward.verifiers, spec.data.filter_overlong_prompts, spec.learner.adam_beta2) == (
+        {"*": "exact_match"},
+        True,
+        0.98,
+    )
+
+
+async def test_every_leaf_of_the_specs_schema_has_one_field(console: Console) -> None:
+    page = console.page
+    await console.sign_in("#/submit")
+    await expect(page.get_by_text("All settings")).to_be_visible()
+    found = await page.locator("[data-path]").evaluate_all("fields => fields.map((field) => field.dataset.path)")
+    spec = json.loads(JobSpec.model_validate(BASE).model_dump_json())
+    paths = [
+        f"{section}.{name}"
+        for section, values in spec.items()
+        if isinstance(values, dict)
+        for name in values
+        if not isinstance(values[name], dict)
+    ]
+    assert len(found) == len(set(found))
+    assert not set(paths) - set(found) - {"data.eval"}
