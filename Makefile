@@ -5,7 +5,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 VENV := .venv
 LOCK := deploy/lock/cpu.txt
 BIN := $(VENV)/bin
-SOURCES := services examples tests benchmarks deploy
+SOURCES := millrace services examples tests benchmarks deploy
 MODEL ?= tiny
 # Where this is set, every process of the tests would compile our modules once more.
 unexport PYTHONDONTWRITEBYTECODE

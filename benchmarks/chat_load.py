@@ -29,9 +29,10 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from examples.demo.charlm_tokenizer import QUESTION
-from services.cli.client import GatewayClient, GatewayError, find_token
-from services.cli.stack.state import UpState
+from millrace.connection import find_token
+from millrace.gateway import GatewayClient, GatewayError
 from services.cli.up import detach, run_down
+from services.common.service.stack_state import UpState
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM_UP_STEPS = 20

@@ -28,9 +28,10 @@ from benchmarks.learner import SHARED, timings
 from benchmarks.peers import ours
 from benchmarks.peers.limits import LEARNER_STEPS, engine_alone
 from benchmarks.peers.shapes import SHAPES, job_of
-from services.cli.client import GatewayClient, find_token
-from services.cli.stack.state import UpState
+from millrace.connection import find_token
+from millrace.gateway import GatewayClient
 from services.common.service.process_tree import family
+from services.common.service.stack_state import UpState
 from services.common.spec.job import JobSpec
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -24,7 +24,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from services.cli.client import ENDED, GatewayClient, find_token
+from millrace.connection import find_token
+from millrace.gateway import GatewayClient
+from millrace.records import ENDED
 from services.cli.overrides import load_job
 from services.cli.up import detach, run_down
 from services.common.capacity.plan import make_plan

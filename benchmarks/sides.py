@@ -35,10 +35,13 @@ from benchmarks.peers.machine import describe_machine
 from benchmarks.peers.processes import variables
 from benchmarks.peers.recorded import train_again
 from benchmarks.peers.shapes import SHAPES, Shape, job_of
-from services.cli.client import ENDED, GatewayClient, find_token
+from millrace.connection import find_token
+from millrace.follower import follow_steps
+from millrace.gateway import GatewayClient
+from millrace.records import ENDED
 from services.cli.stack.plan import available_cores, plan_cores
-from services.cli.stack.state import UpState
 from services.common.jobs.step_record import StepRecord
+from services.common.service.stack_state import UpState
 from services.common.spec.job import JobSpec
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -130,7 +133,7 @@ def train_beside(state: UpState, bench: Bench) -> tuple[str, dict[int, float]]:
     seconds: dict[int, float] = {}
     with GatewayClient(state.url, find_token(state.token_file)) as client:
         job = str(client.submit(bench.job())["id"])
-        for line in client.follow(job, timeout_s=START_LIMIT_S + bench.steps * STEP_LIMIT_S):
+        for line in follow_steps(client, job, timeout_s=START_LIMIT_S + bench.steps * STEP_LIMIT_S):
             record = StepRecord.model_validate(line)
             if record.train_s is not None:
                 seconds[record.step] = record.train_s

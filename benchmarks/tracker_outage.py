@@ -36,7 +36,9 @@ from benchmarks.peers.machine import describe_machine
 from benchmarks.peers.processes import variables
 from benchmarks.peers.shapes import SHAPES, job_of
 from deploy.dashboards.local import wait_until_ready
-from services.cli.client import GatewayClient, find_token
+from millrace.connection import find_token
+from millrace.follower import follow_steps
+from millrace.gateway import GatewayClient
 from services.cli.stack.children import free_port
 from services.common.errors import MillraceError
 from services.common.jobs.folder import JobFolder
@@ -133,7 +135,7 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
     ):
         with mlflow_server(*server):
             identity = str(client.submit(job)["id"])
-            next(client.follow(identity, timeout_s=START_LIMIT_S))
+            next(follow_steps(client, identity, timeout_s=START_LIMIT_S))
             history = JobFolder(home / "jobs" / identity)
             rates = [count_steps(history, options.seconds, answers=True)]
         for _ in range(options.rounds):

@@ -28,9 +28,11 @@ from benchmarks.peers.processes import ROOT
 from benchmarks.peers.run import make_model
 from benchmarks.peers.shapes import SHAPES
 from benchmarks.peers.table import put_between
-from services.cli.client import GatewayClient, find_token
-from services.cli.stack.state import UpState
+from millrace.connection import find_token
+from millrace.follower import follow_steps
+from millrace.gateway import GatewayClient
 from services.common.errors import MillraceError
+from services.common.service.stack_state import UpState
 from services.common.spec.choices import ImportanceCorrection, Preset
 
 DOCUMENT = ROOT / "docs" / "algorithms.md"
@@ -65,7 +67,7 @@ class Bench:
         """Trains one job to its end, whatever that is. Raises MillraceError when it is refused, or does not end in time."""
         with GatewayClient(self.state.url, find_token(self.state.token_file)) as client:
             identity = str(client.submit(job)["id"])
-            for _ in client.follow(identity, timeout_s=JOB_LIMIT_S):
+            for _ in follow_steps(client, identity, timeout_s=JOB_LIMIT_S):
                 pass
             record, history = client.job(identity), client.history(identity)
         outcome = Outcome(record["state"], record["cause"] or "", history["steps"], history["evals"])

@@ -12,11 +12,14 @@ from typing import Any
 
 from benchmarks.peers.figures import Plan, Run, Step, informative_samples, is_measured, longest_s
 from benchmarks.peers.processes import PeakMemory, SideError, last_line, variables
-from services.cli.client import ENDED, GatewayClient, find_token
-from services.cli.stack.state import UpState
+from millrace.connection import find_token
+from millrace.follower import follow_steps
+from millrace.gateway import GatewayClient
+from millrace.records import ENDED
 from services.cli.up import detach, run_down
 from services.common.errors import DeadlineExceeded, MillraceError
 from services.common.jobs.step_record import StepRecord
+from services.common.service.stack_state import UpState
 from services.common.spec.job import JobSpec
 from services.common.streams.codec import decode
 from services.common.streams.limits import entry_limit
@@ -50,7 +53,7 @@ def run_job(state: UpState, home: Path, job: dict[str, Any], plan: Plan) -> Run:
     records: list[StepRecord] = []
     with GatewayClient(state.url, find_token(state.token_file)) as client, PeakMemory(state.pid) as memory:
         identity = str(client.submit(job)["id"])
-        for line in client.follow(identity, timeout_s=START_LIMIT_S + longest_s(plan)):
+        for line in follow_steps(client, identity, timeout_s=START_LIMIT_S + longest_s(plan)):
             records.append(StepRecord.model_validate(line))
             if is_measured(_steps(records), plan):
                 break

@@ -17,8 +17,8 @@ import yaml
 
 from deploy.dashboards.survey import RULES, Prometheus
 from services.cli.stack.children import free_port
-from services.cli.stack.state import UpState, require_state
 from services.common.errors import ConfigError, DeadlineExceeded
+from services.common.service.stack_state import UpState, require_state
 
 START_TIMEOUT_S = 30.0
 

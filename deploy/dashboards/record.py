@@ -23,10 +23,11 @@ from deploy.dashboards.local import local_config, running_prometheus
 from deploy.dashboards.preview import draw_all
 from deploy.dashboards.survey import DEPLOY, RULES, ask
 from deploy.dashboards.table import write_page
-from services.cli.client import GatewayClient, find_token
-from services.cli.stack.state import UpState, require_state
+from millrace.connection import find_token
+from millrace.gateway import GatewayClient
 from services.cli.up import detach, run_down
 from services.common.errors import MillraceError
+from services.common.service.stack_state import UpState, require_state
 from tests.judge_server import judge_thread
 from tests.tiny_classifier import write_tiny_classifier
 

@@ -21,7 +21,8 @@ from rich.console import Console
 
 from examples.demo.curve import draw_curve
 from examples.demo.report import write_table
-from services.cli.client import GatewayClient, find_token
+from millrace.connection import find_token
+from millrace.gateway import GatewayClient
 from services.cli.up import detach, run_down
 from services.cli.views.follow import show_steps
 from services.common.errors import MillraceError, ModelError

@@ -2,5 +2,5 @@
 
 commands   one module for each group of commands         views    text output of the commands
 stack      processes of `millrace up`: plan, supervisor  checks   checks of `millrace doctor`
-client     client of the gateway's HTTP API              up       starts and ends the stack
+connect    gateway of a command, built on `millrace`     up       starts and ends the stack
 """

@@ -10,7 +10,8 @@ from services.common.errors import ConfigError, MillraceError
 from services.common.jobs.folder import SPEC_FILE
 
 if TYPE_CHECKING:
-    from services.cli.client import GatewayClient, JsonObject
+    from millrace.gateway import GatewayClient
+    from millrace.records import JsonObject
 
 BRIEF_TIMEOUT_S = 5.0
 
@@ -26,16 +27,11 @@ class ReportedJob:
 
 def open_client(home: Path, url: str | None, *, timeout_s: float | None = None) -> GatewayClient:
     """A client of the gateway at this URL, or of this home's. Raises ConfigError when nothing is up there, or the URL has no scheme."""
-    from services.cli.client import TIMEOUT_S, GatewayClient, find_token
-    from services.cli.stack.state import require_state
+    from millrace.connection import find_gateway
+    from millrace.gateway import TIMEOUT_S, GatewayClient
 
-    token_file = None
-    if url is None:
-        state = require_state(home.resolve())
-        url, token_file = state.url, state.token_file
-    elif not url.startswith(("http://", "https://")):
-        raise ConfigError(f"--url {url}: must begin with http:// or https://")
-    return GatewayClient(url, find_token(token_file), timeout_s=TIMEOUT_S if timeout_s is None else timeout_s)
+    address = find_gateway(url, home=home)
+    return GatewayClient(address.url, address.token, timeout_s=TIMEOUT_S if timeout_s is None else timeout_s)
 
 
 def find_job_folder(home: Path, job: str) -> Path:

@@ -21,9 +21,9 @@ from services.cli.checks.npu import check_npu
 from services.cli.checks.packages import check_packages
 from services.cli.checks.secrets import check_secrets
 from services.cli.checks.servers import check_gateway, check_redis
-from services.cli.stack.state import read_state
 from services.common.config.settings import load_settings
 from services.common.errors import ConfigError
+from services.common.service.stack_state import read_state
 
 CHECKS: tuple[Check, ...] = (
     check_python, check_cores, check_memory, check_disk, check_port, check_redis, check_docker, check_npu, check_packages,

@@ -16,11 +16,12 @@ from pathlib import Path
 from services.cli.doctor import refuse_problems
 from services.cli.stack.plan import plan_stack
 from services.cli.stack.runtime import remember_segments, remove_leftovers, runtime_of
-from services.cli.stack.state import ProcessState, UpState, home_lock, read_state, remove_state, write_state
+from services.cli.stack.state import home_lock, remove_state, write_state
 from services.cli.stack.supervisor import Supervisor, WrongSettingError
 from services.common.config.settings import load_settings
 from services.common.errors import DeadlineExceeded
 from services.common.service.process_tree import created_at, is_same, kill_tree
+from services.common.service.stack_state import ProcessState, UpState, read_state
 
 DETACH_TIMEOUT_S = 300.0
 DOWN_TIMEOUT_S = 180.0

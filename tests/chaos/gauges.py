@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import redis as sync_redis
 
-from services.cli.stack.state import UpState
 from services.common.service.process_tree import family
+from services.common.service.stack_state import UpState
 
 MIB = 1024**2
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  looked at, not written to

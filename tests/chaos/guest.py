@@ -13,7 +13,8 @@ from typing import Any
 
 import httpx
 
-from services.cli.client import ENDED, find_token
+from millrace.connection import find_token
+from millrace.records import ENDED
 from tests.chaos.grammar.cases import Case, Unrest
 from tests.chaos.grammar.draft import Draft, Expected
 from tests.chaos.stack import Stack

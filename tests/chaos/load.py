@@ -16,8 +16,10 @@ import httpx
 import yaml
 
 from examples.demo.charlm_tokenizer import QUESTION
-from services.cli.client import ENDED, GatewayClient, GatewayError, find_token
-from services.cli.stack.state import UpState
+from millrace.connection import find_token
+from millrace.gateway import GatewayClient, GatewayError
+from millrace.records import ENDED
+from services.common.service.stack_state import UpState
 
 DEMO = Path(__file__).parents[2] / "deploy" / "config" / "jobs" / "demo.yaml"
 STREAMS = 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from services.cli.stack.state import read_state
+from services.common.service.stack_state import read_state
 from tests.chaos import waits
 from tests.chaos.campaign import Campaign, campaign
 from tests.chaos.faults import Options

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import redis as sync_redis
 
-from services.cli.client import GatewayError
+from millrace.gateway import GatewayError
 from services.common.redis import keys
 from services.common.redis.keys import Stage
 from services.common.service.process_tree import is_running, kill

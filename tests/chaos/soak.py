@@ -19,8 +19,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from services.cli.stack.state import UpState, read_state
 from services.cli.up import detach, run_down
+from services.common.service.stack_state import UpState, read_state
 from tests.chaos.gauges import Figures, look
 from tests.chaos.load import Load
 from tests.chaos.slopes import Trend, table, trend

@@ -15,10 +15,12 @@ from typing import Any, Self
 
 import psutil
 
-from services.cli.client import ENDED, GatewayClient, GatewayError, find_token
-from services.cli.stack.state import UpState, read_state
+from millrace.connection import find_token
+from millrace.gateway import GatewayClient, GatewayError
+from millrace.records import ENDED
 from services.cli.up import run_down
 from services.common.service.process_tree import is_running
+from services.common.service.stack_state import UpState, read_state
 from tests.chaos.job import furnish
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from services.cli.client import GatewayClient
+from millrace.gateway import GatewayClient
 from services.cli.stack.children import free_port
 
 ROOT = Path(__file__).parents[2]

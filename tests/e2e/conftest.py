@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from services.cli.client import GatewayClient, GatewayError, find_token
-from services.cli.stack.state import UpState, read_state
+from millrace.connection import find_token
+from millrace.gateway import GatewayClient, GatewayError
 from services.cli.up import detach, run_down
+from services.common.service.stack_state import UpState, read_state
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / ".millrace" / "models"

@@ -14,7 +14,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionUserMessageParam
 
 from examples.demo.charlm_tokenizer import QUESTION
-from services.cli.client import find_token
+from millrace.connection import find_token
 from tests.e2e.conftest import ROOT, Stack
 from tests.e2e.test_loop import check_accounting
 

@@ -14,7 +14,7 @@ import pytest
 from deploy.dashboards.local import local_config, running_prometheus
 from deploy.dashboards.preview import draw_all
 from deploy.dashboards.survey import Answer, Prometheus, ask, legend_labels, panels, rules
-from services.cli.stack.state import read_state
+from services.common.service.stack_state import read_state
 from tests.e2e.conftest import Stack
 
 pytestmark = [

@@ -19,7 +19,7 @@ HEAVY = (
     "learner/storage/test_checkpoints.py", "learner/test_buffer_simulation.py", "learner/test_import_cost.py",
     "learner/test_pause.py", "learner/test_rank.py", "learner/test_replay_plan.py", "learner/test_stall.py",
     "reward/pool", "reward/test_code.py", "reward/test_judging.py", "reward/test_plugins.py", "reward/test_verifiers.py",
-    "rollout/engine/test_health.py", "rollout/engine/test_prompt_process.py", "common/models/test_prompts.py",
+    "millrace/test_frames.py", "rollout/engine/test_health.py", "rollout/engine/test_prompt_process.py", "common/models/test_prompts.py",
     "rollout/engine/test_update.py", "rollout/engine/test_verify.py", "rollout/test_engine_start.py",
     "rollout/test_orphans.py", "rollout/test_service.py", "weights/test_delta.py", "weights/test_snapshot.py",
     "weights/test_stage.py",

@@ -9,16 +9,17 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def modules(service: str) -> dict[str, Path]:
+def modules(folder: Path) -> dict[str, Path]:
     """Dotted name → file."""
     found = {}
-    for path in sorted((ROOT / "services" / service).rglob("*.py")):
+    for path in sorted(folder.rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
 
-MODULES = {path.name: modules(path.name) for path in sorted((ROOT / "services").iterdir()) if path.is_dir()}
+MODULES = {path.name: modules(path) for path in sorted((ROOT / "services").iterdir()) if path.is_dir()}
+MODULES["millrace"] = modules(ROOT / "millrace")
 ALL = {name: path for service in MODULES.values() for name, path in service.items()}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
 
@@ -18,7 +19,7 @@ UNPICKLERS = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
 
 LAYERS: Mapping[str, tuple[str, ...]] = {
     "cli": (
-        "main", "commands", "connect", "up", "doctor", "checks", "stack", "imports", "overrides", "views", "prepare", "client", "logs",
+        "main", "commands", "connect", "up", "doctor", "checks", "stack", "imports", "overrides", "views", "prepare", "logs",
     ),
     "common": (
         "catalog", "hubs", "checkpoints", "data", "sandbox", "models", "streams", "capacity", "jobs", "weight_sync", "service", "config",
@@ -32,27 +33,37 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "__main__", "agent", "rank", "controller", "replay", "conversion", "audit", "loops", "weights", "ranks", "megatron", "storage",
         "groups", "algorithms",
     ),
+    "millrace": (
+        "coroutines", "client", "job", "progress", "follower", "chat", "frames", "document", "connection", "gateway", "records",
+    ),
     "reward": (
         "__main__", "service", "session", "trials", "samples", "models", "dispatch", "judge", "reward_model", "scorers", "pool",
         "verifiers", "programs", "metrics",
     ),
     "rollout": ("__main__", "service", "chat", "session", "sampling", "weights", "engine", "metrics"),
 }  # fmt: skip
-"""Service → its rooms (folders, and modules beside them), each of which may import those after it."""
+"""Service, or the client's package → its rooms (folders, and modules beside them), each of which may import those after it."""
+CLIENT_NEEDS = {"services.common.errors"}
+CLIENT_USES = CLIENT_NEEDS | {"services.common.service.stack_state", "services.common.spec.document"}
+"""All that the client's package imports of the services: at its start, and anywhere."""
+
+
+def within(module: str) -> list[str]:
+    """`services.learner.groups.ledger` → `learner`, `groups`, `ledger`."""
+    return module.removeprefix("services.").split(".")
 
 
 def room(module: str) -> str:
     """`services.learner.groups.ledger` → `groups`."""
-    return module.split(".")[2]
+    return within(module)[1]
 
 
 def upward(service: str, layers: tuple[str, ...], graph: Mapping[str, set[str]]) -> list[str]:
     """Imports that do not fall from left to right."""
-    own = f"services.{service}."
     found = []
     for module, imported in graph.items():
         for other in imported:
-            inside = module.startswith(own) and other.startswith(own)
+            inside = all(within(name)[0] == service and len(within(name)) > 1 for name in (module, other))
             if inside and layers.index(room(module)) > layers.index(room(other)):
                 found.append(f"{module} imports {other}")
     return found
@@ -68,7 +79,7 @@ def graph_of(service: str) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("service", sorted(LAYERS))
 def test_every_room_has_its_layer(service: str) -> None:
-    rooms = {room(name) for name in MODULES[service] if name.count(".") > 1}
+    rooms = {room(name) for name in MODULES[service] if len(within(name)) > 1}
     assert rooms == set(LAYERS[service])
 
 
@@ -97,7 +108,7 @@ def test_common_is_a_leaf(name: str) -> None:
     heavy = HEAVY - {"transformers"} if name in TRIALS else HEAVY
     for imported in imports(MODULES["common"][name]):
         parts = imported.split(".")
-        assert parts[0] not in heavy, f"{name} imports {imported}"
+        assert parts[0] not in heavy | {"millrace"}, f"{name} imports {imported}"
         assert parts[0] != "services" or parts[1] == "common", f"{name} imports {imported}"
 
 
@@ -107,15 +118,25 @@ def test_a_service_imports_no_other_service(service: str) -> None:
         for imported in imports(path):
             parts = imported.split(".")
             assert parts[0] != "services" or parts[1] in {"common", service}, f"{name} imports {imported}"
+            assert parts[0] != "millrace", f"{name} imports the client"
 
 
-@pytest.mark.parametrize("folder", ["services", "examples"])
+@pytest.mark.parametrize("name", sorted(MODULES["millrace"]))
+def test_the_client_needs_httpx_alone_and_of_the_services_what_is_named(name: str) -> None:
+    path = MODULES["millrace"][name]
+    known = {"httpx", "millrace", *sys.stdlib_module_names}
+    needed = {imported for imported in imports(path, at_start=True) if imported.partition(".")[0] not in known}
+    assert needed <= CLIENT_NEEDS
+    assert {imported for imported in imports(path) if imported.startswith("services.")} <= CLIENT_USES
+
+
+@pytest.mark.parametrize("folder", ["millrace", "services", "examples"])
 def test_nobody_unpickles(folder: str) -> None:
     for path in sorted((ROOT / folder).rglob("*.py")):
         assert not UNPICKLERS & imports(path), f"{path} imports a pickle"
 
 
-@pytest.mark.parametrize("service", ["gateway", "reward", "cli"])
+@pytest.mark.parametrize("service", ["gateway", "reward", "cli", "millrace"])
 def test_a_light_service_imports_no_engine(service: str) -> None:
     for name, path in MODULES[service].items():
         if name in REWARD_MODEL:

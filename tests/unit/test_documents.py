@@ -21,10 +21,13 @@ DOCUMENTS = [
     "docs/ascend.md",
     "docs/judges.md",
     "docs/performance.md",
+    "docs/python.md",
     "docs/rewards.md",
     "docs/verifiers.md",
 ]
-PATH = re.compile(r"(?<![\w/.])((?:services|tests|docs|deploy|examples|benchmarks|proto)(?:/[\w.-]+)*/?)")
+PATH = re.compile(
+    r"(?<![\w/.])((?:services|tests|docs|deploy|examples|benchmarks|proto|millrace(?=/\w+\.py))(?:/[\w.-]+)*/?)"
+)
 DRAWN = re.compile(r"(?<![\w/.])((?:gateway|learner|rollout|reward|common|cli)(?:/\w+)+\.py)")
 
 

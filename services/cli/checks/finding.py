@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from services.cli.stack.state import UpState
 from services.common.config.settings import Settings
+from services.common.service.stack_state import UpState
 
 
 class Level(StrEnum):

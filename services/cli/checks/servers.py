@@ -12,8 +12,9 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 from redis.retry import Retry
 
+from millrace.connection import find_token
+from millrace.gateway import GatewayClient, GatewayError
 from services.cli.checks.finding import Finding, Subject, ok, problem, warning
-from services.cli.client import GatewayClient, GatewayError, find_token
 from services.cli.stack.redis import server_binary
 from services.common.errors import ConfigError
 

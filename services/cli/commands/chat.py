@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +13,7 @@ from services.cli.views.terminal import print_json, say
 from services.common.errors import MillraceError
 
 if TYPE_CHECKING:
-    from services.cli.client import GatewayClient
+    from millrace.gateway import GatewayClient
 
 LEAVE = frozenset({"/quit", "/exit"})
 AGAIN = "/new"
@@ -100,19 +99,17 @@ def _take_turn(client: GatewayClient, settings: dict[str, Any], messages: list[d
 
 def _sample(client: GatewayClient, settings: dict[str, Any], messages: list[dict[str, str]], *, echo: bool) -> Answer:
     """One answer, printed as it arrives where `echo`; Ctrl-C stops it."""
-    text, reason, versions = "", None, None
+    from millrace.chat import ChatAnswer
+
+    answer = ChatAnswer(client.chat(settings | {"messages": messages}))
     try:
-        with closing(client.chat(settings | {"messages": messages})) as chunks:
-            for chunk in chunks:
-                (choice,) = chunk["choices"]
-                piece = str(choice["delta"].get("content") or "")
-                text += piece
-                reason, versions = choice["finish_reason"] or reason, chunk.get("policy_version") or versions
+        with answer:
+            for piece in answer:
                 if echo:
                     print(piece, end="", flush=True)
     except KeyboardInterrupt:
-        reason = versions = None
+        return Answer(answer.text, None, None)
     finally:
-        if echo and text:
+        if echo and answer.text:
             print(flush=True)
-    return Answer(text, reason, versions)
+    return Answer(answer.text, answer.finish_reason, answer.policy_version)

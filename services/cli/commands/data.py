@@ -65,7 +65,7 @@ def prepare(
         "log_interval": log_interval, "validation_share": validation_share, "seed": seed, "data_source": data_source,
         "default_ground_truth": default_ground_truth, "overwrite": overwrite,
     }  # fmt: skip
-    from services.cli.overrides import read_mapping
+    from millrace.document import read_mapping
     from services.cli.prepare.run import run
     from services.cli.prepare.settings import read_settings
     from services.cli.prepare.workers import block_torch

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from services.cli.client import JsonObject
+    from millrace.records import JsonObject, SampleFilters
 
 
 def submit(
@@ -142,10 +142,10 @@ def label(
     as_json: AsJson = False,
 ) -> None:
     """Change a job's tags and notes."""
+    from millrace.job import Job
+
     with open_client(home, url) as client:
-        record = client.job(job)
-        tags = [tag for tag in dict.fromkeys([*record["tags"], *(add or ())]) if tag not in (remove or ())]
-        record = client.label(record["id"], {"tags": tags} | ({} if notes is None else {"notes": notes}))
+        record = Job(client, client.job(job)).label(add or (), remove or (), notes).record
     if as_json:
         print_json(record)
     else:
@@ -234,7 +234,7 @@ def rollouts(
     """Show a job's newest rollouts: prompts, texts and how they were judged."""
     from services.cli.views.jobs import print_rollouts
 
-    filters = {
+    filters: SampleFilters = {
         "purpose": purpose,
         "group": group,
         "grep": grep,
@@ -244,9 +244,8 @@ def rollouts(
         "step": step,
         "raw": raw,
     }
-    wanted = {name: value for name, value in filters.items() if value is not None and value is not False}
     with open_client(home, url) as client:
-        groups = client.rollouts(job, count, **wanted)
+        groups = client.rollouts(job, count, **filters)
     print_result(groups, print_rollouts, as_json=as_json)
 
 

@@ -15,7 +15,7 @@ JobIds = Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids of ende
 
 def delete(jobs: JobIds, home: Home = DEFAULT_HOME, url: Url = None) -> None:
     """Delete ended jobs with their folders: histories, journals, checkpoints, exported weights."""
-    from services.cli.client import GatewayError
+    from millrace.gateway import GatewayError
 
     failed = False
     with open_client(home, url) as client:

@@ -26,7 +26,6 @@ from services.cli.logs import parse_line
 from services.cli.stack import children
 from services.cli.stack.health import HealthMonitor, Probe, Prober
 from services.cli.stack.segments import Segment, SegmentWatch
-from services.cli.stack.state import ProcessState
 from services.common.errors import MillraceError
 from services.common.service.process_tree import (
     adopt_orphans,
@@ -36,6 +35,7 @@ from services.common.service.process_tree import (
     kill_tree,
     reap_orphans,
 )
+from services.common.service.stack_state import ProcessState
 from services.common.service.watchdog import Vitals
 
 POLL_INTERVAL_S = 0.1

@@ -12,7 +12,7 @@ from services.common.jobs.step_record import number
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from services.cli.client import JsonObject
+    from millrace.records import JsonObject
 
 MOST_CHARS = 4000
 """Of a prompt or a reference that is shown."""

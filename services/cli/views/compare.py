@@ -6,7 +6,7 @@ import json
 
 from rich.console import Console
 
-from services.cli.client import JsonObject
+from millrace.records import JsonObject
 from services.cli.views.jobs import duration, print_table
 from services.cli.views.progress import score
 from services.common.jobs.step_record import number

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from services.cli.client import GatewayClient, JsonObject
+from millrace.follower import StateChanged, StepTrained, follow
+from millrace.gateway import GatewayClient
+from millrace.records import JsonObject
 from services.cli.views.progress import ProgressBoard, eval_line
 from services.common.jobs.step_record import StepRecord
 
@@ -29,17 +31,11 @@ def follow_job(client: GatewayClient, job: JsonObject, console: Console) -> tupl
 
 def show_steps(client: GatewayClient, job: JsonObject, console: Console) -> None:
     """Shows the job's steps and evaluations on a board as they arrive, until it has ended."""
-    shown = 0
     with ProgressBoard(console, job["steps"]) as board:
-        for step in client.follow(job["id"], seen=board.record):
-            shown += _show_evals(client, job["id"], shown, board)
-            board.step(StepRecord.model_validate(step))
-        _show_evals(client, job["id"], shown, board)
-
-
-def _show_evals(client: GatewayClient, job_id: str, shown: int, board: ProgressBoard) -> int:
-    """Shows the new evaluations; returns their number."""
-    new = client.evals(job_id)[shown:]
-    for result in new:
-        board.say(eval_line(result))
-    return len(new)
+        for event in follow(client, job["id"]):
+            if isinstance(event, StateChanged):
+                board.record(event.record)
+            elif isinstance(event, StepTrained):
+                board.step(StepRecord.model_validate(event.record))
+            else:
+                board.say(eval_line(event.record))

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from services.cli.client import ENDED, JsonObject
+from millrace.records import ENDED, JsonObject
 from services.common.jobs.step_record import StepRecord, number
 
 SHOWN_REASONS = 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Self
 
 from rich.console import Console
@@ -76,7 +77,7 @@ class ProgressBoard:
         self.say(step_line(step))
         self._progress.update(self._task, completed=step.step)
 
-    def record(self, job: dict[str, Any]) -> None:
+    def record(self, job: Mapping[str, Any]) -> None:
         """Shows the job's state beside the bar, and a new cause of a state in a line."""
         shown = f"{job['state']}{': ' + job['cause'] if job['cause'] else ''}"
         if shown != self._shown:

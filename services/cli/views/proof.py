@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from services.cli.client import JsonObject
+from millrace.records import JsonObject
 from services.cli.views.jobs import print_rows
 from services.common.jobs.fates import Fate
 from services.common.jobs.step_record import number

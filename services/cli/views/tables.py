@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Sequence
 
-from services.cli.client import JsonObject
+from millrace.records import JsonObject
 from services.common.data.parquet import to_parquet
 
 

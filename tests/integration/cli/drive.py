@@ -14,11 +14,12 @@ from pathlib import Path
 from services.cli.stack import supervisor
 from services.cli.stack.children import free_port
 from services.cli.stack.health import HEALTH_TIMEOUT_S, READY_TIMEOUT_S, http_probe
-from services.cli.stack.state import ProcessState, UpState, home_lock, write_state
+from services.cli.stack.state import home_lock, write_state
 from services.cli.stack.supervisor import ProcessSpec, Supervisor
 from services.common.errors import MillraceError
 from services.common.service import watchdog
 from services.common.service.process_tree import created_at
+from services.common.service.stack_state import ProcessState, UpState
 
 STAND_IN = Path(__file__).parent / "stand_in.py"
 MUTE_S = 20.0

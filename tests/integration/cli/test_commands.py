@@ -20,12 +20,13 @@ import yaml
 from pyarrow import parquet
 from redis.asyncio import Redis
 
-from services.cli.stack.state import UpState, write_state
+from services.cli.stack.state import write_state
 from services.common.jobs.fates import FATES_FILE, FateLine, collect
 from services.common.jobs.record import LIVE, PAUSED_CAUSE, JobState
 from services.common.jobs.store import JobStore
 from services.common.redis.keys import Stage
 from services.common.service.process_tree import created_at
+from services.common.service.stack_state import UpState
 from services.common.streams.consumer import Consumer
 from services.common.streams.limits import MIN_ENTRY_BYTES
 from services.common.streams.stream import add

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 import typer
 
-from services.cli.client import find_token
 from services.cli.commands.options import COMPLETION_TIMEOUT_S, complete_job
 from services.cli.main import app
-from services.cli.stack.state import ProcessState, UpState, home_lock, read_state, require_state, write_state
+from services.cli.stack.state import home_lock, write_state
 from services.cli.up import run_down
 from services.common.errors import ConfigError
 from services.common.service.process_tree import created_at
+from services.common.service.stack_state import ProcessState, UpState, read_state, require_state
 
 
 def millrace(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -206,20 +206,3 @@ def test_a_home_is_held_by_one_only(tmp_path: Path) -> None:
         pass
     with home_lock(tmp_path):
         pass
-
-
-def test_the_token_is_taken_from_the_nearest_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MILLRACE_TOKEN", "MILLRACE_TOKEN_FILE"):
-        monkeypatch.delenv(name, raising=False)
-    (tmp_path / "a").write_text("of-the-stack\n")
-    (tmp_path / "b").write_text("of-the-file\n")
-    assert find_token(None) is None
-    assert find_token(str(tmp_path / "a")) == "of-the-stack"
-    monkeypatch.setenv("MILLRACE_TOKEN_FILE", str(tmp_path / "b"))
-    assert find_token(str(tmp_path / "a")) == "of-the-file"
-    monkeypatch.setenv("MILLRACE_TOKEN", "of-the-environment")
-    assert find_token(str(tmp_path / "a")) == "of-the-environment"
-    monkeypatch.delenv("MILLRACE_TOKEN")
-    monkeypatch.setenv("MILLRACE_TOKEN_FILE", str(tmp_path / "gone"))
-    with pytest.raises(ConfigError, match=r"gone cannot be read"):
-        find_token(None)

@@ -11,9 +11,9 @@ import yaml
 
 from deploy.dashboards.local import local_config
 from deploy.dashboards.survey import DEPLOY, RULES, rules
-from services.cli.stack.state import ProcessState, UpState
 from services.common.redis.keys import Stage
 from services.common.service.heartbeat import WorkerKind
+from services.common.service.stack_state import ProcessState, UpState
 
 HERE = Path(__file__).parent
 CONFIG = DEPLOY / "prometheus" / "prometheus.yml"

@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from services.cli.stack.segments import SHARED_MEMORY
-from services.cli.stack.state import UpState, read_state
 from services.common.service.lost_processes import lost_processes
 from services.common.service.process_tree import is_running
+from services.common.service.stack_state import UpState, read_state
 
 MUTE_S = 20.0  # as drive.py has it
 DRIVE = Path(__file__).parents[1] / "drive.py"

@@ -9,9 +9,9 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from services.cli.client import GatewayClient, GatewayError
+from millrace.gateway import GatewayClient, GatewayError
 from services.cli.commands import chat
-from tests.unit.cli.test_client import client_of
+from tests.unit.millrace.test_gateway import client_of
 
 
 def chunk(text: str | None, **more: Any) -> dict[str, Any]:

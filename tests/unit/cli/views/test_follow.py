@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import pytest
 from rich.console import Console
 
-from services.cli.client import GatewayClient
+from millrace import follower
+from millrace.gateway import GatewayClient
 from services.cli.views.follow import follow_job
 from services.cli.views.progress import ProgressBoard
 from services.common.jobs.step_record import StepRecord
@@ -26,6 +26,7 @@ NUMBERS = (
     "pause_s",
 )
 EVAL = {
+    "step": 0,
     "k": 8,
     "avg_at_k": 0.5,
     "pass_at_k": 0.75,
@@ -37,26 +38,28 @@ EVAL = {
 
 
 class Gateway:
-    """Answers as a gateway whose job ends in `state`."""
+    """Answers as a gateway whose job makes a step, is paused, makes another and ends in `state`."""
 
     def __init__(self, state: str, cause: str = "", *, interrupt: bool = False) -> None:
         self.ended = JOB | {"state": state, "cause": cause, "step": 2}
+        paused = JOB | {"state": "paused", "cause": "paused by request", "step": 1}
+        self.records = [JOB | {"state": "running"}, paused, paused]
         self.interrupt = interrupt
 
-    def follow(self, _: str, *, seen: Callable[[dict[str, Any]], None]) -> Iterator[dict[str, Any]]:
-        seen(JOB | {"state": "running"})
-        yield {"step": 1, **dict.fromkeys(NUMBERS, 0.25)}
-        seen(JOB | {"state": "paused", "cause": "paused by request", "step": 1})
-        seen(JOB | {"state": "paused", "cause": "paused by request", "step": 1})
-        if self.interrupt:
-            raise KeyboardInterrupt
-        yield {"step": 2, **dict.fromkeys(NUMBERS, None)}
-
-    def evals(self, _: str) -> list[dict[str, Any]]:
-        return [EVAL]
-
     def job(self, _: str) -> dict[str, Any]:
-        return self.ended
+        if not self.records and self.interrupt:
+            raise KeyboardInterrupt
+        return self.records.pop(0) if self.records else self.ended
+
+    def history(self, _: str, start: int) -> dict[str, Any]:
+        made: list[dict[str, Any]] = [{"step": 1, **dict.fromkeys(NUMBERS, 0.25)}]
+        made += [] if self.records else [{"step": 2, **dict.fromkeys(NUMBERS, None)}]
+        return {"steps": [step for step in made if step["step"] >= start], "evals": [EVAL]}
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower, "POLL_INTERVAL_S", 0.0)
 
 
 def follow(gateway: Gateway) -> tuple[int, dict[str, Any], list[str]]:

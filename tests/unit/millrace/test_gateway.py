@@ -8,9 +8,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from services.cli import client as module
-from services.cli.client import Event, GatewayClient, GatewayError, parse_events
-from services.common.errors import DeadlineExceeded
+from millrace.gateway import Event, GatewayClient, GatewayError, parse_events
 
 Answer = Callable[[httpx.Request], httpx.Response]
 
@@ -106,38 +104,6 @@ def test_a_job_id_cannot_leave_its_path() -> None:
 
     client_of(answer).job("../workers?x=1")
     assert seen == [b"/jobs/..%2Fworkers%3Fx%3D1"]
-
-
-class Running:
-    """A job that makes one step per look and ends after `steps`; every third answer is a 503."""
-
-    def __init__(self, steps: int) -> None:
-        self.made, self.steps, self.asked = 0, steps, 0
-
-    def __call__(self, request: httpx.Request) -> httpx.Response:
-        self.asked += 1
-        if self.asked % 3 == 0:
-            return httpx.Response(503, json={"error": {"message": "Redis does not answer"}})
-        if request.url.path.endswith("/metrics"):
-            first = int(request.url.params["from"])
-            return httpx.Response(200, json={"steps": [{"step": n} for n in range(first, self.made + 1)], "evals": []})
-        self.made = min(self.steps, self.made + 1)
-        return httpx.Response(200, json={"state": "succeeded" if self.made == self.steps else "running"})
-
-
-def test_a_follower_sees_each_step_once_through_outages_and_stops_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "POLL_INTERVAL_S", 0.0)
-    assert [step["step"] for step in client_of(Running(7)).follow("job")] == [1, 2, 3, 4, 5, 6, 7]
-
-
-def test_a_follower_has_a_deadline() -> None:
-    with pytest.raises(DeadlineExceeded, match="job is running"):
-        list(client_of(Running(10**9)).follow("job", timeout_s=0.0))
-
-
-def test_a_follower_of_an_unknown_job_ends_at_once() -> None:
-    with pytest.raises(GatewayError):
-        list(client_of(refuse(404, message="no such job")).follow("job"))
 
 
 def test_events_are_parsed_with_ids_kinds_and_data() -> None:

@@ -1,31 +1,23 @@
-"""Client of the gateway's HTTP API. Answers are JSON objects; only events are typed."""
+"""Gateway's HTTP API, path by path: what the command line and `Client` are built on. Answers are JSON objects as the gateway gives them."""
 
 from __future__ import annotations
 
 import json
-import os
-import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, Unpack
 from urllib.parse import quote
 
 import httpx
 
-from services.common.errors import ConfigError, DeadlineExceeded, MillraceError
+from millrace.records import JsonObject, SampleFilters
+from services.common.errors import MillraceError
 
 TIMEOUT_S = 60.0
 """More than the gateway needs to check a job's model and data."""
 SILENCE_S = 60.0
 """Longest silence of a stream of events before the client closes it."""
-POLL_INTERVAL_S = 1.0
-MAX_OUTAGE_S = 60.0
-"""Longest time without an answer of the gateway before `follow` raises."""
-ENDED = frozenset({"succeeded", "failed", "cancelled"})
-
-JsonObject = dict[str, Any]
 
 
 class GatewayError(MillraceError):
@@ -63,6 +55,10 @@ class GatewayClient:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes its connections."""
         self._http.close()
 
     def submit(self, spec: JsonObject, *, idempotency_key: str | None = None) -> JsonObject:
@@ -139,9 +135,10 @@ class GatewayClient:
         """`steps` from step `start` on, and `evals`."""
         return self._request("GET", _path(job_id, "metrics"), params={"from": start})
 
-    def rollouts(self, job_id: str, count: int = 10, **wanted: str | float | bool) -> list[JsonObject]:
-        """The newest judged groups, newest first; `wanted`: the filters of `GET /jobs/{id}/rollouts`."""
-        params = {"limit": count, **wanted}
+    def rollouts(self, job_id: str, count: int = 10, **filters: Unpack[SampleFilters]) -> list[JsonObject]:
+        """The newest judged groups, newest first; a filter that is None or False is none."""
+        wanted = {name: value for name, value in filters.items() if value is not None and value is not False}
+        params: dict[str, Any] = {"limit": count, **wanted}
         return list(self._request("GET", _path(job_id, "rollouts"), params=params)["samples"])
 
     def compare(self, job_ids: Sequence[str]) -> JsonObject:
@@ -156,39 +153,6 @@ class GatewayClient:
     def workers(self) -> list[JsonObject]:
         """Workers whose heartbeat has not expired."""
         return list(self._request("GET", "/workers")["workers"])
-
-    def follow(
-        self,
-        job_id: str,
-        start: int = 1,
-        *,
-        timeout_s: float | None = None,
-        seen: Callable[[JsonObject], None] = lambda _: None,
-    ) -> Iterator[JsonObject]:
-        """Step records as they arrive, from step `start` on, until the job has ended; `seen` receives its record at every poll.
-
-        Raises DeadlineExceeded after `timeout_s` seconds, and GatewayError when the gateway does not answer for `MAX_OUTAGE_S`.
-        """
-        started = answered = time.monotonic()
-        while True:
-            try:
-                record = self.job(job_id)  # before the steps: no step follows the end
-                state = record["state"]
-                seen(record)
-                steps = self.steps(job_id, start)
-                answered = time.monotonic()
-            except GatewayError as error:
-                if not error.passing or time.monotonic() - answered > MAX_OUTAGE_S:
-                    raise
-                state, steps = "", []
-            yield from steps
-            start = max([start, *(int(step["step"]) + 1 for step in steps)])
-            if state in ENDED and not steps:
-                return
-            if timeout_s is not None and time.monotonic() - started > timeout_s:
-                raise DeadlineExceeded(f"job {job_id} is {state or 'unknown'} after {timeout_s:.0f} s")
-            if not steps:
-                time.sleep(POLL_INTERVAL_S)
 
     def events(self, job_id: str, *, after: str | None = None) -> Iterator[Event]:
         """The job's events after that with the id `after`, until the gateway ends the stream or is silent for `SILENCE_S`."""
@@ -295,16 +259,3 @@ def _refusal(response: httpx.Response) -> GatewayError:
     if response.status_code == httpx.codes.NOT_FOUND:
         lines.append("`millrace jobs` lists the jobs there are")
     return GatewayError("\n".join(lines), status=response.status_code)
-
-
-def find_token(state_file: str | None) -> str | None:
-    """MILLRACE_TOKEN, or what MILLRACE_TOKEN_FILE or the running stack's file holds. Raises ConfigError when that cannot be read."""
-    if token := os.environ.get("MILLRACE_TOKEN"):
-        return token.strip()
-    name = os.environ.get("MILLRACE_TOKEN_FILE") or state_file
-    if name is None:
-        return None
-    try:
-        return Path(name).read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise ConfigError(f"the token file {name} cannot be read: {error.strerror}") from error
