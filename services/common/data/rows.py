@@ -14,6 +14,7 @@ from services.common.streams.types import Message
 GSM8K = "openai/gsm8k"
 COLUMNS = ("prompt", "data_source", "reward_model", "ground_truth", "extra_info", "question", "answer")
 PROMPT_COLUMNS = ("prompt", "question")
+KEYS = " (prompt_key and answer_key name columns of other names)"
 
 LazyRow = Callable[[], dict[str, Any]]
 """Makes the row when it is called; whatever it raises is the row's fault."""
@@ -57,7 +58,7 @@ def _read_gsm8k(row: Mapping[str, Any]) -> TaskRecord:
     if not isinstance(question, str) or not question.strip():
         _reject("question", question, "text")
     if not isinstance(answer, str):
-        _reject("answer", answer, "text")
+        _reject("answer", answer, "text", f"{KEYS}; without them `question` is GSM8K's")
     prompt = (Message("user", _text(question, "question")),)
     return TaskRecord(prompt, GSM8K, gsm8k_number(answer, "answer"), _read_extra(row.get("extra_info")))
 
@@ -75,7 +76,7 @@ def _read_prompt(value: object) -> tuple[Message, ...]:
     if isinstance(value, str) and value.strip():
         return (Message("user", _text(value, "prompt")),)
     if not isinstance(value, list) or not value:
-        _reject("prompt", value, "text or a list of {role, content}")
+        _reject("prompt", value, "text or a list of {role, content}", KEYS)
     messages = tuple(_read_message(item, number) for number, item in enumerate(value))
     if not any(message.content.strip() for message in messages):
         raise DataError("`prompt` is empty")
@@ -102,7 +103,7 @@ def _read_ground_truth(row: Mapping[str, Any]) -> str:
     if isinstance(value, str) and value.strip():
         return _text(value, "ground_truth")
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        _reject("reward_model.ground_truth (or ground_truth)", value, "text or a finite number")
+        _reject("reward_model.ground_truth (or ground_truth)", value, "text or a finite number", KEYS)
     return str(value)
 
 
@@ -122,9 +123,9 @@ def _text(value: str, name: str) -> str:
     return value
 
 
-def _reject(name: str, value: object, wanted: str) -> NoReturn:
+def _reject(name: str, value: object, wanted: str, hint: str = "") -> NoReturn:
     if value is None:
-        raise DataError(f"`{name}` is missing: it must be {wanted}")
+        raise DataError(f"`{name}` is missing: it must be {wanted}{hint}")
     if isinstance(value, str | list | dict) and not (value.strip() if isinstance(value, str) else value):
         raise DataError(f"`{name}` is empty: it must be {wanted}")
     raise DataError(f"`{name}` must be {wanted}, not {type(value).__name__}")
