@@ -45,6 +45,7 @@ $pip install -qq --no-deps --progress-bar off -r "$venv/part1" || failed=1
 wait "$other" || failed=1
 [ "$failed" = 0 ]
 echo "install: 3/3 millrace"
-$pip install -qq --no-deps --no-build-isolation -e "$root"
+# As a path, not as a finder of modules: beside a clone named millrace, `import millrace` would find the folder and not the package.
+$pip install -qq --no-deps --no-build-isolation --config-settings editable_mode=compat -e "$root"
 echo "$wanted" >"$stamp"
 echo "install: done in $(($(date +%s) - started)) s"
