@@ -1,7 +1,7 @@
-"""Takes the README's pictures of the console: `python docs/screenshots.py --url URL --token-file FILE --job ID --out docs/images`.
+"""Takes the README's pictures of the console: `python docs/screenshots.py --url URL --token-file FILE --job ID --others ID,ID --out docs/images`.
 
 Opens the console of a live gateway in headless Chromium as a person would, with the token from the file, and writes
-`console-<view>[-phone][-dark].png` for the jobs, the job and its samples.
+`console-<view>[-phone][-dark].png` for the jobs, the job, its samples, a comparison with other jobs, a chat with it, and the form.
 """
 # ruff: noqa: INP001
 
@@ -42,6 +42,9 @@ VIEWS = {
     "jobs": ("#/jobs", "tbody tr"),
     "job": ("#/jobs/{job}", ".chart polyline"),
     "samples": ("#/jobs/{job}/samples", ".rollout"),
+    "compare": ("#/compare/{job},{others}", ".overlay polyline"),
+    "chat": ("#/chat/{job}", "#message"),
+    "submit": ("#/submit", ".fields"),
 }
 """Address and what is there once it is drawn."""
 
@@ -63,7 +66,12 @@ def main() -> int:
             with _console(browser, device, theme, options.url, token) as page:
                 for view, (address, drawn) in VIEWS.items():
                     path = options.out / f"console-{view}{device.suffix}{ending}.png"
-                    _take(page, f"{options.url}/console/{address.format(job=options.job)}", drawn, path)
+                    _take(
+                        page,
+                        f"{options.url}/console/{address.format(job=options.job, others=options.others)}",
+                        drawn,
+                        path,
+                    )
                     print(path)  # noqa: T201
     return 0
 
@@ -75,6 +83,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--token-file", required=True, type=Path, help="holds the gateway's token")
     parser.add_argument("--job", required=True, help="id of the job that is shown")
+    parser.add_argument("--others", required=True, help="ids of jobs that it is compared with, commas between them")
     parser.add_argument("--out", default=Path("docs/images"), type=Path, help="directory of the pictures")
     return parser.parse_args()
 

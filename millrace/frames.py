@@ -36,9 +36,9 @@ def comparison_frame(found: JsonObject) -> pd.DataFrame:
     """One row for each job of `GET /jobs/compare`, by its id: how far and how good it is, then the settings that differ."""
     rows = []
     for number, run in enumerate(found["runs"]):
-        last, best = run["last_step"] or {}, run["best_eval"] or {}
+        best = run["best_eval"] or {}
         row: dict[str, Any] = {"job": run["id"], "state": run["state"], "step": run["step"], "steps": run["steps"]}
-        row |= {"reward": last.get("reward"), "accuracy": last.get("accuracy")}
+        row["reward"] = run["reward"]
         row |= {
             "best_avg_at_k": best.get("avg_at_k"),
             "best_avg_at_k_se": best.get("avg_at_k_se"),

@@ -18,7 +18,7 @@ def print_comparison(console: Console, found: JsonObject) -> None:
     rows = [
         (
             run["id"], run["state"], f"{run['step']}/{run['steps']}", duration(run["started_at"], run["finished_at"]) or "-",
-            number((run["last_step"] or {}).get("reward"), ".3f"), score(run["best_eval"] or {}),
+            number(run["reward"], ".3f"), score(run["best_eval"] or {}),
             str((run["best_eval"] or {}).get("step", "-")),
         )
         for run in runs
