@@ -1,4 +1,6 @@
-"""Takes the README's pictures of the console: `python docs/screenshots.py --url URL --token-file FILE --job ID --others ID,ID --out docs/images`.
+"""Takes the README's pictures of the console:
+
+`python docs/screenshots.py --url URL --token-file FILE --job ID --others ID,ID --out docs/images`
 
 Opens the console of a live gateway in headless Chromium as a person would, with the token from the file, and writes
 `console-<view>[-phone][-dark].png` for the jobs, the job, its samples, a comparison with other jobs, a chat with it, and the form.

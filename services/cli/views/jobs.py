@@ -152,13 +152,16 @@ def print_rows(console: Console, rows: Iterable[tuple[str, object]]) -> None:
 
 
 def print_table(console: Console, names: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str) -> None:
-    """A table for people; `empty` where it has no rows."""
+    """A table for people, without columns that say nothing; the first names the row, and stays whole. `empty`: where it has no rows."""
     if not rows:
         console.print(empty)
         return
-    table = Table(*names, box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    kept = [place for place in range(len(names)) if place == 0 or any(row[place] for row in rows)]
+    for place in kept:
+        table.add_column(names[place], overflow="fold", no_wrap=place == 0)
     for row in rows:
-        table.add_row(*(escape(cell) for cell in row))
+        table.add_row(*(escape(row[place]) for place in kept))
     console.print(table)
 
 

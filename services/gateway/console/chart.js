@@ -19,7 +19,7 @@ export class Chart {
     this.svg = s("svg", { role: "img", height: HEIGHT, class: "plot" });
     this.empty = h("p", { class: "help" }, "No figures yet");
     this.element = h("figure", { class: "chart panel" },
-      h("figcaption", {}, h("h3", {}, title, unit ? h("small", {}, ` ${unit}`) : null), h("p", { class: "legend" }, series.map(key))),
+      h("figcaption", {}, (this.heading = h("h3", {}, title, unit ? h("small", {}, ` ${unit}`) : null)), h("p", { class: "legend" }, series.map(key))),
       this.svg, this.empty);
     this.svg.addEventListener("pointermove", (event) => this.#point(event), { signal });
     this.svg.addEventListener("pointerleave", () => cursor.move(null), { signal });
@@ -27,6 +27,12 @@ export class Chart {
     const observer = new ResizeObserver(() => this.#draw());
     observer.observe(this.element);
     signal.addEventListener("abort", () => observer.disconnect(), { once: true });
+  }
+
+  /** Gives the chart another title. */
+  rename(title) {
+    this.title = title;
+    say(this.heading, title);
   }
 
   /** Shows these points, one list of `[step, value]` for each series, on an axis up to `last`. */

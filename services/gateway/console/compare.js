@@ -12,6 +12,7 @@ import { Table } from "./table.js";
 /** Runs whose curves can still be told apart. */
 export const MOST_COMPARED = 8;
 const MOST_STEPS = 10_000;
+const SEEN = 20; // newest steps whose figures are offered: a step in which nothing was judged has no reward
 const AXES = { step: "steps", time: "seconds of run time", tokens: "trained tokens" };
 const FIRST = ["reward", "avg_at_k", "trained_reward", "accuracy", "loss", "entropy", "grad_norm", "mismatch_kl_k3", "policy_age_mean", "response_length_mean"];
 const NOT_DRAWN = new Set(["step", "at", "lineage", "k", "tasks", "policy_version", "min_policy_version", "max_policy_version", "optimizer_step"]);
@@ -102,7 +103,7 @@ class Overlay {
   #offer() {
     const names = new Set();
     for (const { steps, evals } of this.#histories.values()) {
-      for (const record of [steps.at(-1), evals.at(-1)]) {
+      for (const record of [...steps.slice(-SEEN), evals.at(-1)]) {
         for (const [name, value] of Object.entries(record ?? {})) if (Number.isFinite(value) && !NOT_DRAWN.has(name)) names.add(name);
       }
     }
@@ -128,7 +129,7 @@ class Overlay {
     const name = this.figure.value;
     const points = this.runs.map((run) => along(this.axis.value, run, this.#histories.get(run.id), name));
     const last = Math.max(1, ...points.flatMap((list) => (list.length ? [list.at(-1)[0]] : [])));
-    this.chart.title = name.replaceAll("_", " ");
+    this.chart.rename(name.replaceAll("_", " "));
     this.cursor.reach(Math.round(last));
     this.chart.show(points, last, this.smoothing.checked);
   }

@@ -133,7 +133,8 @@ class Differences {
     try {
       const { runs, differences } = await read(`/jobs/compare?${ids.map((id) => `job=${id}`).join("&")}`, { signal: this.signal });
       if (key !== this.#key) return;
-      this.#told = new Map(runs.map(({ id }, i) => [id, differences.map(({ path, values }) => [path, values[i]])]));
+      const ordered = differences.toSorted((a, b) => rank(a.path) - rank(b.path));
+      this.#told = new Map(runs.map(({ id }, i) => [id, ordered.map(({ path, values }) => [path, values[i]]).filter(([, value]) => value !== null)]));
       this.changed();
     } catch {
       this.#key = ""; // a job was deleted meanwhile, or the gateway is away: the next page of jobs asks again
@@ -146,6 +147,9 @@ class Differences {
 }
 
 const SHOWN_DIFFERENCES = 4;
+
+/** What a person sets comes before what a preset sets. */
+const rank = (path) => (path === "algorithm.preset" ? 0 : path.startsWith("algorithm.") ? 2 : 1);
 
 const columns = (pick, byTag, differences) => [
   { label: "Compare", cell: (job) => h("input", { type: "checkbox", "aria-label": `Compare ${job.id}`, checked: picked.has(job.id),

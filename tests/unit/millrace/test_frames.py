@@ -36,9 +36,9 @@ def test_each_rollout_is_a_row_with_its_group() -> None:
 
 
 def test_a_comparison_has_a_row_for_each_job_and_a_column_for_each_setting_that_differs() -> None:
-    run = {"state": "running", "step": 1, "steps": 2, "last_step": None, "best_eval": None}
+    run = {"state": "running", "step": 1, "steps": 2, "reward": None, "best_eval": None}
     good = {
-        "last_step": {"reward": 0.5, "accuracy": 0.4},
+        "reward": 0.5,
         "best_eval": {"avg_at_k": 0.7, "avg_at_k_se": 0.1, "step": 1},
     }
     differences = [
