@@ -1,4 +1,4 @@
-"""Takes the README's pictures of the console:
+"""Takes the README's pictures of the console.
 
 `python docs/screenshots.py --url URL --token-file FILE --job ID --others ID,ID --out docs/images`
 

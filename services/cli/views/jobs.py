@@ -21,12 +21,12 @@ def print_jobs(console: Console, jobs: Iterable[JsonObject]) -> None:
     rows = [
         (
             job["id"], job["state"], f"{job['step']}/{job['steps']}", number(job.get("reward"), ".3f"), _best(job),
-            duration(job.get("started_at"), job.get("finished_at")) or "", _ago(job.get("created_at")), job.get("model") or "",
+            duration(job.get("started_at"), job.get("finished_at")) or "", job.get("model") or "",
             " ".join(job.get("tags", ())), job.get("cause") or "",
         )
         for job in jobs
     ]  # fmt: skip
-    names = ("job", "state", "step", "reward", "held-out", "took", "submitted", "model", "tags", "cause")
+    names = ("job", "state", "step", "reward", "held-out", "took", "model", "tags", "cause")
     print_table(console, names, rows, empty="no jobs yet: `millrace submit FILE`")
 
 
