@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +66,11 @@ def test_those_and_only_those_prompts_are_kept_that_leave_room_for_a_whole_respo
 def test_a_restart_counts_nothing_again_and_draws_the_same(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     first = sources(settings)
     before = first.open_train(), prompts(first)
-    monkeypatch.setattr(fitting, "PromptEncoder", None)
-    again = sources(settings)
-    assert (again.open_train(), prompts(again)) == before
+    with monkeypatch.context() as patched:
+        patched.setattr(fitting, "PromptEncoder", None)
+        again = sources(settings)
+        assert (again.open_train(), prompts(again)) == before
     (cached,) = (settings.home / "cache" / "prompts").iterdir()
-    monkeypatch.undo()
     for content in (b"", b"\x93NUMPY torn", cached.read_bytes()[:-3]):
         cached.write_bytes(content)
         torn = sources(settings)
@@ -102,3 +103,7 @@ async def test_a_job_draws_each_task_that_fits_once_an_epoch(settings: Settings)
         drawn = [(await data.training(ordinal)).prompt[0].content for ordinal in range(len(expected))]
         await data.close()
     assert sorted(drawn) == sorted(expected)
+
+
+def test_the_imports_of_this_process_are_left_alone() -> None:
+    assert sys.modules.get("torch", "not imported") is not None
