@@ -33,6 +33,7 @@ GUARDED = [
     ("GET", "/jobs/{id}/dead-letters/{stage}/{entry}", 422),
     ("POST", "/jobs/{id}/dead-letters/{stage}/{entry}/requeue", 422),
     ("GET", "/workers", 200),
+    ("GET", "/catalog", 200),
     ("GET", "/v1/models", 200),
     ("GET", "/v1/models/{id}", 200),
     ("POST", "/v1/chat/completions", 400),
