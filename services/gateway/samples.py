@@ -74,9 +74,8 @@ def readable(samples: Iterable[Mapping[str, Any]], texts: Sequence[str] | None) 
         ids = len(sample.get("prompt_token_ids", ()))
         if texts is not None:
             group["raw_prompt"] = _cut(sample.get("prompt_tokens", ids) - ids, next(following))
-        group["rollouts"] = [
-            _rollout(rollout, following, raw=texts is not None) for rollout in sample.get("rollouts", ())
-        ]
+        if "rollouts" in sample:
+            group["rollouts"] = [_rollout(rollout, following, raw=texts is not None) for rollout in sample["rollouts"]]
         yield group
 
 

@@ -20,8 +20,8 @@ TEXT_CHARS = 8_192
 GROUP_CHARS = 65_536
 """Text kept of one group, an equal part of each rollout."""
 PROMPT_IDS = 4_096
-GROUP_IDS = 16_384
-"""Token ids kept of one group, an equal part of each rollout: with its text, all samples of a job stay within about 50 MB."""
+GROUP_IDS = 4_096
+"""Token ids kept of one group, an equal part of each rollout: with its text, all samples of a job stay within about 30 MB."""
 
 SAMPLES_PER_S = 4.0
 """Groups kept a second, where they come faster for long: nobody reads more, and each costs time. The newest MAX_SAMPLES span a minute."""

@@ -117,7 +117,7 @@ async def train(store: JobStore, job_id: str, state: JobState = JobState.SUCCEED
     await store.transition(job_id, JobState.RUNNING, allowed=LIVE)
     for step in (1, 2):
         await store.history.append_step(job_id, step, {"step": step, **STEP})
-        await store.update(job_id, step=step, policy_version=step)
+        await store.update(job_id, step=step, policy_version=step, reward=STEP["reward"])
     await store.transition(job_id, state, allowed=LIVE, cause="" if state is JobState.SUCCEEDED else "rank 0 died")
 
 

@@ -58,7 +58,7 @@ async def train(store: JobStore, job_id: str, state: JobState = JobState.SUCCEED
     for step in (1, 2):
         groups = {"trained": 4 * step}
         await store.history.append_step(job_id, step, {"step": step, "reward": step / 4, "groups": groups})
-        await store.update(job_id, step=step, policy_version=step)
+        await store.update(job_id, step=step, policy_version=step, reward=0.5)
     await store.transition(job_id, state, allowed=LIVE, cause="" if state is JobState.SUCCEEDED else "rank 0 died")
 
 

@@ -97,6 +97,7 @@ async def test_a_sample_tells_people_what_they_need() -> None:
         {
             "text": "forty-two", "reward": None, "accuracy": None, "status": "timeout", "verifier": "math", "detail": "late",
             "finish_reason": "length", "min_policy_version": 4, "max_policy_version": 6, "tokens": 2,
+            "token_ids": [0, 0],
         }
     ]  # fmt: skip
 
