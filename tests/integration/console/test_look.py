@@ -165,6 +165,8 @@ async def test_the_command_takes_a_picture_of_each_view_light_and_dark_wide_and_
         str(tmp_path / "token"),
         "--job",
         job_id,
+        "--others",
+        OTHER,
         "--out",
         str(tmp_path / "images"),
     ]
@@ -173,7 +175,6 @@ async def test_the_command_takes_a_picture_of_each_view_light_and_dark_wide_and_
     assert done.returncode == 0, done.stderr
     pictures = sorted(path.name for path in (tmp_path / "images").iterdir() if path.read_bytes().startswith(b"\x89PNG"))
     endings = ("", "-dark", "-phone", "-phone-dark")
-    assert pictures == sorted(
-        f"console-{view}{ending}.png" for view in ("jobs", "job", "samples") for ending in endings
-    )
-    assert len({path.read_bytes() for path in (tmp_path / "images").iterdir()}) == 12
+    views = ("jobs", "job", "samples", "compare", "chat", "submit")
+    assert pictures == sorted(f"console-{view}{ending}.png" for view in views for ending in endings)
+    assert len({path.read_bytes() for path in (tmp_path / "images").iterdir()}) == len(pictures)
