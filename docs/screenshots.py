@@ -49,6 +49,8 @@ VIEWS = {
     "submit": ("#/submit", ".fields"),
 }
 """Address and what is there once it is drawn."""
+PAINTED = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+"""Two frames later: a busy machine may be long in painting what is already there, and a picture shows what is painted."""
 
 
 def main() -> int:
@@ -112,7 +114,8 @@ def _take(page: Page, address: str, drawn: str, path: Path) -> None:
     page.goto(address)
     page.locator(drawn).first.wait_for(state="attached")
     page.wait_for_timeout(700)  # the last figures are drawn with the next frames
-    page.screenshot(path=path)
+    page.evaluate(PAINTED)
+    page.screenshot(path=path, animations="disabled")
 
 
 if __name__ == "__main__":
