@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from services.learner.megatron.trainer import MegatronTrainer
+    from services.learner.training.trainer import Trainer
 
 MIB = 1 << 20
 VOCABULARY = 8192
@@ -41,17 +41,15 @@ def make_model(folder: Path, hidden: int) -> None:
     LlamaForCausalLM(config).to(torch.float32).save_pretrained(folder)
 
 
-def make_trainer(model: Path) -> MegatronTrainer:
+def make_trainer(model: Path) -> Trainer:
     """One rank on the CPU."""
-    from services.common.config.settings import Platform
-    from services.common.spec.job import JobSpec
-    from services.learner.megatron.platform import prepare
-
-    prepare(Platform.CPU)
     import torch
 
+    from services.common.config.settings import Platform
+    from services.common.spec.job import JobSpec
     from services.learner.algorithms.losses import LossInputs
-    from services.learner.megatron.trainer import MegatronTrainer
+    from services.learner.backends import open_backend
+    from services.learner.training.trainer import Trainer
 
     def loss(inputs: LossInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         return -inputs.advantages * (inputs.trainer_logprobs - inputs.old_logprobs).exp(), {}
@@ -63,10 +61,10 @@ def make_trainer(model: Path) -> MegatronTrainer:
             "learner": {"max_tokens_per_micro_batch": 512},
         }
     )
-    return MegatronTrainer(model, spec, Platform.CPU, loss)
+    return Trainer(model, spec, open_backend(spec, Platform.CPU), loss)
 
 
-def step(trainer: MegatronTrainer) -> None:
+def step(trainer: Trainer) -> None:
     """One optimizer step on eight sequences of 64 tokens."""
     from services.learner.groups.sequence import Sequence
 
@@ -86,7 +84,7 @@ def seconds(action: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def report(trainer: MegatronTrainer, folder: Path, repeats: int) -> None:
+def report(trainer: Trainer, folder: Path, repeats: int) -> None:
     """Prints the figures: medians."""
     held, synchronously, alone, beside, memcpy = [], [], [], [], []
     size = 0

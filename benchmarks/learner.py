@@ -134,13 +134,10 @@ def plain_step(folder: Path, shape: Shape) -> Callable[[], object]:
 def trainer_step(folder: Path, shape: Shape, *, shared: bool) -> Callable[[], object]:
     """One step of the learner's trainer."""
     from services.common.config.settings import Platform
+    from services.common.models.roles import RoleModels
     from services.common.spec.job import JobSpec
-    from services.learner.megatron.platform import prepare
-
-    prepare(Platform.CPU)
-    from services.learner.algorithms.losses import make_loss
     from services.learner.groups.sequence import Sequence
-    from services.learner.megatron.trainer import MegatronTrainer
+    from services.learner.ranks.loop import build_trainer
 
     spec = JobSpec.model_validate(
         {
@@ -149,7 +146,7 @@ def trainer_step(folder: Path, shape: Shape, *, shared: bool) -> Callable[[], ob
             "learner": {"max_tokens_per_micro_batch": shape.max_tokens, "shared_prompts": shared},
         }
     )
-    trainer = MegatronTrainer(folder, spec, Platform.CPU, make_loss(spec.algorithm))
+    trainer = build_trainer(spec, RoleModels(folder), Platform.CPU)
     batch = [Sequence(**item) for item in batch_of(shape)]
     return lambda: trainer.train(batch)
 

@@ -55,17 +55,13 @@ def spec_of(model: Path, dtype: str) -> JobSpec:
 def learn(model: Path, dtype: str, stage: Path) -> None:
     """The learner: steps without end; a line of standard input asks for the next version."""
     from benchmarks.learner import SHAPES, batch_of
-    from services.learner.algorithms.losses import make_loss
+    from services.common.models.roles import RoleModels
     from services.learner.groups.sequence import Sequence
-    from services.learner.megatron.platform import prepare
     from services.learner.ranks.client import Ranks
-
-    prepare(Platform.CPU)
-    from services.learner.megatron.trainer import MegatronTrainer
-    from services.learner.ranks.loop import execute
+    from services.learner.ranks.loop import build_trainer, execute
 
     spec = spec_of(model, dtype)
-    trainer = MegatronTrainer(model, spec, Platform.CPU, make_loss(spec.algorithm))
+    trainer = build_trainer(spec, RoleModels(model), Platform.CPU)
     batch = [Sequence(**item) for item in batch_of(SHAPES["smollm2"])]
     ranks = Ranks()
     threading.Thread(target=lambda: asyncio.run(publish(ranks, Stage(stage, keep=3))), daemon=True).start()

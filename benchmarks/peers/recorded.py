@@ -74,17 +74,14 @@ async def drive(ranks: Ranks, folder: Path, spec: JobSpec, last: int) -> None:
 def run_rank(folder: Path, last: int) -> None:
     """This rank's part of the model, on the cores that a stack's learner has, until all steps are trained."""
     spec, settings = _spec_of(folder), load_settings()
-    from services.learner.megatron.platform import prepare
-
-    prepare(settings.platform)
     import torch.distributed as dist
 
     from services.common.models.roles import RoleModels
     from services.common.service.lifecycle import freeze_heap
-    from services.learner.megatron.rendezvous import leave_process_group
     from services.learner.rank import take_cores
     from services.learner.ranks.client import Ranks
     from services.learner.ranks.loop import build_trainer, run_loop
+    from services.learner.training.rendezvous import leave_process_group
 
     if cores := plan_cores(available_cores(), 1).learner:
         os.sched_setaffinity(0, cores)

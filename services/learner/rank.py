@@ -1,4 +1,4 @@
-"""Rank of a job: one Megatron process, started by torchelastic. Rank 0 also runs the head, in a thread.
+"""Rank of a job: one process of its training back end, started by torchelastic. Rank 0 also runs the head, in a thread.
 
 The environment variable MILLRACE_JOB names the job; the job's folder holds its resolved spec.
 """
@@ -37,13 +37,10 @@ def run_rank(job_id: str, settings: Settings) -> None:
     """Builds this rank's part of the model and runs its loop until the job ends."""
     spec = parse_recorded_spec((settings.job_dir(job_id) / SPEC_FILE).read_text())
     models = RoleModels.of(spec, settings)
-    from services.learner.megatron.platform import prepare
-
-    prepare(settings.platform)
     import torch.distributed as dist
 
-    from services.learner.megatron.rendezvous import leave_process_group
     from services.learner.ranks.loop import build_trainer, run_loop
+    from services.learner.training.rendezvous import leave_process_group
 
     take_cores(int(os.environ["LOCAL_WORLD_SIZE"]) * spec.learner.threads_per_rank)
     trainer = build_trainer(spec, models, settings.platform)

@@ -72,9 +72,9 @@ SITES = (
 )
 
 TRAINING_SITES = (
-    Site("training", "passes.collect", f"{_LEARNER}.megatron.passes:Passes.collect"),
-    Site("training", "critic.update", f"{_LEARNER}.megatron.critic:Critic.update"),
-    Site("training", "actor.update", f"{_LEARNER}.megatron.actor:Actor.update"),
+    Site("training", "passes.collect", f"{_LEARNER}.training.passes:Passes.collect"),
+    Site("training", "critic.update", f"{_LEARNER}.training.critic:Critic.update"),
+    Site("training", "actor.update", f"{_LEARNER}.training.actor:Actor.update"),
 )
 """Within a step of real ranks; scripted ones never come by."""
 

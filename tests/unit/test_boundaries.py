@@ -30,7 +30,8 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "metrics", "middleware", "errors", "system_metrics", "samples", "search", "schemas",
     ),
     "learner": (
-        "__main__", "agent", "rank", "controller", "replay", "conversion", "audit", "loops", "weights", "ranks", "megatron", "storage",
+        "__main__", "agent", "rank", "controller", "replay", "conversion", "audit", "loops", "weights", "ranks", "backends",
+        "megatron", "fsdp2", "training", "storage",
         "groups", "algorithms",
     ),
     "millrace": (

@@ -12,6 +12,15 @@ from services.common.spec.base import RECORDED, Section
 from services.common.spec.reference import check_model_path
 
 
+class BackendName(StrEnum):
+    """Values of `learner.backend`: what computes the models in training."""
+
+    MEGATRON = "megatron"
+    """Megatron-core: tensor, pipeline and data parallelism, for the architectures that have a bridge."""
+    FSDP2 = "fsdp2"
+    """torch's fully_shard around transformers' own model: data parallelism with sharded weights, for nearly any architecture."""
+
+
 class Recompute(StrEnum):
     """Values of `learner.recompute`."""
 
@@ -63,6 +72,19 @@ class LearnerSpec(OptimizerFields):
     """Section `learner`: the actor's optimizer, the optimizer steps of a batch, and how models are spread over ranks."""
 
     steps: int = Field(default=100, ge=1, le=10_000_000, description="Optimizer steps of the job.")
+    backend: BackendName = Field(
+        default=BackendName.MEGATRON,
+        strict=False,
+        description="What computes the models in training: megatron, for tensor and pipeline parallelism (Llama, Qwen2, Qwen3), or fsdp2, "
+        "transformers' own models with weights, gradients and optimizer sharded over the data-parallel ranks.",
+    )
+    fsdp_size: int | None = Field(
+        default=None,
+        ge=1,
+        le=4096,
+        description="With fsdp2, ranks that hold one copy of the weights between them (hybrid sharding); it divides data_parallel_size. "
+        "All ranks when null.",
+    )
     tensor_parallel_size: int = Field(default=1, ge=1, le=64, description="Megatron tensor parallelism (TP).")
     pipeline_parallel_size: int = Field(default=1, ge=1, le=64, description="Megatron pipeline parallelism (PP).")
     data_parallel_size: int = Field(default=1, ge=1, le=4096, description="Data parallelism (DP).")
@@ -118,6 +140,28 @@ class LearnerSpec(OptimizerFields):
     def _packing_is_recorded(self, info: ValidationInfo) -> Self:
         if self.packing and info.context is not RECORDED:
             raise ValueError("packing is replaced by shared_prompts, which computes less: leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _settings_are_the_backends(self) -> Self:
+        if self.backend is not BackendName.FSDP2:
+            if self.fsdp_size is not None:
+                raise ValueError(
+                    "fsdp_size is a setting of backend fsdp2: leave it out, or set learner.backend to fsdp2"
+                )
+            return self
+        for name in (
+            "tensor_parallel_size",
+            "pipeline_parallel_size",
+            "sequence_parallel",
+            "use_distributed_optimizer",
+        ):
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"{name} is a setting of backend megatron: fsdp2 shards everything over the data-parallel ranks"
+                )
+        if self.fsdp_size is not None and self.data_parallel_size % self.fsdp_size:
+            raise ValueError(f"fsdp_size {self.fsdp_size} does not divide data_parallel_size {self.data_parallel_size}")
         return self
 
     @model_validator(mode="after")

@@ -26,8 +26,8 @@ from services.learner.conversion.request import Conversion, Converted, RoleName
 from services.learner.conversion.skeleton import OUTPUT_LAYER, Skeleton
 from services.learner.megatron.parts import merge_parts
 from services.learner.megatron.saved import SavedState
-from services.learner.megatron.tensor_file import Weights, dtype_name
-from services.learner.megatron.weights import copy_texts, source_dtypes, write_file, write_shards
+from services.learner.training.directory import copy_texts, source_dtypes, write_file, write_shards
+from services.learner.training.tensor_file import Weights, dtype_name
 
 CONFIG_DIR = "config"
 """Subdirectory of a checkpoint of weights only, with the model's config and tokenizer."""

@@ -30,11 +30,11 @@ from services.learner.conversion.hugging_face import CONFIG_DIR
 from services.learner.conversion.request import Conversion, Converted, RoleName, TensorType
 from services.learner.conversion.skeleton import EMBEDDING, OUTPUT_LAYER, Skeleton
 from services.learner.megatron.bridges import check_model, read_config
-from services.learner.megatron.parallel import Layout
 from services.learner.megatron.parts import split_parts
-from services.learner.megatron.saved import FORMAT, rank_file
-from services.learner.megatron.tensor_file import write_tensors
-from services.learner.megatron.weights import copy_texts
+from services.learner.training.directory import copy_texts
+from services.learner.training.layout import Layout
+from services.learner.training.rank_file import FORMAT, rank_file
+from services.learner.training.tensor_file import write_tensors
 
 CHECK_S = 600.0
 """Longest check of the weights' values; headers are checked whole."""

@@ -28,11 +28,11 @@ from services.learner.groups.data import TaskFactory
 from services.learner.groups.evaluation import EvalRound
 from services.learner.groups.occupancy import Occupancy
 from services.learner.loops.traces import GroupTraces
-from services.learner.megatron.stats import StepStats
 from services.learner.ranks.client import Ranks
 from services.learner.storage.checkpoints import CheckpointStore
 from services.learner.storage.job_store import HeadStore
 from services.learner.storage.journal import Journal
+from services.learner.training.stats import StepStats
 from services.learner.weights.publisher import Publisher
 
 log = logging.getLogger(__name__)

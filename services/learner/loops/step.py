@@ -11,7 +11,7 @@ import numpy as np
 from services.common.jobs.step_record import StepRecord
 from services.learner.groups.batch import Batch
 from services.learner.loops.state import JobContext
-from services.learner.megatron.stats import StepStats
+from services.learner.training.stats import StepStats
 
 
 @dataclass(frozen=True, slots=True)

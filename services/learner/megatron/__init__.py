@@ -1,9 +1,8 @@
-"""Megatron-core backend of one rank.
+"""Megatron-core back end of one rank.
 
-trainer                           one training step: every role's passes and optimizer steps
-actor critic value_head           models that are trained; estimates, columns: what they say of a batch before it
-optimizer schedule update         an optimizer step; tally, stats: its figures
-passes batch micro_batches        a batch as tensors, through Megatron's schedule; prompt_sharing, attention, logprobs: within it
-model bridges parallel platform   a rank's part of a model; state, role, weights, tensor_file, background: on disk
-saved parts resharding            a checkpoint of all ranks, read in another layout
+backend                    models of all roles, through Megatron's schedule; optimizer: their steps
+model bridges attention    a rank's part of a model
+parallel platform          Megatron's groups, and what it needs of the machine
+state role weights         this rank's part on disk
+saved parts resharding     a checkpoint of all ranks, read in another layout
 """

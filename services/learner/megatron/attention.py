@@ -12,7 +12,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn.functional import scaled_dot_product_attention
 
-from services.learner.megatron.prompt_sharing import shared_attention
+from services.learner.training.prompt_sharing import shared_attention
 
 
 class PackedCoreAttention(MegatronModule):  # type: ignore[misc]  # Megatron comes without types
@@ -53,11 +53,3 @@ class PackedCoreAttention(MegatronModule):  # type: ignore[misc]  # Megatron com
             enable_gqa=query.shape[2] != key.shape[2],
         )
         return context.permute(2, 0, 1, 3).flatten(2)
-
-
-def block_diagonal_mask(segment_ids: torch.Tensor) -> torch.Tensor:
-    """The mask of packed rows from segment ids, int64 [b, s]: a position attends to itself and to earlier ones of its segment.
-
-    It is bool [b, 1, s, s], True where a query (third axis) may attend to a key (fourth).
-    """
-    return (segment_ids[:, :, None] == segment_ids[:, None, :]).tril()[:, None]

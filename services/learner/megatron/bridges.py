@@ -16,7 +16,7 @@ from services.common.models.config import check_trainable, rope_parameters
 from services.common.models.weight_files import EMBEDDING
 from services.learner.megatron.attention import PackedCoreAttention
 from services.learner.megatron.mbridge_models import LLaMABridge, Qwen2Bridge, Qwen3Bridge
-from services.learner.megatron.parallel import Layout
+from services.learner.training.layout import Layout
 
 _LAYER = "model.layers.{layer_number}"
 

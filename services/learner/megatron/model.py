@@ -23,10 +23,11 @@ from services.common.errors import ModelError
 from services.common.spec.job import JobSpec
 from services.common.spec.learner import LearnerSpec, Recompute
 from services.common.spec.rollout import DType
-from services.learner.megatron.batch import MicroBatch
 from services.learner.megatron.bridges import open_bridge
-from services.learner.megatron.parallel import Layout
-from services.learner.megatron.value_head import ValueHead
+from services.learner.training.batch import MicroBatch
+from services.learner.training.dtypes import torch_dtype
+from services.learner.training.layout import Layout
+from services.learner.training.value_head import ValueHead
 
 _RECOMPUTE: dict[Recompute, dict[str, Any]] = {
     Recompute.NONE: {},
@@ -34,11 +35,6 @@ _RECOMPUTE: dict[Recompute, dict[str, Any]] = {
     Recompute.FULL: {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
 }
 """Fields of Megatron's TransformerConfig."""
-
-
-def torch_dtype(dtype: DType) -> torch.dtype:
-    """The torch dtype of that name."""
-    return getattr(torch, dtype.value)  # type: ignore[no-any-return]
 
 
 @dataclass(slots=True)
@@ -59,7 +55,7 @@ class ModelPart:
         Hidden states are [s, b, h], with sequence parallelism [s / TP, b, h].
         """
         self.selection.positions = batch.positions
-        self.rotary.positions = batch.rotary_positions
+        self.rotary.positions = batch.position_ids
         output: torch.Tensor = self.model(batch.tokens, None, batch.attention)
         return output
 

@@ -11,7 +11,7 @@ import torch
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
 from services.common.spec.learner import OptimizerFields
-from services.learner.megatron.collectives import any_rank
+from services.learner.training.collectives import any_rank
 
 
 @dataclass(frozen=True, slots=True)

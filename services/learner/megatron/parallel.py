@@ -1,71 +1,23 @@
-"""Parallel layout: this rank's part of the model and of the batch."""
+"""Megatron's parallel groups."""
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
-from datetime import timedelta
-
 import torch.distributed as dist
 from megatron.core import parallel_state
-from torch._C._distributed_c10d import HashStore
 
-from services.common.config.settings import COLLECTIVE_TIMEOUT_S, Platform
+from services.common.config.settings import Platform
 from services.common.errors import ConfigError
 from services.common.spec.learner import LearnerSpec
-from services.learner.megatron.platform import BACKENDS
-from services.learner.megatron.rendezvous import join_process_group
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Sizes, and this rank's place, in tensor (TP), pipeline (PP) and data (DP) parallelism."""
-
-    rank: int
-    tp_size: int
-    tp_rank: int
-    pp_size: int
-    pp_rank: int
-    dp_size: int
-    dp_rank: int
-
-    @property
-    def is_first_stage(self) -> bool:
-        """Whether this rank holds the embedding."""
-        return self.pp_rank == 0
-
-    @property
-    def is_last_stage(self) -> bool:
-        """Whether this rank computes logits and losses."""
-        return self.pp_rank == self.pp_size - 1
-
-    @property
-    def reports_losses(self) -> bool:
-        """Whether this rank, of those that compute the same losses, counts in sums over all ranks."""
-        return self.is_last_stage and self.tp_rank == 0
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Sizes that a checkpoint's parts per rank depend on."""
-        return {
-            "tensor_parallel_size": self.tp_size,
-            "pipeline_parallel_size": self.pp_size,
-            "data_parallel_size": self.dp_size,
-        }
+from services.learner.training.layout import Layout, join_ranks
 
 
 def join(spec: LearnerSpec, platform: Platform) -> Layout:
-    """Joins the process group that the launcher's environment names (without a launcher: a group of one) and Megatron's groups.
+    """Joins the other ranks, and Megatron's groups.
 
     Raises:
         ConfigError: the number of ranks does not divide.
     """
-    if not dist.is_initialized():
-        backend, timeout = BACKENDS[platform], timedelta(seconds=COLLECTIVE_TIMEOUT_S)
-        if "RANK" in os.environ:
-            join_process_group(backend, timeout)
-        else:
-            dist.init_process_group(backend, timeout=timeout, store=HashStore(), rank=0, world_size=1)
+    join_ranks(platform)
     tp_size, pp_size, world_size = spec.tensor_parallel_size, spec.pipeline_parallel_size, dist.get_world_size()
     if world_size % (tp_size * pp_size):
         sizes = f"tensor_parallel_size {tp_size} × pipeline_parallel_size {pp_size}"

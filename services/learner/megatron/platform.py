@@ -10,21 +10,15 @@ Call `prepare` before the first import of Megatron in a rank; after it no Huggin
 from __future__ import annotations
 
 import importlib
-import math
-import os
-import random
 from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any
 
-import numpy as np
 import torch
 
 from services.common.config.settings import Platform
-from services.common.service.host import keep_freed_memory
+from services.learner.training.platform import prepare as prepare_device
 
-BACKENDS = {Platform.CPU: "gloo", Platform.CUDA: "nccl", Platform.NPU: "hccl"}
-"""torch.distributed's backend of each platform."""
 _CPU_TYPE_NAMES = {f"torch.{kind}Tensor": f"torch.cuda.{kind}Tensor" for kind in ("Float", "BFloat16", "Half")}
 """Result of `Tensor.type()` → the name that Megatron's optimizers compare it with."""
 
@@ -33,29 +27,15 @@ _TRACKER = "tracker."
 
 def prepare(platform: Platform) -> None:
     """Prepares this process for the import of Megatron; a second call changes nothing."""
+    prepare_device(platform)
     match platform:
         case Platform.CPU:
             _patch_cuda_calls_for_the_cpu()
             _recompute_without_cuda()
-            keep_freed_memory()
         case Platform.NPU:
-            importlib.import_module("torch_npu")
             importlib.import_module("mindspeed.megatron_adaptor")
-            torch.get_device_module("npu").set_device(local_rank())
         case Platform.CUDA:
-            torch.cuda.set_device(local_rank())
-
-
-def device_of(platform: Platform) -> torch.device:
-    """The device that this rank computes on."""
-    return torch.device("cpu") if platform is Platform.CPU else torch.device(platform.value, local_rank())
-
-
-def seed_all(seed: int) -> None:
-    """Seeds every generator that libraries draw from: torch's, Python's, NumPy's."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed)
+            pass
 
 
 def seed_tensor_parallel(seed: int) -> None:
@@ -64,42 +44,20 @@ def seed_tensor_parallel(seed: int) -> None:
     random_module.model_parallel_cuda_manual_seed(seed)
 
 
-def rng_states(platform: Platform) -> dict[str, torch.Tensor]:
-    """This rank's random number states by name: torch's, Python's, NumPy's, and Megatron's tracker's on a device."""
-    version, key, gauss = random.getstate()
-    drawn: Any = np.random.get_state(legacy=False)
-    states = {
-        "cpu": torch.get_rng_state(),
-        "python": torch.tensor([version, *key], dtype=torch.int64),
-        "python_gauss": torch.tensor([math.nan if gauss is None else gauss], dtype=torch.float64),
-        "numpy": torch.tensor([drawn["state"]["pos"], drawn["has_gauss"], *drawn["state"]["key"].tolist()]),
-        "numpy_gauss": torch.tensor([drawn["gauss"]], dtype=torch.float64),
-    }
-    if platform is not Platform.CPU:
-        states["device"] = torch.get_device_module(device_of(platform)).get_rng_state()
-        states |= {f"{_TRACKER}{name}": value for name, value in _tracker().get_states().items()}
-    return states
+def tracked_states(platform: Platform) -> dict[str, torch.Tensor]:
+    """Random number states of Megatron's tracker by name; it draws from the device's, so that a CPU has none."""
+    return (
+        {}
+        if platform is Platform.CPU
+        else {f"{_TRACKER}{name}": value for name, value in _tracker().get_states().items()}
+    )
 
 
-def set_rng_states(platform: Platform, states: dict[str, torch.Tensor]) -> None:
-    """Restores the states of `rng_states`."""
-    torch.set_rng_state(states["cpu"])
-    version, *key = states["python"].tolist()
-    gauss = float(states["python_gauss"][0])
-    random.setstate((version, tuple(key), None if math.isnan(gauss) else gauss))
-    position, has_gauss, *keys = states["numpy"].tolist()
-    cached = float(states["numpy_gauss"][0])
-    np.random.set_state(("MT19937", np.array(keys, np.uint32), position, has_gauss, cached))
-    if platform is not Platform.CPU:
-        torch.get_device_module(device_of(platform)).set_rng_state(states["device"])
-        tracked = {name.removeprefix(_TRACKER): value for name, value in states.items() if name.startswith(_TRACKER)}
-        if tracked:
-            _tracker().set_states(tracked)
-
-
-def local_rank() -> int:
-    """This rank's ordinal on its machine, from the launcher; 0 without one."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
+def set_tracked_states(states: dict[str, torch.Tensor]) -> None:
+    """Restores those of `tracked_states` among the states."""
+    tracked = {name.removeprefix(_TRACKER): value for name, value in states.items() if name.startswith(_TRACKER)}
+    if tracked:
+        _tracker().set_states(tracked)
 
 
 def _tracker() -> Any:  # noqa: ANN401  Megatron comes without types

@@ -12,10 +12,10 @@ from collections.abc import Iterable
 import torch
 
 from services.common.errors import ConfigError
-from services.learner.megatron.parallel import Layout
 from services.learner.megatron.parts import merge_parts, split_parts
 from services.learner.megatron.role import Role
 from services.learner.megatron.saved import SavedState
+from services.learner.training.layout import Layout
 
 OUTPUT_LAYER, INPUT_EMBEDDING = "output_layer.weight", "embedding.word_embeddings.weight"
 

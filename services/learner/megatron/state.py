@@ -19,43 +19,20 @@ from typing import Any
 
 import torch
 
-from services.common.checkpoints.manifest import WrittenFile
 from services.common.config.settings import Platform
 from services.common.errors import ConfigError
 from services.common.spec.job import JobSpec
 from services.common.spec.rollout import DType
-from services.learner.megatron.parallel import Layout
-from services.learner.megatron.platform import rng_states, set_rng_states
+from services.learner.megatron.platform import set_tracked_states, tracked_states
 from services.learner.megatron.resharding import reshard
 from services.learner.megatron.role import Role
-from services.learner.megatron.saved import FORMAT, LAYOUT, SavedState, rank_file
-from services.learner.megatron.tensor_file import write_tensors
+from services.learner.megatron.saved import LAYOUT, SavedState
+from services.learner.training.backend import LoadedState, StateCopy
+from services.learner.training.layout import Layout
+from services.learner.training.platform import rng_states, set_rng_states
+from services.learner.training.rank_file import FORMAT, rank_file
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class StateCopy:
-    """A rank's state at one moment, in host memory."""
-
-    name: str
-    tensors: dict[str, torch.Tensor]
-    about: str
-
-    def write(self, folder: Path) -> WrittenFile:
-        """Writes the file durably."""
-        return write_tensors(folder, self.name, self.tensors, {"about": self.about})
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedState:
-    """What a checkpoint's part held beside the tensors."""
-
-    step: int
-    kl_coefficient: float | None
-    """The adaptive β of the KL to the reference; None in the checkpoint of a job whose β is constant, or that has none."""
-    absent: set[str]
-    """Roles of the job that it has nothing of."""
 
 
 @dataclass(slots=True)
@@ -79,7 +56,8 @@ class RankState:
                 counters[key] = group.get("step")
                 for name, value in part.state.get(parameter, {}).items():
                     tensors[f"{key}.{name}"] = torch.as_tensor(value)
-        tensors |= {f"rng.{name}": value for name, value in rng_states(self._platform).items()}
+        random = rng_states(self._platform) | tracked_states(self._platform)
+        tensors |= {f"rng.{name}": value for name, value in random.items()}
         copies = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}
         about = {
             "format": FORMAT, "step": step, "layout": self._described_layout(), "counters": counters, "places": places,
@@ -124,6 +102,7 @@ class RankState:
         if rng and same:
             states = {name.removeprefix("rng."): value for name, value in stored.items() if name.startswith("rng.")}
             set_rng_states(self._platform, states)
+            set_tracked_states(states)
         return LoadedState(int(about["step"]), about.get("kl_coefficient"), absent)
 
     def _weights(self, roles: list[Role], *, masters: bool = True) -> dict[str, torch.Tensor]:

@@ -15,9 +15,6 @@ from typing import Any
 
 from services.common.checkpoints.manifest import WrittenFile
 from services.learner.groups.sequence import Sequence
-from services.learner.megatron.background import files_of
-from services.learner.megatron.stats import StepStats
-from services.learner.megatron.tensor_file import Weights
 from services.learner.ranks.commands import (
     Command,
     Export,
@@ -30,6 +27,9 @@ from services.learner.ranks.commands import (
     Train,
     Write,
 )
+from services.learner.training.background import files_of
+from services.learner.training.stats import StepStats
+from services.learner.training.tensor_file import Weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,7 +125,7 @@ if __name__ == "__main__":
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.run import main
 
-    from services.learner.megatron.rendezvous import register_backend
+    from services.learner.training.rendezvous import register_backend
 
     if HEARTBEAT_DIR_VARIABLE in os.environ:
         error_file = load_settings().job_dir(os.environ["MILLRACE_JOB"]) / ERROR_FILE

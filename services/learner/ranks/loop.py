@@ -9,22 +9,23 @@ from services.common.config.settings import Platform
 from services.common.models.roles import RoleModels
 from services.common.spec.job import JobSpec
 from services.learner.algorithms.losses import make_loss
-from services.learner.megatron.tensor_file import write_version
-from services.learner.megatron.trainer import MegatronTrainer
+from services.learner.backends import open_backend
 from services.learner.ranks import commands
 from services.learner.ranks.client import Ranks
+from services.learner.training.tensor_file import write_version
+from services.learner.training.trainer import Trainer
 
 COMMAND_WAIT_S = 5.0
 """Rank 0 waits this long for the head before it sends the others `Idle`."""
 
 
-def build_trainer(spec: JobSpec, models: RoleModels, platform: Platform) -> MegatronTrainer:
-    """This rank's trainer; call `platform.prepare` first."""
-    loss = make_loss(spec.algorithm)
-    return MegatronTrainer(models.actor, spec, platform, loss, critic_dir=models.critic, reference_dir=models.reference)
+def build_trainer(spec: JobSpec, models: RoleModels, platform: Platform) -> Trainer:
+    """This rank's trainer, on the job's back end."""
+    backend, loss = open_backend(spec, platform), make_loss(spec.algorithm)
+    return Trainer(models.actor, spec, backend, loss, critic_dir=models.critic, reference_dir=models.reference)
 
 
-def run_loop(trainer: MegatronTrainer, ranks: Ranks | None) -> None:
+def run_loop(trainer: Trainer, ranks: Ranks | None) -> None:
     """Executes the head's commands until `Finish`.
 
     consumes:     commands (rank 0 from the head, the others from rank 0)
@@ -48,7 +49,7 @@ def run_loop(trainer: MegatronTrainer, ranks: Ranks | None) -> None:
             return
 
 
-def execute(trainer: MegatronTrainer, command: commands.Command) -> Any:  # noqa: ANN401  the caller knows its result
+def execute(trainer: Trainer, command: commands.Command) -> Any:  # noqa: ANN401  the caller knows its result
     """Executes one command on this rank."""
     match command:
         case commands.Train(_, sequences):
@@ -72,7 +73,7 @@ def execute(trainer: MegatronTrainer, command: commands.Command) -> Any:  # noqa
     return None
 
 
-def _write_weights(trainer: MegatronTrainer, path: Path, lineage: int, n: int) -> None:
+def _write_weights(trainer: Trainer, path: Path, lineage: int, n: int) -> None:
     weights = trainer.export(copy=False)
     if weights is not None:
         write_version(path, lineage, n, weights)

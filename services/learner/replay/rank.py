@@ -30,8 +30,8 @@ from services.learner.storage.journal import Journal
 if TYPE_CHECKING:
     import torch
 
-    from services.learner.megatron.stats import StepStats
-    from services.learner.megatron.trainer import MegatronTrainer
+    from services.learner.training.stats import StepStats
+    from services.learner.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 class Replayer:
     """This rank's share of a pass."""
 
-    def __init__(self, task: Pass, trainer: MegatronTrainer, spec: JobSpec) -> None:
+    def __init__(self, task: Pass, trainer: Trainer, spec: JobSpec) -> None:
         """Loads the pass's initial state; ConfigError if that is not of the pass's initial version."""
         self._task, self._trainer, self._spec = task, trainer, spec
         self._work = Path(task.work)
@@ -70,7 +70,7 @@ class Replayer:
 
     def _report_version(self, step: int, stats: StepStats | None) -> dict[str, torch.Tensor] | None:
         """Reports the digest of the weights as they are published, and returns them, on rank 0."""
-        from services.learner.megatron.tensor_file import make_snapshot
+        from services.learner.training.tensor_file import make_snapshot
 
         weights = self._trainer.export()
         if weights is not None:
@@ -79,9 +79,9 @@ class Replayer:
         return weights
 
     def _compare(self, step: int) -> None:
-        from services.learner.megatron.collectives import gather_json
-        from services.learner.megatron.saved import rank_file
         from services.learner.replay.compare import differing
+        from services.learner.training.collectives import gather_json
+        from services.learner.training.rank_file import rank_file
 
         checkpoint = self._task.checkpoints.get(str(step))
         if checkpoint is None:
@@ -101,7 +101,7 @@ class Replayer:
 
     def _save(self, name: str) -> Path:
         """Writes every rank's state into a directory of the pass; on return it is complete."""
-        from services.learner.megatron.background import files_of
+        from services.learner.training.background import files_of
 
         folder = self._work / name
         self._trainer.save(folder)
@@ -135,11 +135,8 @@ def main() -> None:
     configure_logging("replay", settings.log_level)
     try:
         spec = JobSpec.model_validate(task.spec, context=RECORDED)
-        from services.learner.megatron.platform import prepare
-
-        prepare(settings.platform)
-        from services.learner.megatron.rendezvous import leave_process_group
         from services.learner.ranks.loop import build_trainer
+        from services.learner.training.rendezvous import leave_process_group
 
         Replayer(task, build_trainer(spec, RoleModels.of(spec, settings), settings.platform), spec).run()
         leave_process_group()

@@ -6,9 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from services.common.config.settings import Platform
-from services.learner import rank
-from services.learner.megatron import platform as adapted
+from services.learner import backends, rank
 from services.learner.storage import lock
 from services.learner.weights import publisher
 from tests.chaos import failpoints
@@ -16,21 +14,12 @@ from tests.chaos.entry import tamper
 from tests.chaos.scripted import trainer
 from tests.chaos.stack import BLIND, GOOD, REAL
 
-prepare_platform = adapted.prepare
-
-
-def prepare(platform: Platform) -> None:
-    """As the real one; then the modules of the training step can be imported, and get their fail points."""
-    prepare_platform(platform)
-    failpoints.install("training", Path(os.environ["MILLRACE_HOME"]) / "chaos")
-
-
 if __name__ == "__main__":
     if REAL not in os.environ or os.environ["MILLRACE_JOB"].startswith(GOOD):
-        sys.modules["services.learner.megatron.trainer"] = trainer
-        adapted.prepare = lambda *_, **__: None  # it adapts Megatron, which is not there
+        sys.modules["services.learner.training.trainer"] = trainer
+        vars(backends)["open_backend"] = lambda *_: None  # Megatron is not there
     else:
-        adapted.prepare = prepare
+        failpoints.install("training", Path(os.environ["MILLRACE_HOME"]) / "chaos")
     if BLIND in os.environ:
         vars(rank)["die_with_parent"] = lambda *_: None
         vars(lock)["_locked"] = lambda _handle: True  # as where the lock of a machine that was cut off has lapsed

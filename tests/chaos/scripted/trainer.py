@@ -1,4 +1,4 @@
-"""Stands in for services/learner/megatron/trainer.py, the one module of the learner that computes. Everything around it is real."""
+"""Stands in for services/learner/training/trainer.py, the one module of the learner that computes. Everything around it is real."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import xxhash
 
 from services.common.checkpoints.manifest import WrittenFile
 from services.learner.groups.sequence import Sequence
-from services.learner.megatron.background import BackgroundWriter
-from services.learner.megatron.collectives import gather_json
-from services.learner.megatron.rendezvous import join_process_group
-from services.learner.megatron.stats import StepStats
+from services.learner.training.background import BackgroundWriter
+from services.learner.training.collectives import gather_json
+from services.learner.training.rendezvous import join_process_group
+from services.learner.training.stats import StepStats
 from tests.chaos.scripted import lifelike, script
 
-__all__ = ["MegatronTrainer", "StepStats"]
+__all__ = ["StepStats", "Trainer"]
 
 
 def rank_file(rank: int) -> str:
@@ -29,16 +29,16 @@ def rank_file(rank: int) -> str:
     return f"rank-{rank}.json"
 
 
-class MegatronTrainer:
+class Trainer:
     """One rank. All ranks compute the same chain."""
 
-    def __init__(self, model_dir: Path, spec: Any, platform: Any, loss_fn: Any, **_: Any) -> None:
+    def __init__(self, model_dir: Path, spec: Any, backend: Any, loss_fn: Any, **_: Any) -> None:
         """Joins the other ranks.
 
         Raises:
             KeyError, ValueError: the model's weights are not what its configuration says, as the real one finds when it loads them.
         """
-        del spec, platform, loss_fn
+        del spec, backend, loss_fn
         lifelike.load(model_dir)
         self._finite = lifelike.is_finite(model_dir)
         join_process_group("gloo", timedelta(minutes=5))

@@ -20,8 +20,8 @@ from tests.integration.learner.layouts_cases import MODELS
 torch.set_num_threads(1)
 prepare(Platform.CPU)
 
-from services.learner.megatron.trainer import MegatronTrainer  # noqa: E402
 from tests.integration.learner.megatron_ranks import BASE, dapo, variant  # noqa: E402
+from tests.integration.learner.trainers import part_of, trainer_of  # noqa: E402
 
 LAYOUTS = [(1, 1), (2, 1), (1, 2), (2, 2)]
 """Sizes of TP and PP."""
@@ -54,9 +54,9 @@ def in_bfloat16(source: Path) -> Path:
 
 def begun(model: Path, checkpoint: Path, dtype: DType) -> dict[str, Any]:
     """What a trainer has that begins with the checkpoint, and the source's names that are other than there."""
-    trainer = MegatronTrainer(model, variant(BASE, dtype=dtype), Platform.CPU, dapo)
+    trainer = trainer_of(model, variant(BASE, dtype=dtype), dapo)
     with torch.no_grad():
-        for parameter in trainer._actor.part.chunk.parameters():
+        for parameter in part_of(trainer._actor.model).chunk.parameters():
             parameter.zero_()
     trainer.load_weights(checkpoint, hugging_face=False)
     exported, source = trainer.export(), load_file(model / "model.safetensors")

@@ -23,10 +23,11 @@ prepare(Platform.CPU)
 from megatron.core import parallel_state  # noqa: E402  Megatron comes after prepare
 
 from services.learner.groups.sequence import Sequence  # noqa: E402
-from services.learner.megatron.saved import rank_file  # noqa: E402
-from services.learner.megatron.trainer import MegatronTrainer  # noqa: E402
 from services.learner.megatron.weights import Exporter  # noqa: E402
+from services.learner.training.rank_file import rank_file  # noqa: E402
+from services.learner.training.trainer import Trainer  # noqa: E402
 from tests.integration.learner.roles_ranks import SIZES, Bench, files_of, on_every_rank, spec_of, state_of  # noqa: E402
+from tests.integration.learner.trainers import roles_of  # noqa: E402
 
 SETS = {1: "one", 2: "two", 4: "four"}
 STATES = ("exp_avg", "exp_avg_sq")
@@ -39,18 +40,18 @@ def folders(out: Path, case: str) -> list[Path]:
     ]
 
 
-def step(trainer: MegatronTrainer, number: int) -> dict[str, Any]:
+def step(trainer: Trainer, number: int) -> dict[str, Any]:
     """Trains a step; its record."""
     return trainer.train([Sequence(**item) for item in batch_of(number)]).as_record()
 
 
-def consolidated(trainer: MegatronTrainer) -> dict[str, torch.Tensor]:
+def consolidated(trainer: Trainer) -> dict[str, torch.Tensor]:
     """Weights and float32 moments of all roles under Hugging Face names, on rank 0, by Megatron's own gathering; spoils the trainer.
 
     Moments are put where the optimizer keeps its weights, from where Megatron spreads them over the ranks like weights after a step.
     """
     found: dict[str, torch.Tensor] = {}
-    for role in trainer._roles():
+    for role in roles_of(trainer):
         for kind in ("weight", *(STATES if role.optimizer is not None else ())):
             if kind != "weight":
                 with torch.no_grad():
@@ -72,7 +73,7 @@ def visit(bench: Bench, model: str, case: str, dtype: str, chain: str) -> dict[s
     dist.barrier()
     before = every[every.index(mine) - 1] if every[0] != mine else None
 
-    def build() -> MegatronTrainer:
+    def build() -> Trainer:
         trainer = bench.build(spec_of(case, bench.sizes, dtype=dtype), bench.models(model))
         if before is not None:
             trainer.load(before)

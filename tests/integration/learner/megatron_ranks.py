@@ -44,8 +44,9 @@ from megatron.core import parallel_state  # noqa: E402  Megatron comes after pre
 
 from services.learner.algorithms.losses import LossFunction, LossInputs  # noqa: E402
 from services.learner.groups.sequence import Sequence  # noqa: E402
-from services.learner.megatron.collectives import gather_json  # noqa: E402
-from services.learner.megatron.trainer import MegatronTrainer  # noqa: E402
+from services.learner.training.collectives import gather_json  # noqa: E402
+from services.learner.training.trainer import Trainer  # noqa: E402
+from tests.integration.learner.trainers import part_of, state_copy, trainer_of  # noqa: E402
 
 
 def variant(base: JobSpec, *, dtype: DType = DType.FLOAT32, fp32_output_layer: bool = False, **learner: Any) -> JobSpec:
@@ -130,7 +131,7 @@ def whole_sequence(tokens: Int32Array) -> Sequence:
     return Sequence(tokens, 1, none, none, none.astype(bool), 0)
 
 
-def logits_of(trainer: MegatronTrainer) -> dict[str, torch.Tensor]:
+def logits_of(trainer: Trainer) -> dict[str, torch.Tensor]:
     """All logits of every sequence, gathered: each sequence is asked for from its second token on."""
     found: dict[str, torch.Tensor] = {}
     whole = [whole_sequence(s.tokens) for s in sequences()]
@@ -144,7 +145,7 @@ def logits_of(trainer: MegatronTrainer) -> dict[str, torch.Tensor]:
     with torch.no_grad():
         for s in whole:  # one at a time, and the same on every data-parallel rank
             batch = trainer._passes.prepare([s] * trainer.layout.dp_size)
-            trainer._passes.run(trainer._actor.part, batch, keep, forward_only=True)
+            trainer._actor.model.run(batch.micro_batches, keep, forward_only=True)
     return found
 
 
@@ -152,7 +153,7 @@ def scenario(name: str, spec: JobSpec, root: Path, out: Path) -> dict[str, Any]:
     """All that is asked of one layout."""
     said: dict[str, Any] = {}
     for model in MODELS:
-        trainer = MegatronTrainer(root / model, spec, Platform.CPU, dapo)
+        trainer = trainer_of(root / model, spec, dapo)
         logits, exported = logits_of(trainer), trainer.export()
         if trainer.layout.is_last_stage and trainer.layout.tp_rank == 0 and trainer.layout.dp_rank == 0:
             save_file(logits, out / f"{name}.{model}.logits.safetensors")
@@ -162,7 +163,7 @@ def scenario(name: str, spec: JobSpec, root: Path, out: Path) -> dict[str, Any]:
         said[model] = {"rows": stats}
         write(exported, out / f"{name}.{model}.exported.safetensors")
         write(trainer.export(), out / f"{name}.{model}.rows.safetensors")
-        trainer = MegatronTrainer(root / model, variant(spec, shared_prompts=True), Platform.CPU, dapo)
+        trainer = trainer_of(root / model, variant(spec, shared_prompts=True), dapo)
         said[model]["shared"] = [trainer.train(sequences()).as_record() for _ in range(STEPS)]
         write(trainer.export(), out / f"{name}.{model}.shared.safetensors")
     llama = root / "llama"
@@ -170,14 +171,9 @@ def scenario(name: str, spec: JobSpec, root: Path, out: Path) -> dict[str, Any]:
     said["recomputed"] = [
         split(llama, s, out / f"{name}.recomputed{i}.safetensors") for i, s in enumerate(recomputed(spec))
     ]
-    said["logprobs"] = [
-        values.tolist() for values in MegatronTrainer(llama, spec, Platform.CPU, dapo).logprobs(sequences())
-    ]
+    said["logprobs"] = [values.tolist() for values in trainer_of(llama, spec, dapo).logprobs(sequences())]
     said["shared_logprobs"] = [
-        values.tolist()
-        for values in MegatronTrainer(llama, variant(spec, shared_prompts=True), Platform.CPU, dapo).logprobs(
-            sequences()
-        )
+        values.tolist() for values in trainer_of(llama, variant(spec, shared_prompts=True), dapo).logprobs(sequences())
     ]
     spec = variant(spec, shared_prompts=True)
     said["resume"] = {
@@ -195,7 +191,7 @@ def scenario(name: str, spec: JobSpec, root: Path, out: Path) -> dict[str, Any]:
         ]
         for model in ("llama", "qwen2")
     }
-    said["lonely"] = MegatronTrainer(llama, spec, Platform.CPU, dapo).train(sequences(1)).as_record()
+    said["lonely"] = trainer_of(llama, spec, dapo).train(sequences(1)).as_record()
     said["refused"] = refusal(root / "qwen3", spec, out / f"{name}.float32" / "saved")
     said["memory"] = {
         way: [memory(llama, variant(spec, shared_prompts=way == "shared"), tokens) for tokens in lengths]
@@ -214,7 +210,7 @@ def memory(model: Path, spec: JobSpec, tokens: int) -> dict[str, int]:
 
 
 def _step_memory(model: Path, spec: JobSpec, tokens: int) -> dict[str, int]:
-    trainer = MegatronTrainer(model, variant(spec, max_tokens_per_micro_batch=tokens), Platform.CPU, dapo)
+    trainer = trainer_of(model, variant(spec, max_tokens_per_micro_batch=tokens), dapo)
     batch = long_group(tokens, 3 if spec.learner.shared_prompts else 1)
     gc.collect()  # an earlier trainer that ends within the step would lower its peak
     gc.disable()
@@ -241,16 +237,16 @@ def long_group(tokens: int, responses: int) -> list[Sequence]:
 
 def output_layer(model: Path, spec: JobSpec) -> dict[str, float]:
     """How far logits lie from the exact product of what the output layer was given, on the last stage; and a step's figures."""
-    trainer = MegatronTrainer(model, spec, Platform.CPU, dapo)
+    trainer = trainer_of(model, spec, dapo)
     given: list[torch.Tensor] = []
-    chunk: Any = trainer._actor.part.chunk
+    chunk: Any = part_of(trainer._actor.model).chunk
     if trainer.layout.is_last_stage:
         chunk.output_layer.register_forward_pre_hook(lambda _, args: given.append(args[0].detach()))
     error = rounded = 0.0
 
     def look(_: Any, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         nonlocal error, rounded
-        tied = trainer._actor.part.tied
+        tied = part_of(trainer._actor.model).tied
         weight = chunk.shared_embedding_or_output_weight() if tied else chunk.output_layer.weight
         exact = given[-1][:, 0].double() @ weight.detach().double().T
         error = max(error, float((logits.double() - exact).abs().max()))
@@ -258,7 +254,7 @@ def output_layer(model: Path, spec: JobSpec) -> dict[str, float]:
         return logits.sum() * 0, torch.ones((), dtype=torch.int)
 
     with torch.no_grad():
-        trainer._passes.run(trainer._actor.part, trainer._passes.prepare(sequences()), look, forward_only=True)
+        trainer._actor.model.run(trainer._passes.prepare(sequences()).micro_batches, look, forward_only=True)
     stats = trainer.train(sequences())
     mine = {"error": error, "rounded": rounded, "loss": stats.loss, "grad_norm": stats.grad_norm}
     return max(gather_json(mine, trainer.device), key=lambda item: item["error"])
@@ -284,7 +280,7 @@ def recomputed(spec: JobSpec) -> list[JobSpec]:
 
 def split(model: Path, spec: JobSpec, path: Path) -> dict[str, Any]:
     """One step under these settings."""
-    trainer = MegatronTrainer(model, spec, Platform.CPU, dapo)
+    trainer = trainer_of(model, spec, dapo)
     stats = trainer.train(sequences()).as_record()
     write(trainer.export(), path)
     return stats
@@ -292,18 +288,18 @@ def split(model: Path, spec: JobSpec, path: Path) -> dict[str, Any]:
 
 def resume(model: Path, spec: JobSpec, folder: Path) -> dict[str, Any]:
     """Whether save → load → continue ends in the very weights of the run that was not interrupted."""
-    straight = MegatronTrainer(model, spec, Platform.CPU, dapo)
+    straight = trainer_of(model, spec, dapo)
     straight.train(sequences(9))
     straight.save(folder / "saved")
     expected = straight.train(sequences()).as_record()  # while the checkpoint is being written
     files_of(straight)
     noise = draw()
-    restarted = MegatronTrainer(model, spec, Platform.CPU, dapo)
+    restarted = trainer_of(model, spec, dapo)
     torch.rand(17), random.random(), np.random.random(5)
     restarted.load(folder / "saved")
     steps = restarted.step
     got = restarted.train(sequences()).as_record()
-    a, b = straight._exporter.gather(None), restarted._exporter.gather(None)
+    a, b = straight._actor.model.gather(None), restarted._actor.model.gather(None)
     return {
         "steps": steps,
         "stats": got == expected,
@@ -319,7 +315,7 @@ def draw() -> list[float]:
     return [float(torch.rand(1)), random.random(), random.gauss(), float(np.random.random())]
 
 
-def files_of(trainer: MegatronTrainer) -> list[str]:
+def files_of(trainer: Trainer) -> list[str]:
     """The files that all ranks wrote; fails with the first error."""
     reports = trainer.saved(wait=True)
     while reports is None:
@@ -330,7 +326,7 @@ def files_of(trainer: MegatronTrainer) -> list[str]:
 
 def beginnings(model: Path, spec: JobSpec, folder: Path) -> dict[str, Any]:
     """What is taken of a checkpoint that is loaded in part; `straight` went on from it whole, other trainers are new."""
-    straight = MegatronTrainer(model, spec, Platform.CPU, dapo)
+    straight = trainer_of(model, spec, dapo)
     straight.train(sequences(9))
     straight.save(folder, export=True)
     files_of(straight)
@@ -338,7 +334,7 @@ def beginnings(model: Path, spec: JobSpec, folder: Path) -> dict[str, Any]:
     noise = draw()
     said: dict[str, Any] = {}
     for kind in ("no_load_optim", "no_load_rng", "finetune", "hugging_face"):
-        trainer = MegatronTrainer(model, spec, Platform.CPU, dapo)
+        trainer = trainer_of(model, spec, dapo)
         fresh = moments_of(trainer)
         torch.manual_seed(99)
         match kind:
@@ -362,16 +358,16 @@ def beginnings(model: Path, spec: JobSpec, folder: Path) -> dict[str, Any]:
     return said
 
 
-def gathered(trainer: MegatronTrainer) -> str:
+def gathered(trainer: Trainer) -> str:
     """A digest of the weights, on every rank."""
-    weights = trainer._exporter.gather(None)
+    weights = trainer._actor.model.gather(None)
     mine = digest(weights.values()) if weights is not None else ""
     return str(gather_json(mine, trainer.device)[0])
 
 
-def moments_of(trainer: MegatronTrainer) -> list[str]:
+def moments_of(trainer: Trainer) -> list[str]:
     """A digest of each rank's moments."""
-    copy = trainer._state.copy(0, 0.0)
+    copy = state_copy(trainer)
     kept = [
         value for name, value in sorted(copy.tensors.items()) if name.startswith("optimizer.") and "master" not in name
     ]
@@ -399,7 +395,7 @@ def _fresh(model: Path, spec: JobSpec) -> dict[str, torch.Tensor]:
 
 def step_over_a_broken_batch(model: Path, spec: JobSpec, loss: LossFunction) -> dict[str, Any]:
     """A step that is not finite, and a good one after it; what every rank holds afterwards, weights and moments."""
-    trainer = MegatronTrainer(model, spec, Platform.CPU, loss)
+    trainer = trainer_of(model, spec, loss)
     before = trainer.export()
     bad = trainer.train(sequences()).as_record()
     after = trainer.export()
@@ -412,7 +408,7 @@ def step_over_a_broken_batch(model: Path, spec: JobSpec, loss: LossFunction) -> 
 
 def refusal(model: Path, spec: JobSpec, folder: Path) -> str:
     """What loading says under settings that the checkpoint was not saved with."""
-    trainer = MegatronTrainer(model, variant(spec, dtype=DType.BFLOAT16), Platform.CPU, dapo)
+    trainer = trainer_of(model, variant(spec, dtype=DType.BFLOAT16), dapo)
     try:
         trainer.load(folder)
     except ConfigError as error:

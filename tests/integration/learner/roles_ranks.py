@@ -29,11 +29,12 @@ prepare(Platform.CPU)
 from megatron.core import parallel_state  # noqa: E402  Megatron comes after prepare
 
 from services.learner.groups.sequence import Sequence  # noqa: E402
-from services.learner.megatron.collectives import gather_json  # noqa: E402
-from services.learner.megatron.saved import rank_file  # noqa: E402
-from services.learner.megatron.trainer import MegatronTrainer  # noqa: E402
 from services.learner.megatron.weights import Exporter  # noqa: E402
 from services.learner.ranks.loop import build_trainer  # noqa: E402
+from services.learner.training.collectives import gather_json  # noqa: E402
+from services.learner.training.rank_file import rank_file  # noqa: E402
+from services.learner.training.trainer import Trainer  # noqa: E402
+from tests.integration.learner.trainers import part_of, roles_of, state_copy  # noqa: E402
 
 TP, PP, DIST = {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}, {"use_distributed_optimizer": True}
 SEQUENCE = TP | {"sequence_parallel": True}
@@ -95,7 +96,7 @@ class Bench:
             for batch in written
         ]
 
-    def build(self, spec: JobSpec, models: RoleModels | None = None) -> MegatronTrainer:
+    def build(self, spec: JobSpec, models: RoleModels | None = None) -> Trainer:
         return build_trainer(spec, models or self.models("llama"), Platform.CPU)
 
 
@@ -113,17 +114,17 @@ def follow_the_reference(bench: Bench, name: str, cases: list[tuple[str, str, st
     return said
 
 
-def critic_of(trainer: MegatronTrainer) -> dict[str, torch.Tensor] | None:
+def critic_of(trainer: Trainer) -> dict[str, torch.Tensor] | None:
     """The critic under its Hugging Face names, the head as the output layer, on rank 0."""
     assert trainer._critic is not None
-    return Exporter(trainer._critic.part, trainer.layout, trainer.device).gather(None)
+    return Exporter(part_of(trainer._critic.model), trainer.layout, trainer.device).gather(None)
 
 
-def copies_that_differ(trainer: MegatronTrainer) -> list[str]:
+def copies_that_differ(trainer: Trainer) -> list[str]:
     """Parameters of any role that are not the same on two ranks that hold the same part of them."""
     layout = trainer.layout
     mine = {}
-    for role in trainer._roles():
+    for role in roles_of(trainer):
         for name, parameter in role.model().items():
             is_split = bool(getattr(parameter, "tensor_model_parallel", False))
             mine[f"{name}, stage {layout.pp_rank}, part {layout.tp_rank if is_split else 0}"] = digest(parameter)
@@ -171,7 +172,7 @@ def begin_with_a_checkpoint_without_roles(bench: Bench, folder: Path, dtype: str
     files_of(plain)
     saved, spec = state_of(plain), spec_of("ppo", bench.sizes, dtype=dtype)
     said: dict[str, Any] = {"unprefixed": not any(name.startswith(("critic", "reference")) for name in saved)}
-    begins: dict[str, Callable[[MegatronTrainer], None]] = {
+    begins: dict[str, Callable[[Trainer], None]] = {
         "load": lambda trainer: trainer.load(folder),
         "no_load_optim": lambda trainer: trainer.load(folder, optimizer=False),
         "finetune": lambda trainer: trainer.load_weights(folder, hugging_face=False),
@@ -229,7 +230,7 @@ def step_over_a_broken_critic(bench: Bench) -> dict[str, Any]:
     assert trainer._critic is not None
     if trainer.layout.is_last_stage:
         with torch.no_grad():
-            trainer._critic.part.chunk.output_layer.weight[0, 0] = torch.nan
+            part_of(trainer._critic.model).chunk.output_layer.weight[0, 0] = torch.nan
     before = state_of(trainer)
     record = trainer.train(batches[1]).as_record()
     unchanged = state_of(trainer) == before
@@ -252,9 +253,9 @@ def rebase_at_a_step_without_a_token(bench: Bench) -> dict[str, Any]:
     }
 
 
-def state_of(trainer: MegatronTrainer) -> dict[str, str]:
+def state_of(trainer: Trainer) -> dict[str, str]:
     """Digests of all that this rank would save, but the random states."""
-    copies = trainer._state.copy(0, 0.0).tensors
+    copies = state_copy(trainer).tensors
     return {name: digest(tensor) for name, tensor in copies.items() if not name.startswith("rng.")}
 
 
@@ -272,14 +273,14 @@ def is_within(part: dict[str, str], whole: dict[str, str]) -> bool:
     return part.items() <= whole.items()
 
 
-def head_is_zero(trainer: MegatronTrainer) -> bool:
+def head_is_zero(trainer: Trainer) -> bool:
     assert trainer._critic is not None
-    return not trainer.layout.is_last_stage or not trainer._critic.part.chunk.output_layer.weight.any()
+    return not trainer.layout.is_last_stage or not part_of(trainer._critic.model).chunk.output_layer.weight.any()
 
 
-def masters_follow(trainer: MegatronTrainer) -> bool:
+def masters_follow(trainer: Trainer) -> bool:
     """Whether every float32 master weight of this rank is that of the model: rounded, it occurs there."""
-    for role in trainer._roles():
+    for role in roles_of(trainer):
         held = torch.cat([p.detach().flatten() for p in role.chunk.parameters()])
         masters = [parameter.detach().flatten() for _, _, _, parameter in role.groups()]
         if masters and not torch.isin(torch.cat(masters).to(held.dtype), held).all():
@@ -296,7 +297,7 @@ def digest(tensor: torch.Tensor) -> str:
     return xxhash.xxh3_64_hexdigest(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
 
 
-def files_of(trainer: MegatronTrainer) -> None:
+def files_of(trainer: Trainer) -> None:
     """Waits until all ranks have written; fails with the first error."""
     reports = trainer.saved(wait=True)
     while reports is None:

@@ -23,9 +23,9 @@ from services.common.redis import keys
 from services.common.spec.job import JobSpec, dump_spec
 from services.learner.controller import Head
 from services.learner.groups.sequence import Sequence
-from services.learner.megatron.stats import StepStats
-from services.learner.megatron.tensor_file import write_version
 from services.learner.ranks.client import Ranks
+from services.learner.training.stats import StepStats
+from services.learner.training.tensor_file import write_version
 
 FILE = "rank-00000.bin"
 ROWS = {"source": "rows.jsonl"}

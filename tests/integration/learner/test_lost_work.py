@@ -20,9 +20,9 @@ from services.common.jobs.store import JobStore
 from services.common.spec.job import JobSpec
 from services.learner.controller import Head
 from services.learner.groups.sequence import Sequence
-from services.learner.megatron.stats import StepStats
-from services.learner.megatron.tensor_file import Weights, write_version
 from services.learner.ranks.client import Ranks
+from services.learner.training.stats import StepStats
+from services.learner.training.tensor_file import Weights, write_version
 from tests.integration.learner.accounts import check_accounts
 from tests.integration.learner.peers import peers_of
 from tests.integration.rollout.conftest import write_model

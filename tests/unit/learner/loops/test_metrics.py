@@ -8,7 +8,7 @@ from prometheus_client import REGISTRY
 
 from services.common.jobs.step_record import StepRecord
 from services.learner.loops import metrics
-from services.learner.megatron.stats import StepStats
+from services.learner.training.stats import StepStats
 
 
 def record(stats: StepStats, not_judged: int = 0) -> StepRecord:

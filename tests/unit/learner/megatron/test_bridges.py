@@ -11,7 +11,7 @@ from transformers import LlamaConfig, Qwen2Config
 
 from services.common.errors import ModelError
 from services.learner.megatron.bridges import check_model, rope_arguments
-from services.learner.megatron.parallel import Layout
+from services.learner.training.layout import Layout
 
 SIZES = {
     "hidden_size": 72,

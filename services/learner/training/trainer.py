@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 
 from services.common.checkpoints.manifest import EXPORT, WrittenFile
-from services.common.config.settings import Platform
 from services.common.spec.job import JobSpec
 from services.common.spec.learner import OptimizerFields
 from services.common.streams.types import Float32Array
@@ -24,64 +23,56 @@ from services.learner.algorithms.kl import adapted_coefficient
 from services.learner.algorithms.losses import LossFunction
 from services.learner.algorithms.values import explained_variance
 from services.learner.groups.sequence import Sequence
-from services.learner.megatron.actor import Actor
-from services.learner.megatron.background import BackgroundWriter
-from services.learner.megatron.batch import response_offsets
-from services.learner.megatron.collectives import any_rank, gather_json
-from services.learner.megatron.columns import Columns
-from services.learner.megatron.critic import Critic
-from services.learner.megatron.estimates import Estimator
-from services.learner.megatron.model import build_policy, load_weights, torch_dtype
-from services.learner.megatron.parallel import join
-from services.learner.megatron.passes import Passes, PreparedBatch
-from services.learner.megatron.platform import device_of, seed_all, seed_tensor_parallel
-from services.learner.megatron.role import Role
-from services.learner.megatron.schedule import learning_rate
-from services.learner.megatron.state import RankState
-from services.learner.megatron.stats import StepStats
-from services.learner.megatron.update import Update, mean_of
-from services.learner.megatron.weights import Exporter, write_directory
+from services.learner.training.actor import Actor
+from services.learner.training.backend import Backend, Model
+from services.learner.training.background import BackgroundWriter
+from services.learner.training.batch import response_offsets
+from services.learner.training.collectives import any_rank, gather_json
+from services.learner.training.columns import Columns
+from services.learner.training.critic import Critic
+from services.learner.training.directory import write_directory
+from services.learner.training.dtypes import torch_dtype
+from services.learner.training.estimates import Estimator
+from services.learner.training.passes import Passes, PreparedBatch
+from services.learner.training.schedule import learning_rate
+from services.learner.training.stats import StepStats
+from services.learner.training.update import Update, mean_of
 
 log = logging.getLogger(__name__)
 
 
-class MegatronTrainer:
-    """One rank's part of the policy in training. Call `platform.prepare` before this module is imported."""
+class Trainer:
+    """One rank's part of the policy in training."""
 
     def __init__(
         self,
         model_dir: Path,
         spec: JobSpec,
-        platform: Platform,
+        backend: Backend,
         loss_fn: LossFunction,
         *,
         critic_dir: Path | None = None,
         reference_dir: Path | None = None,
     ) -> None:
-        """Joins the other ranks and loads the models; ConfigError if they do not divide, or one cannot be trained.
+        """Loads the models; ConfigError if one cannot be trained.
 
         `critic_dir`, `reference_dir`: Hugging Face directories of those roles, if the job has them; None: the actor's weights.
         """
         self._model_dir = Path(model_dir)
         self._spec = spec
         self._copies_actor = {"critic": critic_dir is None, "reference": reference_dir is None}
-        self.layout = join(spec.learner, platform)
-        self.device = device_of(platform)
-        seed_all(spec.learner.seed + self.layout.rank)
-        if spec.learner.sequence_parallel:
-            seed_tensor_parallel(spec.learner.seed)
-        self._passes = passes = Passes(spec.learner, self.layout, self.device)
-        self._actor = Actor(self._model_dir, spec, self.layout, self.device, passes, loss_fn)
-        self._critic = self._reference = None
+        self._backend, self.layout, self.device = backend, backend.layout, backend.device
+        self._passes = passes = Passes(spec.learner, backend)
+        self._actor = Actor(backend.policy("", self._model_dir, spec.learner), spec, backend, passes, loss_fn)
+        self._critic: Critic | None = None
+        self._reference: Model | None = None
         if spec.critic is not None:
-            directory = critic_dir or self._model_dir
-            self._critic = Critic(directory, spec.critic, spec, self.layout, self.device, passes)
+            value_model = backend.value_model("critic", critic_dir or self._model_dir, spec.critic)
+            self._critic = Critic(value_model, spec.critic, backend, passes)
         if spec.reference is not None:
-            self._reference = build_policy(reference_dir or self._model_dir, spec, self.layout, trained=False)
+            self._reference = backend.policy("reference", reference_dir or self._model_dir, None)
         self._estimator = Estimator(spec, self._actor, self._critic, self._reference, self.device)
         self._kl_coefficient = spec.algorithm.kl_coefficient
-        self._exporter = Exporter(self._actor.part, self.layout, self.device)
-        self._state = RankState(spec, platform, self.layout, self._roles())
         self._writer = BackgroundWriter()
         self.step = 0
         """Training steps so far, including the skipped ones."""
@@ -133,7 +124,9 @@ class MegatronTrainer:
     def finite(self) -> bool:
         """Whether every parameter of every rank is finite; the same on all."""
         mine = all(
-            bool(torch.isfinite(parameter).all()) for role in self._roles() for parameter in role.chunk.parameters()
+            bool(torch.isfinite(parameter).all())
+            for model in self._models().values()
+            for parameter in model.parameters()
         )
         return not any_rank(not mine, self.device)
 
@@ -142,7 +135,7 @@ class MegatronTrainer:
 
         Without `copy` they may be the parameters themselves, which the next step changes.
         """
-        return self._exporter.gather(torch_dtype(self._spec.model.dtype), copy=copy)
+        return self._actor.model.gather(torch_dtype(self._spec.model.dtype), copy=copy)
 
     def save(self, folder: Path, *, export: bool = False) -> None:
         """Copies every rank's part of a checkpoint to host memory, and begins to write it into the directory, which all ranks share.
@@ -151,8 +144,8 @@ class MegatronTrainer:
         Returns when the copy is made; with it the state needs twice its host memory. `saved` reports the end of the writing.
         """
         adaptive = self._spec.algorithm.kl_target is not None
-        state = self._state.copy(self.step, self._kl_coefficient if adaptive else None)
-        weights = self._exporter.gather(None) if export else None
+        state = self._backend.copy_state(self.step, self._kl_coefficient if adaptive else None)
+        weights = self._actor.model.gather(None) if export else None
         template = self._spec.model.chat_template
 
         def write() -> list[WrittenFile]:
@@ -170,8 +163,8 @@ class MegatronTrainer:
         return None if None in reports else reports
 
     def load(self, folder: Path, *, optimizer: bool = True, rng: bool = True) -> None:
-        """Restores the state of a `save`, bit for bit on a CPU. Options and errors are those of `RankState.load`."""
-        loaded = self._state.load(Path(folder), optimizer=optimizer, rng=rng)
+        """Restores the state of a `save`, bit for bit on a CPU. Options and errors are those of `Backend.load_state`."""
+        loaded = self._backend.load_state(Path(folder), optimizer=optimizer, rng=rng)
         self.step = loaded.step
         self._begin(loaded.absent)
         if self._spec.algorithm.kl_target is not None and loaded.kl_coefficient is not None:
@@ -186,12 +179,12 @@ class MegatronTrainer:
         Raises:
             ConfigError: the checkpoint is incomplete, or the directory's tensors do not fit the model.
         """
-        absent = {role.name for role in self._roles() if role.name}
+        absent = self._models().keys() - {""}
         if hugging_face:
-            load_weights(self._actor.part, folder)
-            self._actor.optimizer.follow_weights()
+            self._actor.model.load_weights(folder)
+            self._actor.model.optimizer.follow_weights()
         else:
-            absent = self._state.load(folder, optimizer=False, rng=False).absent
+            absent = self._backend.load_state(folder, optimizer=False, rng=False).absent
         self._begin(absent)
         self.step = 0
         dist.barrier()
@@ -199,10 +192,10 @@ class MegatronTrainer:
     def _begin(self, absent: set[str]) -> None:
         """Gives these roles, of which a checkpoint has nothing, the actor's weights, unless they have a directory of their own."""
         if self._critic is not None and "critic" in absent and self._copies_actor["critic"]:
-            self._critic.part.copy_from(self._actor.part)
-            self._critic.optimizer.follow_weights()
+            self._critic.model.copy_from(self._actor.model)
+            self._critic.model.optimizer.follow_weights()
         if self._reference is not None and "reference" in absent and self._copies_actor["reference"]:
-            self._reference.copy_from(self._actor.part)
+            self._reference.copy_from(self._actor.model)
 
     def _follow(self, stats: StepStats) -> None:
         """After a step: adapts β, and lets the reference follow the actor, where the job has that."""
@@ -213,7 +206,7 @@ class MegatronTrainer:
             )
         interval = None if self._spec.reference is None else self._spec.reference.rebase_interval_steps
         if self._reference is not None and interval is not None and self.step % interval == 0:
-            self._reference.copy_from(self._actor.part)
+            self._reference.copy_from(self._actor.model)
 
     @property
     def _warms_critic_up(self) -> bool:
@@ -284,13 +277,11 @@ class MegatronTrainer:
             metrics=metrics,
         )
 
-    def _roles(self) -> list[Role]:
-        roles = [Role("", self._actor.part, self._actor.optimizer)]
-        if self._critic is not None:
-            roles.append(Role("critic", self._critic.part, self._critic.optimizer))
-        if self._reference is not None:
-            roles.append(Role("reference", self._reference, None))
-        return roles
+    def _models(self) -> dict[str, Model]:
+        """Role → its model."""
+        critic = None if self._critic is None else self._critic.model
+        models = {"": self._actor.model, "critic": critic, "reference": self._reference}
+        return {role: model for role, model in models.items() if model is not None}
 
     def _split(self, sequences: list[Sequence], column: torch.Tensor) -> list[Float32Array]:
         return np.split(column.cpu().numpy(), response_offsets(sequences)[1:-1])

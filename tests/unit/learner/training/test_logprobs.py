@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from services.learner.megatron.logprobs import token_logprobs
+from services.learner.training.logprobs import token_logprobs
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])

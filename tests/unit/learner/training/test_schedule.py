@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from services.common.spec.learner import CriticSpec, LearnerSpec, LrSchedule
-from services.learner.megatron.schedule import learning_rate
+from services.learner.training.schedule import learning_rate
 
 
 def test_the_rate_rises_linearly_and_stays() -> None:

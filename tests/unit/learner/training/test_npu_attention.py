@@ -14,10 +14,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from services.learner.megatron import npu_attention
-from services.learner.megatron.npu_attention import SegmentPlace, fused_attention
-from services.learner.megatron.prompt_sharing import Segment, _layout_of, encode_segments, shared_attention
-from tests.unit.learner.megatron.test_prompt_sharing import GROUPS, Groups, inputs, leaves, segments_of
+from services.learner.training import npu_attention
+from services.learner.training.npu_attention import SegmentPlace, fused_attention
+from services.learner.training.prompt_sharing import Segment, _layout_of, encode_segments, shared_attention
+from tests.unit.learner.training.test_prompt_sharing import GROUPS, Groups, inputs, leaves, segments_of
 
 
 def documented_kernel(

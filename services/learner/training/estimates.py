@@ -19,12 +19,12 @@ from services.learner.algorithms.advantages import Responses, estimate
 from services.learner.algorithms.importance import second_moment_mask
 from services.learner.algorithms.kl import reference_kl
 from services.learner.groups.sequence import Sequence
-from services.learner.megatron.actor import Actor
-from services.learner.megatron.batch import response_offsets
-from services.learner.megatron.columns import Columns
-from services.learner.megatron.critic import Critic
-from services.learner.megatron.model import ModelPart
-from services.learner.megatron.passes import PreparedBatch
+from services.learner.training.actor import Actor
+from services.learner.training.backend import Model
+from services.learner.training.batch import response_offsets
+from services.learner.training.columns import Columns
+from services.learner.training.critic import Critic
+from services.learner.training.passes import PreparedBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Estimator:
     spec: JobSpec
     actor: Actor
     critic: Critic | None
-    reference: ModelPart | None
+    reference: Model | None
     device: torch.device
 
     def columns(self, batch: PreparedBatch, step: int, kl_coefficient: float) -> Columns:

@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
-from services.learner.megatron.npu_attention import SegmentPlace, fused_attention
+from services.learner.training.npu_attention import SegmentPlace, fused_attention
 
 _Positions = npt.NDArray[np.int64]
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.learner.groups.sequence import Sequence
-from services.learner.megatron.batch import padded_length, shared_tokens
-from services.learner.megatron.micro_batches import plan_micro_batches, plan_shared_prompts, split_over_ranks
+from services.learner.training.batch import padded_length, shared_tokens
+from services.learner.training.micro_batches import plan_micro_batches, plan_shared_prompts, split_over_ranks
 
 
 def sequence(prompt: int, response: int, group_id: int = 0) -> Sequence:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.learner.megatron.prompt_sharing import Segment, _by_segment, _layout_of, encode_segments, shared_attention
+from services.learner.training.prompt_sharing import Segment, _by_segment, _layout_of, encode_segments, shared_attention
 
 GROUPS = st.lists(st.tuples(st.integers(1, 20), st.lists(st.integers(1, 20), max_size=4)), min_size=1, max_size=4)
 Groups = list[tuple[int, list[int]]]

@@ -7,8 +7,8 @@ from collections import defaultdict
 import torch
 import torch.distributed as dist
 
-from services.learner.megatron.collectives import gather_json
-from services.learner.megatron.parallel import Layout
+from services.learner.training.collectives import gather_json
+from services.learner.training.layout import Layout
 
 
 class Tally:

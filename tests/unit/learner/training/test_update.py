@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.learner.megatron.update import LARGEST, Update, mean_of
+from services.learner.training.update import LARGEST, Update, mean_of
 
 
 def update(tokens: int, loss: float, metrics: dict[str, float], skipped: str = "") -> Update:

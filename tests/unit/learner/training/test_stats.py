@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.learner.megatron.stats import StepStats
-from services.learner.megatron.update import LARGEST, Update, mean_of
+from services.learner.training.stats import StepStats
+from services.learner.training.update import LARGEST, Update, mean_of
 
 
 def test_a_record_holds_json_values_only() -> None:

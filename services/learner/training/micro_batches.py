@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from services.learner.groups.sequence import Sequence
-from services.learner.megatron.batch import Row, padded_length, shared_tokens
+from services.learner.training.batch import Row, padded_length, shared_tokens
 
 MicroBatchPlan = list[Row]
 """The rows of one micro-batch; an empty micro-batch has none."""

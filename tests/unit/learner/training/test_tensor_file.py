@@ -12,9 +12,9 @@ import torch
 from safetensors import safe_open
 
 from services.common.checkpoints.manifest import WrittenFile, digest_of_file
-from services.learner.megatron import tensor_file
-from services.learner.megatron.background import BackgroundWriter
-from services.learner.megatron.tensor_file import write_tensors
+from services.learner.training import tensor_file
+from services.learner.training.background import BackgroundWriter
+from services.learner.training.tensor_file import write_tensors
 
 
 def test_the_library_reads_back_what_was_written_and_the_digest_is_the_files(

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.learner.megatron.rendezvous import STORE
 from services.learner.ranks.launch import Nodes, launch_command
+from services.learner.training.rendezvous import STORE
 
 WAIT_S = 120.0
 
@@ -21,7 +21,7 @@ from datetime import timedelta
 from pathlib import Path
 import torch
 import torch.distributed as dist
-from services.learner.megatron.rendezvous import join_process_group
+from services.learner.training.rendezvous import join_process_group
 
 folder, attempt, rank = Path(sys.argv[1]), int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
 join_process_group("gloo", timedelta(seconds=60))

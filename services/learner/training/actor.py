@@ -6,71 +6,53 @@ micro-batch ─► log-probs, entropy ─► loss function ─► gradients, sum
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 import torch
-from megatron.core.parallel_state import get_tensor_model_parallel_group
 
 from services.common.spec.choices import ProximalPolicy
 from services.common.spec.job import JobSpec
 from services.learner.algorithms.losses import LossFunction, LossInputs, effective_sample_share, mismatch_metrics
-from services.learner.megatron.batch import MicroBatch
-from services.learner.megatron.columns import Columns, needed, of
-from services.learner.megatron.logprobs import token_logprobs
-from services.learner.megatron.model import ModelPart, build_policy, torch_dtype
-from services.learner.megatron.optimizer import Optimizer
-from services.learner.megatron.parallel import Layout
-from services.learner.megatron.passes import Passes, PreparedBatch
-from services.learner.megatron.tally import Tally
-from services.learner.megatron.update import LARGEST, Update
+from services.learner.training.backend import Backend, Model
+from services.learner.training.batch import MicroBatch
+from services.learner.training.columns import Columns, needed, of
+from services.learner.training.logprobs import token_logprobs
+from services.learner.training.passes import Passes, PreparedBatch
+from services.learner.training.tally import Tally
+from services.learner.training.update import LARGEST, Update
 
 
 class Actor:
-    """This rank's part of the policy, and its optimizer."""
+    """This rank's part of the policy, in training."""
 
-    def __init__(
-        self,
-        model_dir: Path,
-        spec: JobSpec,
-        layout: Layout,
-        device: torch.device,
-        passes: Passes,
-        loss_fn: LossFunction,
-    ) -> None:
-        """Builds the model; ModelError if it cannot be trained in this layout."""
-        self._spec, self._layout, self._device, self._passes = spec, layout, device, passes
-        self.loss_fn = loss_fn
-        self.part = build_policy(model_dir, spec, layout)
-        dtype, distributed = torch_dtype(spec.model.dtype), spec.learner.use_distributed_optimizer
-        self.optimizer = Optimizer(spec.learner, dtype, self.part.model, distributed=distributed)
+    def __init__(self, model: Model, spec: JobSpec, backend: Backend, passes: Passes, loss_fn: LossFunction) -> None:
+        self.model, self._spec, self._passes, self.loss_fn = model, spec, passes, loss_fn
+        self._layout, self._device, self._vocabulary_group = backend.layout, backend.device, backend.vocabulary_group
 
-    def logprobs(self, batch: PreparedBatch, part: ModelPart | None = None) -> torch.Tensor:
+    def logprobs(self, batch: PreparedBatch, model: Model | None = None) -> torch.Tensor:
         """Log-probs of the batch's response tokens, float32 [N], under the present weights, or those of another policy."""
         return self._passes.collect(
-            self.part if part is None else part, batch, lambda b, logits: self._logprobs(b, logits)[0]
+            self.model if model is None else model, batch, lambda b, logits: self._logprobs(b, logits)[0]
         )
 
     def update(self, batch: PreparedBatch, columns: Columns, lr: float, kl_coefficient: float) -> Update:
         """One optimizer step on the batch; its loss is the sum of token losses divided by the number of unmasked tokens."""
         tally = Tally()
-        self.optimizer.zero_grad()
-        self._passes.run(
-            self.part, batch, partial(self._loss, tally, batch, columns, kl_coefficient), forward_only=False
-        )
+        self.model.optimizer.zero_grad()
+        loss_of = partial(self._loss, tally, batch, columns, kl_coefficient)
+        self.model.run(batch.micro_batches, loss_of, forward_only=False)
         metrics = tally.means(self._layout, self._device, batch.tokens)
         share = effective_sample_share(metrics.pop("ratio"), metrics.pop("ratio_squared"))
         metrics |= {"effective_sample_share": share, LARGEST: tally.largest(self._device)}
         loss = metrics.pop("loss")
-        grad_norm, skipped = self.optimizer.step(loss, lr, self._device)
+        grad_norm, skipped = self.model.optimizer.step(loss, lr, self._device)
         return Update(loss, grad_norm, batch.tokens, skipped, metrics)
 
     def _logprobs(self, batch: MicroBatch, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        group = get_tensor_model_parallel_group() if self._layout.tp_size > 1 else None
         return token_logprobs(
             logits,
             batch.targets,
             temperature=self._spec.rollout.temperature,
-            group=group,
+            group=self._vocabulary_group,
             entropy_gradient=self._spec.algorithm.entropy_coefficient > 0.0,
         )
 

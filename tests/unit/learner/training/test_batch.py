@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from services.learner.groups.sequence import Sequence
-from services.learner.megatron.attention import block_diagonal_mask
-from services.learner.megatron.batch import MicroBatch, Row, collate, response_offsets
+from services.learner.training.batch import MicroBatch, Row, RowForm, block_diagonal_mask, collate, response_offsets
 
 CPU = torch.device("cpu")
 
@@ -50,25 +49,25 @@ def test_every_response_token_is_predicted_from_the_token_before_it(rows: list[R
     assert r == len(batch.targets)
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("form", RowForm)
 @pytest.mark.parametrize("rows", [[(2,), (0,)], [(0, 3), (2,)], [(3,)], []])
-def test_padding_to_a_multiple_comes_after_every_token_of_a_row(rows: list[Row], shared: bool) -> None:
+def test_padding_to_a_multiple_comes_after_every_token_of_a_row(rows: list[Row], form: RowForm) -> None:
     all_sequences = sequences()
     offsets = response_offsets(all_sequences)
-    if shared:  # each of these has a prompt of its own
+    if form is RowForm.SHARED:  # each of these has a prompt of its own
         rows = [(i,) for row in rows for i in row]
-    plain = collate(all_sequences, rows, offsets, CPU, shared=shared)
-    padded = collate(all_sequences, rows, offsets, CPU, shared=shared, multiple=16)
+    plain = collate(all_sequences, rows, offsets, CPU, form=form)
+    padded = collate(all_sequences, rows, offsets, CPU, form=form, multiple=16)
     length = plain.tokens.shape[1]
     assert padded.tokens.shape == (plain.tokens.shape[0], -(-length // 16) * 16)
     assert torch.equal(padded.tokens[:, :length], plain.tokens)
     assert not padded.tokens[:, length:].any()
     for name in ("positions", "targets", "inference_logprobs", "loss_mask", "sequence_ids", "offsets"):
         assert torch.equal(getattr(padded, name), getattr(plain, name)), name
-    if padded.rotary_positions is not None and plain.rotary_positions is not None:
-        assert torch.equal(padded.rotary_positions[:length], plain.rotary_positions)
-        assert bool((padded.rotary_positions[length - 1 :].diff() == 1).all())
-    if shared and padded.attention is not None and plain.attention is not None:
+    if padded.position_ids is not None and plain.position_ids is not None:
+        assert torch.equal(padded.position_ids[:length], plain.position_ids)
+        assert bool((padded.position_ids[length - 1 :].diff() == 1).all())
+    if form is not RowForm.PADDED and padded.attention is not None and plain.attention is not None:
         change = padded.attention - plain.attention
         assert (int(change[-1, 0]), int(change.sum())) == (16 - length % 16, 16 - length % 16)
     elif padded.attention is not None and plain.attention is not None:
@@ -102,13 +101,13 @@ def test_a_shared_prompt_is_in_the_row_once_and_every_response_goes_on_where_it_
         for prompt, n in zip(prompts, lengths, strict=True)
     ]
     rows: list[Row] = [(2, 1, 0), (3,)]
-    batch = collate(made, rows, response_offsets(made)[:-1], CPU, shared=True)
+    batch = collate(made, rows, response_offsets(made)[:-1], CPU, form=RowForm.SHARED)
     a, b = made[2], made[0]
     assert batch.tokens.tolist() == [[7, 8, 9, *a.tokens[3:-1], *b.tokens[3:-1], 5]]
     assert batch.attention is not None
     assert batch.attention.tolist() == [[3, 1], [2, 0], [3, 0], [1, 1]]
-    assert batch.rotary_positions is not None
-    assert batch.rotary_positions.tolist() == [0, 1, 2, 3, 4, 3, 4, 5, 0]
+    assert batch.position_ids is not None
+    assert batch.position_ids.tolist() == [0, 1, 2, 3, 4, 3, 4, 5, 0]
     assert batch.positions.tolist() == [2, 3, 4, 2, 2, 5, 6, 7, 8]
     assert batch.targets.tolist() == [*a.tokens[3:], made[1].tokens[3], *b.tokens[3:], made[3].tokens[1]]
     assert batch.offsets.tolist() == [5, 6, 7, 4, 0, 1, 2, 3, 8]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from services.learner.megatron.batch import MicroBatch
+from services.learner.training.batch import MicroBatch
 
 
 @dataclass(frozen=True, slots=True)

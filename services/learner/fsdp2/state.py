@@ -1,0 +1,150 @@
+"""State of a rank: its rows of every weight and moment, in one safetensors file; no pickles.
+
+    actor      model.…             optimizer.…
+    critic     critic.model.…      critic.optimizer.…
+    reference  reference.model.…
+
+With the number of ranks that it was saved with, training continues bit for bit from it. Another number gets the same weights and moments,
+each row at its new place, and new random states; its sums then round in another order.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from services.common.config.settings import Platform
+from services.common.errors import ConfigError
+from services.common.spec.job import JobSpec
+from services.common.spec.learner import BackendName
+from services.learner.fsdp2.model import FSDP2Model
+from services.learner.fsdp2.sharding import Shards
+from services.learner.training.backend import LoadedState, StateCopy
+from services.learner.training.layout import Layout
+from services.learner.training.platform import rng_states, set_rng_states
+from services.learner.training.rank_file import FORMAT, RankFile, rank_file
+
+log = logging.getLogger(__name__)
+
+_RNG = "rng."
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """Copies and loads the state of this rank."""
+
+    spec: JobSpec
+    platform: Platform
+    layout: Layout
+    shards: Shards
+    models: dict[str, FSDP2Model]
+    """By role, the actor first, whose name is empty."""
+
+    def copy(self, step: int, kl_coefficient: float | None) -> StateCopy:
+        """Copies the present state."""
+        tensors = {f"{_RNG}{name}": value for name, value in rng_states(self.platform).items()}
+        for role, model in self.models.items():
+            prefix = _prefix(role)
+            tensors |= {f"{prefix}model.{name}": parameter.to_local() for name, parameter in model.sharded.items()}
+            for name, state in _moments(model).items():
+                tensors |= {f"{prefix}optimizer.{name}.{key}": value for key, value in state.items()}
+        copies = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}
+        about = {"format": FORMAT, "step": step, "layout": self._described_layout(), "kl_coefficient": kl_coefficient}
+        return StateCopy(rank_file(self.layout.rank), copies, json.dumps(about))
+
+    def load(self, folder: Path, *, optimizer: bool = True, rng: bool = True) -> LoadedState:
+        """Restores the state; `Backend.load_state` describes it."""
+        with ExitStack() as stack:
+            first = RankFile(folder / rank_file(0), stack)
+            _check_backend(first)
+            here = self._described_layout()
+            same = first.layout == here
+            size = int(str(first.layout["fsdp_size"]))
+            if same:
+                files = [RankFile(folder / rank_file(self.layout.rank), stack)]
+            else:
+                log.info("loading %s of %s ranks in %s, with new random states", folder, first.layout, here)
+                files = [first, *(RankFile(folder / rank_file(rank), stack) for rank in range(1, size))]
+            absent = {role for role in self.models if role and not _has(first, f"{_prefix(role)}model.")}
+            rows = _own_rows(files) if same else _new_rows(files, self.shards)
+            with torch.no_grad():
+                for role, model in self.models.items():
+                    if role not in absent:
+                        _load_model(model, _prefix(role), first, rows, optimizer=optimizer)
+            if rng and same:
+                states = {name: files[0].tensor(name) for name in files[0].names if name.startswith(_RNG)}
+                set_rng_states(self.platform, {name.removeprefix(_RNG): value for name, value in states.items()})
+        return LoadedState(int(first.about["step"]), first.about.get("kl_coefficient"), absent)
+
+    def _described_layout(self) -> dict[str, object]:
+        return {
+            "backend": BackendName.FSDP2.value, **self.layout.sizes, "fsdp_size": self.shards.size,
+            "dtype": self.spec.model.dtype.value,
+        }  # fmt: skip
+
+
+Rows = Callable[[str], torch.Tensor]
+"""A tensor's name in the files → this rank's rows of it."""
+
+
+def _own_rows(files: list[RankFile]) -> Rows:
+    return files[0].tensor
+
+
+def _new_rows(files: list[RankFile], shards: Shards) -> Rows:
+    """From the files of a copy's ranks, whose rows follow each other."""
+
+    def rows(name: str) -> torch.Tensor:
+        parts = [file.tensor(name) for file in files]
+        if parts[0].dim() == 0:
+            return parts[0]
+        whole = torch.cat(parts)
+        return whole[shards.rows(len(whole))].clone()
+
+    return rows
+
+
+def _load_model(model: FSDP2Model, prefix: str, first: RankFile, rows: Rows, *, optimizer: bool) -> None:
+    for name, parameter in model.sharded.items():
+        parameter.to_local().copy_(rows(f"{prefix}model.{name}"))
+    if not optimizer or model.own is None:
+        return
+    for name, own in model.own.own.items():
+        begin = f"{prefix}optimizer.{name}."
+        keys = [stored.removeprefix(begin) for stored in first.names if stored.startswith(begin)]
+        model.own.adam.state[own] = {key: rows(f"{begin}{key}").to(own.device, copy=True) for key in sorted(keys)}
+
+
+def _moments(model: FSDP2Model) -> dict[str, dict[str, torch.Tensor]]:
+    """Parameter → what AdamW keeps of it: `step`, `exp_avg`, `exp_avg_sq`."""
+    if model.own is None:
+        return {}
+    return {name: model.own.adam.state.get(parameter, {}) for name, parameter in model.own.own.items()}
+
+
+def _check_backend(file: RankFile) -> None:
+    backend = file.layout.get("backend", BackendName.MEGATRON.value)
+    if backend != BackendName.FSDP2.value:
+        raise other_backend(file.path.parent, str(backend), BackendName.FSDP2)
+
+
+def other_backend(folder: Path, saved: str, here: BackendName) -> ConfigError:
+    """The error for a checkpoint of another back end."""
+    return ConfigError(
+        f"{folder}: saved by backend {saved}, and learner.backend is {here.value}: begin from its Hugging Face directory "
+        "(`checkpoint.load: CHECKPOINT/hf`), or keep its backend"
+    )
+
+
+def _has(file: RankFile, begin: str) -> bool:
+    return any(name.startswith(begin) for name in file.names)
+
+
+def _prefix(role: str) -> str:
+    return f"{role}." if role else ""

@@ -1,0 +1,87 @@
+"""File of one rank in a checkpoint: tensors, and beside them JSON of what they are."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from services.common.errors import ConfigError
+
+FORMAT = 2
+
+
+def rank_file(rank: int) -> str:
+    """Name of a rank's file in a checkpoint's directory."""
+    return f"rank-{rank:05d}.safetensors"
+
+
+class RankFile:
+    """The file of one rank, whose tensors are read one by one."""
+
+    def __init__(self, path: Path, stack: ExitStack) -> None:
+        """Opens it until the stack is closed. Raises ConfigError when it is missing, damaged, or of an unknown format."""
+        self.path = path
+        if not path.is_file():
+            raise ConfigError(f"{path}: there is no such file")
+        try:
+            self._file = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
+            self.about: dict[str, Any] = json.loads((self._file.metadata() or {})["about"])
+            found = self.about["format"]
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{path}: not the file of a rank: {error}") from error
+        if found != FORMAT:
+            raise ConfigError(f"{path}: format {found} is not known (this is format {FORMAT})")
+        self.names = frozenset(self._file.keys())
+
+    @property
+    def layout(self) -> dict[str, object]:
+        """The layout and the dtype that it was saved with."""
+        return dict(self.about["layout"])
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """One tensor. Raises ConfigError when it is missing."""
+        if name not in self.names:
+            raise ConfigError(f"{self.path}: tensor {name} is missing")
+        found: torch.Tensor = self._file.get_tensor(name)
+        return found
+
+    def shape(self, name: str) -> list[int]:
+        """A tensor's shape."""
+        return list(self._file.get_slice(name).get_shape())
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All of them."""
+        return {name: self.tensor(name) for name in self.names}
+
+    @cached_property
+    def states(self) -> dict[str, list[str]]:
+        """Key of a parameter of an optimizer → names of what it holds, such as `exp_avg`."""
+        found: dict[str, list[str]] = {}
+        for name in sorted(self.names):
+            key, _, state = name.rpartition(".")
+            found.setdefault(key, []).append(state)
+        return found
+
+    @cached_property
+    def places(self) -> dict[str, list[tuple[int, int, str]]]:
+        """A model parameter's tensor → start, end and key of what the optimizer holds of its values.
+
+        Raises:
+            ConfigError: the file does not say it.
+        """
+        recorded = self.about.get("places")
+        if recorded is None:
+            raise ConfigError(
+                f"{self.path}: it is of a release that does not say which parameter each state of the optimizer belongs to: it can be "
+                "loaded with its own layout, or without its optimizer (checkpoint.no_load_optim, checkpoint.finetune)"
+            )
+        found: dict[str, list[tuple[int, int, str]]] = {}
+        for key, (tensor, start, end) in recorded.items():
+            found.setdefault(tensor, []).append((int(start), int(end), key))
+        return found
