@@ -33,7 +33,7 @@ def rope_parameters(config: Any, where: str, *, field: str = "") -> dict[str, An
     Raises:
         ModelError: a rotary embedding that Megatron does not have.
     """
-    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    found, numbers = _rope_of(config), check_rope_numbers(config, where, field=field)
     kind = found.get("rope_type", "default")
     wanted: dict[str, Any] = {"partial_rotary_factor": 1.0} if "partial_rotary_factor" in found else {}
     if kind not in _ROPES:
@@ -44,10 +44,25 @@ def rope_parameters(config: Any, where: str, *, field: str = "") -> dict[str, An
         if found.get(key) != value:
             message = f"{where}: rope_parameters: {key} = {found.get(key)!r} is not supported (only {value})"
             raise ModelError(message, field=field)
+    return {"rope_type": kind, **numbers}
+
+
+def check_rope_numbers(config: Any, where: str, *, field: str = "") -> dict[str, Any]:  # noqa: ANN401
+    """`rope_theta` and, of an embedding that scales, `factor`. Raises ModelError where they are no positive numbers."""
+    found = _rope_of(config)
+    kind = found.get("rope_type", "default")
+    if not isinstance(kind, str):
+        raise ModelError(f"{where}: rope_parameters: rope_type = {kind!r} is not supported", field=field)
     numbers: dict[str, Any] = {"rope_theta": found.get("rope_theta") or getattr(config, "rope_theta", 10_000.0)}
-    if kind != "default":
+    if kind != "default" and (kind in _ROPES or "factor" in found):
         numbers["factor"] = found.get("factor")
     for key, value in numbers.items():
         if type(value) not in {int, float} or not math.isfinite(value) or value <= 0:
             raise ModelError(f"{where}: rope_parameters: {key} must be a positive number, not {value!r}", field=field)
-    return {"rope_type": kind, **numbers}
+    return numbers
+
+
+def _rope_of(config: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Of all layers; a model whose layers have different ones keeps each under the layers' name, and has none here."""
+    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    return found if "rope_type" in found or not any(isinstance(value, dict) for value in found.values()) else {}

@@ -15,10 +15,13 @@ from services.common.config.paths import is_below, locate, resolve
 from services.common.config.settings import Settings
 from services.common.errors import ModelError, Problem, did_you_mean
 from services.common.spec.job import JobSpec
+from services.common.spec.learner import BackendName
 from services.common.spec.reference import is_reference, parse_reference
 
 FIELD = "model.path"
-ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+ON_MEGATRON = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+"""Architectures that have a bridge to Megatron; backend fsdp2 takes those of transformers."""
+_CAUSAL = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}ForCausalLM")
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 MAX_JSON_BYTES = 32 * 1024 * 1024
@@ -132,6 +135,22 @@ def check_parallel_sizes(info: ModelInfo, spec: JobSpec) -> None:
         raise ModelError(*problems)
 
 
+def check_backend(info: ModelInfo, unfit_for_megatron: str, spec: JobSpec) -> None:
+    """Checks that the job's back end can train the model; `unfit_for_megatron`: of the model's facts. Raises ModelError."""
+    if spec.learner.backend is BackendName.FSDP2:
+        return
+    if info.architecture not in ON_MEGATRON:
+        known = ", ".join(ON_MEGATRON)
+        raise ModelError(
+            f"backend megatron does not train {info.architecture} (it does: {known}); `learner.backend: fsdp2` does",
+            field=FIELD,
+        )
+    if unfit_for_megatron:
+        raise ModelError(
+            f"{unfit_for_megatron} by backend megatron; `learner.backend: fsdp2` may train it", field=FIELD
+        )
+
+
 def split_problems(info: ModelInfo, spec: JobSpec, whose: str = "the model's") -> Iterator[Problem]:
     """Sizes of the model that the job's ranks do not divide; `whose`: the model in the messages."""
     tp, pp = spec.learner.tensor_parallel_size, spec.learner.pipeline_parallel_size
@@ -203,9 +222,11 @@ def read_shape(path: Path) -> ModelInfo:
     config = read_json(path)
     architectures = config.get("architectures")
     names = architectures if isinstance(architectures, list) else []
-    if len(names) != 1 or names[0] not in ARCHITECTURES:
-        supported = ", ".join(ARCHITECTURES)
-        reject(path, f"architectures {repr(architectures)[:200]} is not supported (supported: {supported})")
+    if len(names) != 1 or not isinstance(names[0], str) or not _CAUSAL.fullmatch(names[0]):
+        reject(
+            path,
+            f"architectures {repr(architectures)[:200]} is not supported: it must be one causal language model (…ForCausalLM)",
+        )
     if config.get("quantization_config") is not None:
         reject(path, "quantized weights (`quantization_config`) cannot be trained")
     size = partial(read_size, path, config)

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from services.common.errors import ModelError
-from services.common.models.config import check_trainable
+from services.common.models.config import check_rope_numbers, check_trainable
 from services.common.models.directory import FIELD, ModelInfo, check_chat_template, inspect_model, read_json, reject
 from services.common.models.weight_files import check_weights
 
@@ -51,6 +51,8 @@ class ModelFacts(TypedDict):
     checked_bytes: int
     """Bytes of values that were checked, and are finite."""
     all_checked: bool
+    unfit_for_megatron: str
+    """Why Megatron would train it wrongly; empty if it does not, or does not know the architecture."""
 
 
 def check_model(path: str, until: float, chat_template: str | None = None) -> ModelFacts:
@@ -68,7 +70,7 @@ def check_model(path: str, until: float, chat_template: str | None = None) -> Mo
     check_text_sizes(folder)
     config = _check_config(folder, info)
     vocabulary, takes_system = check_tokenizer(folder, info.vocab_size, chat_template)
-    scan = check_weights(folder, info, config, until)
+    scan = check_weights(folder, info, config.content, until)
     return ModelFacts(
         shape=asdict(info),
         vocabulary=vocabulary,
@@ -78,6 +80,7 @@ def check_model(path: str, until: float, chat_template: str | None = None) -> Mo
         weight_bytes=scan.of_bytes,
         checked_bytes=scan.bytes,
         all_checked=scan.all,
+        unfit_for_megatron=config.unfit_for_megatron,
     )
 
 
@@ -105,8 +108,14 @@ def check_tokenizer(folder: Path, vocab_size: int, chat_template: str | None = N
     return _check_vocabulary(folder, tokenizer, vocab_size), _check_template(file, folder, tokenizer, vocab_size)
 
 
-def _check_config(folder: Path, info: ModelInfo) -> dict[str, Any]:
-    """The content of config.json, once transformers has accepted it."""
+class _Config(NamedTuple):
+    content: dict[str, Any]
+    """Of config.json."""
+    unfit_for_megatron: str
+
+
+def _check_config(folder: Path, info: ModelInfo) -> _Config:
+    """The configuration, once transformers has accepted it."""
     file = folder / "config.json"
     config = read_json(file)
     for key, value in config.items():
@@ -122,17 +131,26 @@ def _check_config(folder: Path, info: ModelInfo) -> dict[str, Any]:
     from transformers import AutoConfig
 
     made = attempt(file, lambda: AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False))
-    wanted = _MODEL_TYPES[info.architecture]
+    wanted = _MODEL_TYPES.get(info.architecture, made.model_type)
     if made.model_type != wanted:
         reject(file, f"model_type is {made.model_type!r}, and {info.architecture} is {wanted!r}")
-    attempt(file, lambda: check_trainable(made, str(file), field=FIELD))
+    attempt(file, lambda: check_rope_numbers(made, str(file), field=FIELD))
+    unfit = _unfit_for_megatron(file, made) if info.architecture in _MODEL_TYPES else ""
     generation = folder / "generation_config.json"
     if generation.is_file():
         from transformers import GenerationConfig
 
         _check_end_tokens(generation, read_json(generation), info)
         attempt(generation, lambda: GenerationConfig.from_pretrained(folder, local_files_only=True))
-    return config
+    return _Config(config, unfit)
+
+
+def _unfit_for_megatron(file: Path, made: Any) -> str:  # noqa: ANN401  transformers comes without types
+    try:
+        attempt(file, lambda: check_trainable(made, str(file)))
+    except ModelError as error:
+        return str(error)
+    return ""
 
 
 def _check_end_tokens(file: Path, config: Mapping[str, Any], info: ModelInfo) -> None:

@@ -22,7 +22,7 @@ from services.common.data.source import data_roots
 from services.common.data.trial import SourceFacts, check_source
 from services.common.errors import ConfigError
 from services.common.models.classifier import check_classifier
-from services.common.models.directory import ModelInfo, check_parallel_sizes, resolve_model
+from services.common.models.directory import ModelInfo, check_backend, check_parallel_sizes, resolve_model
 from services.common.models.roles import check_role, named_models, naming
 from services.common.models.trial import ModelFacts, check_model
 from services.common.spec.data import DataSourceSpec
@@ -65,6 +65,7 @@ class JobChecks:
         with _readable("model.path"):
             path = resolve_model(self._spec.model.path, self._settings)
             facts = check_model(str(path), time.monotonic() + seconds / 2, self._spec.model.chat_template)
+            check_backend(ModelInfo(**facts["shape"]), facts["unfit_for_megatron"], self._spec)
             check_parallel_sizes(ModelInfo(**facts["shape"]), self._spec)
         self._model_dir, self._actor = path, facts
         return facts
@@ -78,6 +79,7 @@ class JobChecks:
                 return self._actor
             facts = check_model(str(path), time.monotonic() + seconds / 2, self._spec.model.chat_template)
             actor = None if self._actor is None else ModelInfo(**self._actor["shape"])
+            check_backend(ModelInfo(**facts["shape"]), facts["unfit_for_megatron"], self._spec)
             check_role(role, ModelInfo(**facts["shape"]), actor, self._spec)
         return facts
 

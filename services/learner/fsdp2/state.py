@@ -20,7 +20,6 @@ from pathlib import Path
 import torch
 
 from services.common.config.settings import Platform
-from services.common.errors import ConfigError
 from services.common.spec.job import JobSpec
 from services.common.spec.learner import BackendName
 from services.learner.fsdp2.model import FSDP2Model
@@ -28,7 +27,7 @@ from services.learner.fsdp2.sharding import Shards
 from services.learner.training.backend import LoadedState, StateCopy
 from services.learner.training.layout import Layout
 from services.learner.training.platform import rng_states, set_rng_states
-from services.learner.training.rank_file import FORMAT, RankFile, rank_file
+from services.learner.training.rank_file import FORMAT, RankFile, check_backend, rank_file
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +61,7 @@ class RankState:
         """Restores the state; `Backend.load_state` describes it."""
         with ExitStack() as stack:
             first = RankFile(folder / rank_file(0), stack)
-            _check_backend(first)
+            check_backend(first, BackendName.FSDP2)
             here = self._described_layout()
             same = first.layout == here
             size = int(str(first.layout["fsdp_size"]))
@@ -126,20 +125,6 @@ def _moments(model: FSDP2Model) -> dict[str, dict[str, torch.Tensor]]:
     if model.own is None:
         return {}
     return {name: model.own.adam.state.get(parameter, {}) for name, parameter in model.own.own.items()}
-
-
-def _check_backend(file: RankFile) -> None:
-    backend = file.layout.get("backend", BackendName.MEGATRON.value)
-    if backend != BackendName.FSDP2.value:
-        raise other_backend(file.path.parent, str(backend), BackendName.FSDP2)
-
-
-def other_backend(folder: Path, saved: str, here: BackendName) -> ConfigError:
-    """The error for a checkpoint of another back end."""
-    return ConfigError(
-        f"{folder}: saved by backend {saved}, and learner.backend is {here.value}: begin from its Hugging Face directory "
-        "(`checkpoint.load: CHECKPOINT/hf`), or keep its backend"
-    )
 
 
 def _has(file: RankFile, begin: str) -> bool:

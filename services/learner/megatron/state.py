@@ -22,6 +22,7 @@ import torch
 from services.common.config.settings import Platform
 from services.common.errors import ConfigError
 from services.common.spec.job import JobSpec
+from services.common.spec.learner import BackendName
 from services.common.spec.rollout import DType
 from services.learner.megatron.platform import set_tracked_states, tracked_states
 from services.learner.megatron.resharding import reshard
@@ -30,7 +31,7 @@ from services.learner.megatron.saved import LAYOUT, SavedState
 from services.learner.training.backend import LoadedState, StateCopy
 from services.learner.training.layout import Layout
 from services.learner.training.platform import rng_states, set_rng_states
-from services.learner.training.rank_file import FORMAT, rank_file
+from services.learner.training.rank_file import FORMAT, check_backend, rank_file
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +76,7 @@ class RankState:
                 release that does not say what the optimizer's states belong to.
         """
         with SavedState(folder) as saved:
+            check_backend(saved.rank(0), BackendName.MEGATRON)
             self._check_dtype(saved, optimizer=optimizer)
             layout = self._described_layout()
             same = all(saved.layout.get(name) == layout[name] for name in LAYOUT)

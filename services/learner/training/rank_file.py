@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from services.common.errors import ConfigError
+from services.common.spec.learner import BackendName
 
 FORMAT = 2
 
@@ -85,3 +86,13 @@ class RankFile:
         for key, (tensor, start, end) in recorded.items():
             found.setdefault(tensor, []).append((int(start), int(end), key))
         return found
+
+
+def check_backend(file: RankFile, here: BackendName) -> None:
+    """Raises ConfigError for the file of another back end; one that does not name it is Megatron's."""
+    saved = file.layout.get("backend", BackendName.MEGATRON.value)
+    if saved != here.value:
+        raise ConfigError(
+            f"{file.path.parent}: saved by backend {saved}, and learner.backend is {here.value}: begin from its Hugging Face directory "
+            "(`checkpoint.load: CHECKPOINT/hf`), or keep its backend"
+        )

@@ -10,18 +10,14 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.common.config.settings import Platform
 from services.common.spec.rollout import DType
 from services.learner.conversion.request import Conversion, Direction
 from services.learner.conversion.worker import convert
-from services.learner.megatron.platform import prepare
 from tests.integration.learner.layouts_cases import MODELS
+from tests.integration.learner.megatron_ranks import BASE, dapo, variant
+from tests.integration.learner.trainers import part_of, trainer_of
 
 torch.set_num_threads(1)
-prepare(Platform.CPU)
-
-from tests.integration.learner.megatron_ranks import BASE, dapo, variant  # noqa: E402
-from tests.integration.learner.trainers import part_of, trainer_of  # noqa: E402
 
 LAYOUTS = [(1, 1), (2, 1), (1, 2), (2, 2)]
 """Sizes of TP and PP."""

@@ -12,22 +12,16 @@ import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from services.common.config.settings import Platform
 from services.common.errors import ConfigError
-from services.learner.megatron.platform import prepare
+from services.learner.groups.sequence import Sequence
+from services.learner.megatron.weights import Exporter
+from services.learner.training.rank_file import rank_file
+from services.learner.training.trainer import Trainer
 from tests.integration.learner.layouts_cases import CASES, CHAINS, QUICK_CASES, STEPS, batch_of
+from tests.integration.learner.roles_ranks import SIZES, Bench, files_of, on_every_rank, spec_of, state_of
+from tests.integration.learner.trainers import forget_groups, roles_of
 
 torch.set_num_threads(1)
-prepare(Platform.CPU)
-
-from megatron.core import parallel_state  # noqa: E402  Megatron comes after prepare
-
-from services.learner.groups.sequence import Sequence  # noqa: E402
-from services.learner.megatron.weights import Exporter  # noqa: E402
-from services.learner.training.rank_file import rank_file  # noqa: E402
-from services.learner.training.trainer import Trainer  # noqa: E402
-from tests.integration.learner.roles_ranks import SIZES, Bench, files_of, on_every_rank, spec_of, state_of  # noqa: E402
-from tests.integration.learner.trainers import roles_of  # noqa: E402
 
 SETS = {1: "one", 2: "two", 4: "four"}
 STATES = ("exp_avg", "exp_avg_sq")
@@ -135,10 +129,9 @@ def main(root: Path, *, everything: bool, again: bool) -> None:
             said |= visit(Bench(root, SIZES[name]), model, case, dtype, chain)
         if chain in {"one", "two"}:
             said[f"earlier.{chain}.{name}"] = of_an_earlier_release(Bench(root, SIZES[name]))
-        parallel_state.destroy_model_parallel()
-        parallel_state._POSITION_EMBEDDING_GLOBAL_RANKS = None  # which 0.12 leaves to the next layout
+        forget_groups()
     if dist.get_rank() == 0:
-        file = "again" if again else f"ranks{dist.get_world_size()}"
+        file = "again" if again else f"megatron-ranks{dist.get_world_size()}"
         (root / "out" / f"{file}.json").write_text(json.dumps(said))
     dist.destroy_process_group()
 

@@ -8,9 +8,12 @@ import numpy as np
 
 VOCABULARY = 128
 MODELS = ("llama", "qwen2", "qwen3")
-LAYOUTS: dict[str, int] = {"one": 1, "tp": 2, "pp": 2, "dp": 2, "dist": 2, "sp": 2, "sp_pp": 4, "sp_dist": 4}
-"""Ranks of each layout; sp is tp with sequence parallelism, dist is dp with the distributed optimizer."""
-QUICK = ("one", "pp", "dist", "sp")
+LAYOUTS: dict[str, int] = {
+    "one": 1, "tp": 2, "pp": 2, "dp": 2, "dist": 2, "sp": 2, "sp_pp": 4, "sp_dist": 4, "fsdp": 1, "fsdp_dp": 2, "hybrid": 4,
+}  # fmt: skip
+"""Ranks of each layout; sp is tp with sequence parallelism, dist is dp with the distributed optimizer; the last three are FSDP2's."""
+ON_FSDP2 = ("fsdp", "fsdp_dp", "hybrid")
+QUICK = ("one", "pp", "dist", "sp", "fsdp_dp")
 """Layouts whose tests are not slow: sp is tp with more, and dist is dp with more."""
 SHORT, LONG = 2048, 8192
 MEASURED: dict[str, dict[str, tuple[int, ...]]] = {

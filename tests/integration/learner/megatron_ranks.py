@@ -17,13 +17,15 @@ import torch.distributed as dist
 import xxhash
 from safetensors.torch import save_file
 
-from services.common.config.settings import Platform
 from services.common.errors import ConfigError
 from services.common.spec.job import JobSpec
 from services.common.spec.learner import Recompute
 from services.common.spec.rollout import DType
 from services.common.streams.types import Int32Array
-from services.learner.megatron.platform import prepare
+from services.learner.algorithms.losses import LossFunction, LossInputs
+from services.learner.groups.sequence import Sequence
+from services.learner.training.collectives import gather_json
+from services.learner.training.trainer import Trainer
 from tests.integration.learner.megatron_cases import (
     ADAM,
     CLIP_HIGH,
@@ -36,17 +38,22 @@ from tests.integration.learner.megatron_cases import (
     WARMUP_STEPS,
     arrays,
 )
+from tests.integration.learner.megatron_cases import (
+    ON_FSDP2 as FSDP2_LAYOUTS,
+)
+from tests.integration.learner.trainers import (
+    FSDP2,
+    ON_FSDP2,
+    forget_groups,
+    leads_data,
+    output_layer_of,
+    output_weight_of,
+    state_tensors,
+    trainer_of,
+    whole_vocabulary,
+)
 
 torch.set_num_threads(1)
-prepare(Platform.CPU)
-
-from megatron.core import parallel_state  # noqa: E402  Megatron comes after prepare
-
-from services.learner.algorithms.losses import LossFunction, LossInputs  # noqa: E402
-from services.learner.groups.sequence import Sequence  # noqa: E402
-from services.learner.training.collectives import gather_json  # noqa: E402
-from services.learner.training.trainer import Trainer  # noqa: E402
-from tests.integration.learner.trainers import part_of, state_copy, trainer_of  # noqa: E402
 
 
 def variant(base: JobSpec, *, dtype: DType = DType.FLOAT32, fp32_output_layer: bool = False, **learner: Any) -> JobSpec:
@@ -68,8 +75,9 @@ BASE = JobSpec.model_validate(
 )
 
 LAYOUTS = {
-    1: {"one": BASE},
+    1: {"one": BASE, "fsdp": variant(BASE, backend=FSDP2)},
     2: {
+        "fsdp_dp": variant(BASE, backend=FSDP2),
         "tp": variant(BASE, tensor_parallel_size=2),
         "pp": variant(BASE, pipeline_parallel_size=2),
         "dp": BASE,
@@ -77,6 +85,7 @@ LAYOUTS = {
         "sp": variant(BASE, tensor_parallel_size=2, sequence_parallel=True),
     },
     4: {
+        "hybrid": variant(BASE, backend=FSDP2, fsdp_size=2),
         "sp_pp": variant(BASE, tensor_parallel_size=2, pipeline_parallel_size=2, sequence_parallel=True),
         "sp_dist": variant(BASE, tensor_parallel_size=2, use_distributed_optimizer=True, sequence_parallel=True),
     },
@@ -115,7 +124,7 @@ class _NanGradient(torch.autograd.Function):
 
 def broken_gradient(inputs: LossInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """A finite loss whose gradient is not, for the first sequence of the first data-parallel rank alone."""
-    first = torch.full_like(inputs.loss_mask, parallel_state.get_data_parallel_rank() == 0) & (inputs.sequence_ids == 0)
+    first = torch.full_like(inputs.loss_mask, leads_data()) & (inputs.sequence_ids == 0)
     spoiled = _NanGradient.apply(inputs.trainer_logprobs, first)  # type: ignore[no-untyped-call]
     return dapo(replace(inputs, trainer_logprobs=spoiled))
 
@@ -137,9 +146,7 @@ def logits_of(trainer: Trainer) -> dict[str, torch.Tensor]:
     whole = [whole_sequence(s.tokens) for s in sequences()]
 
     def keep(_: Any, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        parts = [torch.empty_like(logits) for _ in range(trainer.layout.tp_size)]
-        dist.all_gather(parts, logits.contiguous(), group=parallel_state.get_tensor_model_parallel_group())
-        found[str(len(found))] = torch.cat(parts, -1)
+        found[str(len(found))] = whole_vocabulary(trainer, logits)
         return logits.sum() * 0, torch.ones((), dtype=torch.int)
 
     with torch.no_grad():
@@ -239,16 +246,15 @@ def output_layer(model: Path, spec: JobSpec) -> dict[str, float]:
     """How far logits lie from the exact product of what the output layer was given, on the last stage; and a step's figures."""
     trainer = trainer_of(model, spec, dapo)
     given: list[torch.Tensor] = []
-    chunk: Any = part_of(trainer._actor.model).chunk
-    if trainer.layout.is_last_stage:
-        chunk.output_layer.register_forward_pre_hook(lambda _, args: given.append(args[0].detach()))
+    layer, weight = output_layer_of(trainer), output_weight_of(trainer) if trainer.layout.is_last_stage else None
+    if layer is not None:
+        layer.register_forward_pre_hook(lambda _, args: given.append(args[0].detach().flatten(0, 1)))
     error = rounded = 0.0
 
     def look(_: Any, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         nonlocal error, rounded
-        tied = part_of(trainer._actor.model).tied
-        weight = chunk.shared_embedding_or_output_weight() if tied else chunk.output_layer.weight
-        exact = given[-1][:, 0].double() @ weight.detach().double().T
+        assert weight is not None
+        exact = given[-1].double() @ weight.double().T
         error = max(error, float((logits.double() - exact).abs().max()))
         rounded = max(rounded, float((logits - logits.bfloat16()).abs().max()))
         return logits.sum() * 0, torch.ones((), dtype=torch.int)
@@ -367,9 +373,10 @@ def gathered(trainer: Trainer) -> str:
 
 def moments_of(trainer: Trainer) -> list[str]:
     """A digest of each rank's moments."""
-    copy = state_copy(trainer)
     kept = [
-        value for name, value in sorted(copy.tensors.items()) if name.startswith("optimizer.") and "master" not in name
+        value
+        for name, value in sorted(state_tensors(trainer).items())
+        if name.startswith("optimizer.") and "master" not in name
     ]
     return gather_json(digest(kept), trainer.device)
 
@@ -409,6 +416,10 @@ def step_over_a_broken_batch(model: Path, spec: JobSpec, loss: LossFunction) -> 
 def refusal(model: Path, spec: JobSpec, folder: Path) -> str:
     """What loading says under settings that the checkpoint was not saved with."""
     trainer = trainer_of(model, variant(spec, dtype=DType.BFLOAT16), dapo)
+    if (
+        ON_FSDP2
+    ):  # float32 weights are its masters, whatever it computes in: another back end's files are what it cannot take
+        folder = folder.parents[1] / "one.qwen3.saved"
     try:
         trainer.load(folder)
     except ConfigError as error:
@@ -430,12 +441,12 @@ def main(root: Path, *, everything: bool) -> None:
     if not dist.is_initialized():
         dist.init_process_group("gloo")
     for name, spec in LAYOUTS[dist.get_world_size()].items():
-        if not everything and name not in QUICK:
+        if (name in FSDP2_LAYOUTS) is not ON_FSDP2 or (not everything and name not in QUICK):
             continue
         said[name] = scenario(name, spec, root, out)
-        parallel_state.destroy_model_parallel()
+        forget_groups()
     if dist.get_rank() == 0:
-        (out / f"ranks{dist.get_world_size()}.json").write_text(json.dumps(said))
+        (out / f"{'fsdp2' if ON_FSDP2 else 'megatron'}-ranks{dist.get_world_size()}.json").write_text(json.dumps(said))
     dist.destroy_process_group()
 
 

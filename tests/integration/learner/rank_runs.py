@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -34,9 +35,15 @@ class Outcome:
 
 
 def outcome_of(
-    kind: str, request: pytest.FixtureRequest, folders: pytest.TempPathFactory, *, slow_argument: str = ""
+    kind: str,
+    request: pytest.FixtureRequest,
+    folders: pytest.TempPathFactory,
+    *,
+    slow_argument: str = "",
+    backends: tuple[str, ...] = ("megatron", "fsdp2"),
 ) -> Outcome:
-    """A clean process makes models and references; then one, two and, for slow tests, four ranks run all their checks in one start.
+    """A clean process makes models and references; then one, two and, for slow tests, four ranks of each back end run all
+    their checks in one start.
 
     The scripts are `<kind>_reference.py` and `<kind>_ranks.py`; the latter gets `slow_argument` where slow tests were chosen.
     """
@@ -45,10 +52,12 @@ def outcome_of(
     slow = any(item.get_closest_marker("slow") for item in request.session.items if item.path == request.path)
     arguments = [str(root), slow_argument] if slow and slow_argument else [str(root)]
     layouts: dict[str, dict[str, Any]] = {}
-    for ranks in (1, 2, 4) if slow else (1, 2):
+    for backend, ranks in itertools.product(backends, (1, 2, 4) if slow else (1, 2)):
+        if backend == "fsdp2" and ranks == 1 and not slow:
+            continue  # none of its layouts is quick
         launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        run([*launch, str(HERE / f"{kind}_ranks.py"), *arguments])
-        layouts |= json.loads((root / "out" / f"ranks{ranks}.json").read_text())
+        run([*launch, str(HERE / f"{kind}_ranks.py"), *arguments, backend])
+        layouts |= json.loads((root / "out" / f"{backend}-ranks{ranks}.json").read_text())
     return Outcome(root, json.loads((root / "reference.json").read_text()), layouts)
 
 

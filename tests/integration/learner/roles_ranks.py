@@ -12,34 +12,39 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-import xxhash
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 from services.common.config.settings import Platform
 from services.common.models.roles import RoleModels
 from services.common.spec.job import JobSpec
-from services.learner.megatron.platform import prepare
+from services.learner.groups.sequence import Sequence
+from services.learner.ranks.loop import build_trainer
+from services.learner.training.collectives import gather_json
+from services.learner.training.rank_file import rank_file
+from services.learner.training.trainer import Trainer
 from tests.integration.learner.megatron_cases import LAYOUTS, QUICK
+from tests.integration.learner.megatron_cases import ON_FSDP2 as FSDP2_LAYOUTS
 from tests.integration.learner.roles_cases import ACTOR, CASES, DTYPES, QUICK_DTYPES, TEMPERATURE
+from tests.integration.learner.trainers import (
+    ON_FSDP2,
+    digest,
+    forget_groups,
+    gathered,
+    head_of,
+    held_parts,
+    masters_follow,
+    state_tensors,
+)
 
 torch.set_num_threads(1)
-prepare(Platform.CPU)
-
-from megatron.core import parallel_state  # noqa: E402  Megatron comes after prepare
-
-from services.learner.groups.sequence import Sequence  # noqa: E402
-from services.learner.megatron.weights import Exporter  # noqa: E402
-from services.learner.ranks.loop import build_trainer  # noqa: E402
-from services.learner.training.collectives import gather_json  # noqa: E402
-from services.learner.training.rank_file import rank_file  # noqa: E402
-from services.learner.training.trainer import Trainer  # noqa: E402
-from tests.integration.learner.trainers import part_of, roles_of, state_copy  # noqa: E402
 
 TP, PP, DIST = {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}, {"use_distributed_optimizer": True}
 SEQUENCE = TP | {"sequence_parallel": True}
 SIZES: dict[str, dict[str, Any]] = {
     "one": {}, "tp": TP, "pp": PP, "dp": {}, "dist": DIST, "sp": SEQUENCE, "sp_pp": SEQUENCE | PP, "sp_dist": SEQUENCE | DIST,
+    "fsdp": {"backend": "fsdp2"}, "fsdp_dp": {"backend": "fsdp2"},
+    "hybrid": {"backend": "fsdp2", "fsdp_size": 2, "data_parallel_size": 4},
 }  # fmt: skip
 WAYS: dict[str, dict[str, Any]] = {
     "rows": {"shared_prompts": False, "max_tokens_per_micro_batch": 64},
@@ -117,23 +122,17 @@ def follow_the_reference(bench: Bench, name: str, cases: list[tuple[str, str, st
 def critic_of(trainer: Trainer) -> dict[str, torch.Tensor] | None:
     """The critic under its Hugging Face names, the head as the output layer, on rank 0."""
     assert trainer._critic is not None
-    return Exporter(part_of(trainer._critic.model), trainer.layout, trainer.device).gather(None)
+    return gathered(trainer._critic.model)
 
 
 def copies_that_differ(trainer: Trainer) -> list[str]:
     """Parameters of any role that are not the same on two ranks that hold the same part of them."""
-    layout = trainer.layout
-    mine = {}
-    for role in roles_of(trainer):
-        for name, parameter in role.model().items():
-            is_split = bool(getattr(parameter, "tensor_model_parallel", False))
-            mine[f"{name}, stage {layout.pp_rank}, part {layout.tp_rank if is_split else 0}"] = digest(parameter)
     held: dict[str, set[str]] = {}
-    for part in gather_json(mine, trainer.device):
+    for part in gather_json(held_parts(trainer), trainer.device):
         for name, found in part.items():
             held.setdefault(name, set()).add(found)
     heads = sum("critic.model.output_layer" in name for name in held)
-    assert heads == (trainer._critic is not None), "the head is whole on every rank of the last stage"
+    assert ON_FSDP2 or heads == (trainer._critic is not None), "the head is whole on every rank of the last stage"
     return [name for name, digests in held.items() if len(digests) > 1]
 
 
@@ -228,9 +227,10 @@ def step_over_a_broken_critic(bench: Bench) -> dict[str, Any]:
     batches = bench.batches("llama")
     trainer.train(batches[0])
     assert trainer._critic is not None
-    if trainer.layout.is_last_stage:
+    head = head_of(trainer)
+    if head is not None and len(head):
         with torch.no_grad():
-            part_of(trainer._critic.model).chunk.output_layer.weight[0, 0] = torch.nan
+            head[0, 0] = torch.nan
     before = state_of(trainer)
     record = trainer.train(batches[1]).as_record()
     unchanged = state_of(trainer) == before
@@ -255,8 +255,7 @@ def rebase_at_a_step_without_a_token(bench: Bench) -> dict[str, Any]:
 
 def state_of(trainer: Trainer) -> dict[str, str]:
     """Digests of all that this rank would save, but the random states."""
-    copies = state_copy(trainer).tensors
-    return {name: digest(tensor) for name, tensor in copies.items() if not name.startswith("rng.")}
+    return {name: digest(tensor) for name, tensor in state_tensors(trainer).items() if not name.startswith("rng.")}
 
 
 def changed(before: dict[str, str], after: dict[str, str]) -> Iterator[str]:
@@ -274,27 +273,13 @@ def is_within(part: dict[str, str], whole: dict[str, str]) -> bool:
 
 
 def head_is_zero(trainer: Trainer) -> bool:
-    assert trainer._critic is not None
-    return not trainer.layout.is_last_stage or not part_of(trainer._critic.model).chunk.output_layer.weight.any()
-
-
-def masters_follow(trainer: Trainer) -> bool:
-    """Whether every float32 master weight of this rank is that of the model: rounded, it occurs there."""
-    for role in roles_of(trainer):
-        held = torch.cat([p.detach().flatten() for p in role.chunk.parameters()])
-        masters = [parameter.detach().flatten() for _, _, _, parameter in role.groups()]
-        if masters and not torch.isin(torch.cat(masters).to(held.dtype), held).all():
-            return False
-    return True
+    head = head_of(trainer)
+    return head is None or not head.any()
 
 
 def names_in(path: Path) -> list[str]:
     with safe_open(path, framework="pt") as file:
         return sorted(file.keys())
-
-
-def digest(tensor: torch.Tensor) -> str:
-    return xxhash.xxh3_64_hexdigest(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
 
 
 def files_of(trainer: Trainer) -> None:
@@ -343,11 +328,12 @@ def main(root: Path, *, everything: bool) -> None:
     if not dist.is_initialized():
         dist.init_process_group("gloo")
     ranks, said = dist.get_world_size(), {}
-    for name in (name for name, size in LAYOUTS.items() if size == ranks and (everything or name in QUICK)):
+    mine = [name for name, size in LAYOUTS.items() if size == ranks and (name in FSDP2_LAYOUTS) is ON_FSDP2]
+    for name in (name for name in mine if everything or name in QUICK):
         said[name] = scenario(name, Bench(root, SIZES[name]), everything=everything)
-        parallel_state.destroy_model_parallel()
+        forget_groups()
     if dist.get_rank() == 0:
-        (root / "out" / f"ranks{ranks}.json").write_text(json.dumps(said))
+        (root / "out" / f"{'fsdp2' if ON_FSDP2 else 'megatron'}-ranks{ranks}.json").write_text(json.dumps(said))
     dist.destroy_process_group()
 
 

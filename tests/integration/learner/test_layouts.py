@@ -35,7 +35,7 @@ pytestmark = pytest.mark.timeout(4 * TIMEOUT_S)  # the first test waits for the 
 @pytest.fixture(scope="module")
 def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """One rank, two ranks; for slow tests four, and one again: each set begins with what the one before it has left."""
-    found = outcome_of("layouts", request, tmp_path_factory, slow_argument="everything")
+    found = outcome_of("layouts", request, tmp_path_factory, slow_argument="everything", backends=("megatron",))
     if not any("four" in name for name in found.layouts):
         return found
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]

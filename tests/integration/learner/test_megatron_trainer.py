@@ -13,6 +13,7 @@ from tests.integration.learner.megatron_cases import (
     LAYOUTS,
     LONG,
     MODELS,
+    ON_FSDP2,
     QUICK,
     SHORT,
     STEPS,
@@ -42,8 +43,8 @@ class TestAgainstPlainTorch:
         logits = outcome.weights(f"out/{layout}.{model}.logits.safetensors")
         assert logits.keys() == expected.keys()
         largest = max(float((logits[k] - expected[k]).abs().max()) for k in expected)
-        # split over TP the sums of two halves round differently; everything else computes the very same thing
-        assert largest <= (1e-5 if layout in SUMS_OVER_TP else 0.0)
+        # split over TP the sums of two halves round differently, and FSDP2 has another attention; the rest computes the very same thing
+        assert largest <= (1e-5 if layout in SUMS_OVER_TP + ON_FSDP2 else 0.0)
 
     def test_exported_weights_are_those_loaded_and_name_the_output_layer(
         self, outcome: Outcome, layout: str, model: str
@@ -99,7 +100,8 @@ class TestSplitting:
         expected = outcome.weights("out/one.split0.safetensors")
         base = outcome.layouts["one"]["splits"][0]
         splits = outcome.layouts[layout]["splits"]
-        assert len({(s["micro_batches"], s["padding_share"]) for s in splits}) == 7, "the splits should differ"
+        ways = {(s["micro_batches"], s["padding_share"]) for s in splits}
+        assert len(ways) >= (3 if layout in ON_FSDP2 else 7), "the splits should differ"
         for i, stats in enumerate(splits):
             assert stats["loss"] == pytest.approx(base["loss"], rel=0.0, abs=1e-6)
             assert stats["grad_norm"] == pytest.approx(base["grad_norm"], rel=1e-6)
@@ -204,6 +206,12 @@ class TestContinuing:
 
     def test_a_checkpoint_of_another_kind_is_refused_by_name(self, outcome: Outcome, layout: str) -> None:
         refused = outcome.layouts[layout]["refused"]
+        if layout in ON_FSDP2:
+            assert (
+                "saved by backend megatron, and learner.backend is fsdp2: begin from its Hugging Face directory"
+                in refused
+            )
+            return
         assert "rank-00000.safetensors: saved with dtype = float32, and now it is bfloat16" in refused
 
     @pytest.mark.parametrize("model", ["llama", "qwen2"])  # tied, and not

@@ -209,8 +209,8 @@ async def test_tokens_go_to_the_hub_and_to_nobody_else(hub: FakeHub, fetcher: Fe
             "config.json: `auto_map` asks for remote code, which is never run",
         ),
         (
-            MODEL | {"config.json": json.dumps(CONFIG | {"architectures": ["MambaForCausalLM"]}).encode()},
-            r"config.json: architectures \['MambaForCausalLM'\] is not supported",
+            MODEL | {"config.json": json.dumps(CONFIG | {"architectures": ["T5ForConditionalGeneration"]}).encode()},
+            r"config.json: architectures \['T5ForConditionalGeneration'\] is not supported",
         ),
     ],
 )

@@ -16,9 +16,10 @@ from safetensors.numpy import save_file
 
 from examples.demo.charlm_tokenizer import VOCAB_SIZE, make_tokenizer, save_tokenizer
 from services.common.errors import ModelError
-from services.common.models.directory import ModelInfo
+from services.common.models.directory import ModelInfo, check_backend
 from services.common.models.trial import check_model
 from services.common.models.weight_files import check_tensors, check_values, needed_tensors, read_headers
+from services.common.spec.job import JobSpec
 from tests.unit.small_models import LLAMA
 
 CONFIG = LLAMA | {"model_type": "llama", "vocab_size": VOCAB_SIZE, "eos_token_id": 1}
@@ -237,14 +238,8 @@ def test_a_template_that_fails_or_makes_too_much_names_the_file(model: Path, sou
         (config(rms_norm_eps="x"), "rms_norm_eps must be a positive number"),
         (config(rms_norm_eps=float("nan")), "rms_norm_eps is nan"),
         (config(rope_theta=-1), "rope_theta must be a positive number"),
-        (
-            config(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}),
-            "rope_type = 'yarn' is not supported",
-        ),
         (config(rope_parameters={"rope_type": []}), "rope_type = [] is not supported"),
         (config(rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": "x"}), "factor"),
-        (config(mlp_bias=True), "config.json: mlp_bias = True is not supported"),
-        (config(hidden_act="gelu"), "config.json: hidden_act = 'gelu' is not supported"),
         (config(rope_theta=float("inf")), "rope_theta is inf"),
         (config(rope_parameters=[3]), "config.json: "),
         (config(head_dim=True), "head_dim must be a positive integer"),
@@ -264,6 +259,49 @@ def test_a_template_that_fails_or_makes_too_much_names_the_file(model: Path, sou
 def test_a_config_that_does_not_fit_says_how(model: Path, change: Change, words: str) -> None:
     change(model)
     assert words in refusal(model)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            config(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}),
+            "rope_type = 'yarn' is not supported",
+        ),
+        (config(hidden_act="gelu"), "config.json: hidden_act = 'gelu' is not supported"),
+    ],
+)
+def test_what_megatron_alone_would_train_wrongly_is_told_and_fits_the_other_back_end(
+    model: Path, change: Change, words: str
+) -> None:
+    change(model)
+    facts = check_model(str(model), time.monotonic() + 20)
+    assert words in facts["unfit_for_megatron"]
+    info = ModelInfo(**facts["shape"])
+    with pytest.raises(ModelError, match=r"by backend megatron; `learner.backend: fsdp2` may train it"):
+        check_backend(info, facts["unfit_for_megatron"], spec_of("megatron"))
+    check_backend(info, facts["unfit_for_megatron"], spec_of("fsdp2"))
+
+
+def test_an_architecture_without_a_bridge_is_one_for_the_other_back_end(model: Path) -> None:
+    config(architectures=["PhiForCausalLM"], model_type="phi")(model)
+    facts = check_model(str(model), time.monotonic() + 20)
+    info = ModelInfo(**facts["shape"])
+    with pytest.raises(
+        ModelError, match=r"backend megatron does not train PhiForCausalLM .*`learner.backend: fsdp2` does"
+    ):
+        check_backend(info, facts["unfit_for_megatron"], spec_of("megatron"))
+    check_backend(info, facts["unfit_for_megatron"], spec_of("fsdp2"))
+
+
+def spec_of(backend: str) -> JobSpec:
+    return JobSpec.model_validate(
+        {
+            "model": {"path": "tiny"},
+            "data": {"train": {"source": "reasoning_gym:chain_sum"}},
+            "learner": {"backend": backend},
+        }
+    )
 
 
 @pytest.mark.parametrize(
