@@ -14,6 +14,7 @@ from services.common.spec.choices import AdvantageEstimator
 from services.common.spec.data import DataSpec
 from services.common.spec.document import dump_document, parse_document, parse_recorded
 from services.common.spec.learner import (
+    BackendName,
     CheckpointSpec,
     CriticSpec,
     EvalSpec,
@@ -90,6 +91,14 @@ class JobSpec(Section):
         if critic is not None and critic.warmup_steps >= self.learner.steps:
             message = f"{critic.warmup_steps} leaves no step of learner.steps ({self.learner.steps}) to the actor"
             raise FieldError("critic.warmup_steps", message)
+        return self
+
+    @model_validator(mode="after")
+    def _backend_has_adapters(self) -> Self:
+        if self.model.lora is not None and self.learner.backend is not BackendName.FSDP2:
+            raise FieldError(
+                "model.lora", "adapters are trained by backend fsdp2: set learner.backend to fsdp2, or leave it out"
+            )
         return self
 
     @model_validator(mode="after")

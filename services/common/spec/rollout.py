@@ -22,6 +22,24 @@ class DType(StrEnum):
     """Of a spec that is submitted; an accepted job has one of the others."""
 
 
+class LoraSpec(Section):
+    """Section `model.lora`: low-rank adapters, of which alone the actor is trained; backend fsdp2 has them."""
+
+    rank: int = Field(default=8, ge=1, le=1024, description="Rank r of the adapters, peft's `r`.")
+    alpha: int = Field(default=16, ge=1, le=65_536, description="The adapters' product is multiplied by alpha / rank.")
+    target_modules: Annotated[list[str], Field(min_length=1, max_length=64)] | None = Field(
+        default=None,
+        description="Names of the linear layers that get one, as in peft. All but the output layer when null.",
+        examples=[["q_proj", "v_proj"]],
+    )
+    dropout: float = Field(
+        default=0.0,
+        ge=0.0,
+        lt=1.0,
+        description="Share of an adapter's inputs that is dropped; above 0 log-probs are noisy.",
+    )
+
+
 class ModelSpec(Section):
     """Section `model`."""
 
@@ -45,6 +63,9 @@ class ModelSpec(Section):
         default=False,
         description="Logits are computed in float32 though the model is bfloat16, in the learner and in the engine: slower, but logits "
         "rounded to bfloat16 are off by more than the clips of loss gspo allow.",
+    )
+    lora: LoraSpec | None = Field(
+        default=None, description="Train low-rank adapters instead of the weights; absent: the weights."
     )
     max_model_len: int | None = Field(
         default=None, ge=16, le=2_000_000, description="Longest prompt + response, tokens (default: the model's)."

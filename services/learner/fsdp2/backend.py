@@ -12,6 +12,8 @@ from services.common.config.settings import Platform
 from services.common.errors import ConfigError
 from services.common.spec.job import JobSpec
 from services.common.spec.learner import OptimizerFields
+from services.common.spec.rollout import LoraSpec
+from services.learner.fsdp2 import adapters
 from services.learner.fsdp2.model import FSDP2Model, PolicyModel, ValueModel, build, layers_of
 from services.learner.fsdp2.optimizer import Optimizer
 from services.learner.fsdp2.sharding import Shards
@@ -47,16 +49,19 @@ class FSDP2Backend:
 
     def policy(self, role: str, model_dir: Path, optimizer: OptimizerFields | None) -> FSDP2Model:
         """A causal model."""
-        causal = self._build(model_dir, optimizer)
+        lora = self._spec.model.lora if optimizer is not None else None
+        causal = self._build(model_dir, is_trained=optimizer is not None and lora is None)
+        if lora is not None:
+            adapters.add_adapters(causal, lora, self._spec.learner.seed)
         root = PolicyModel(causal)
         tied_to = None
         if causal.get_output_embeddings().weight is causal.get_input_embeddings().weight:
             tied_to = next(name for name, p in causal.named_parameters() if p is causal.get_input_embeddings().weight)
-        return self._keep(role, model_dir, root, layers_of(causal), tied_to, optimizer)
+        return self._keep(role, model_dir, root, layers_of(causal), tied_to, optimizer, lora)
 
     def value_model(self, role: str, model_dir: Path, optimizer: OptimizerFields) -> FSDP2Model:
         """A causal model with a scalar head."""
-        causal = self._build(model_dir, optimizer)
+        causal = self._build(model_dir, is_trained=True)
         return self._keep(role, model_dir, ValueModel(causal), layers_of(causal), None, optimizer)
 
     def copy_state(self, step: int, kl_coefficient: float | None) -> StateCopy:
@@ -71,23 +76,24 @@ class FSDP2Backend:
     def _state(self) -> RankState:
         return RankState(self._spec, self._platform, self.layout, self._shards, self._models)
 
-    def _build(self, model_dir: Path, optimizer: OptimizerFields | None) -> Any:  # noqa: ANN401  transformers comes without types
-        """Trained models hold float32 masters of their weights."""
-        dtype = torch_dtype(self._spec.model.dtype) if optimizer is None else torch.float32
+    def _build(self, model_dir: Path, *, is_trained: bool) -> Any:  # noqa: ANN401  transformers comes without types
+        """Trained weights are float32 masters."""
+        dtype = torch.float32 if is_trained else torch_dtype(self._spec.model.dtype)
         model, learner = self._spec.model, self._spec.learner
         return build(model_dir, dtype, fp32_output_layer=model.fp32_output_layer, recompute=learner.recompute)
 
     def _keep(
         self, role: str, model_dir: Path, root: torch.nn.Module, layers: list[torch.nn.Module], tied_to: str | None,
-        optimizer: OptimizerFields | None,
+        optimizer: OptimizerFields | None, lora: LoraSpec | None = None,
     ) -> FSDP2Model:  # fmt: skip
         dtype = torch_dtype(self._spec.model.dtype)
         is_mixed = optimizer is not None and dtype is not torch.float32
         self._shards.shard(root, layers, dtype if is_mixed else None)
-        model = FSDP2Model(root, _hugging_face_name, tied_to, self._shards, self.layout, self.device, dtype)
+        model = FSDP2Model(root, _hugging_face_name, tied_to, self._shards, self.layout, self.device, dtype, lora)
         model.load_weights(model_dir)
+        model.has_initial_base = True
         if optimizer is not None:
-            model.own = Optimizer(optimizer, model.sharded, self._shards, self.device)
+            model.own = Optimizer(optimizer, model.trained, self._shards, self.device)
         self._models[role] = model
         return model
 

@@ -24,10 +24,11 @@ from transformers.initialization import no_init_weights
 from services.common.errors import ModelError
 from services.common.models.weight_files import LM_HEAD
 from services.common.spec.learner import Recompute
-from services.learner.fsdp2 import attention
+from services.common.spec.rollout import LoraSpec
+from services.learner.fsdp2 import adapters, attention
 from services.learner.fsdp2.optimizer import Optimizer
 from services.learner.fsdp2.sharding import Shards
-from services.learner.training.backend import OnOutput
+from services.learner.training.backend import AdapterFiles, OnOutput
 from services.learner.training.batch import MicroBatch
 from services.learner.training.layout import Layout
 from services.learner.training.tensor_file import Weights
@@ -131,7 +132,7 @@ class FSDP2Model:
 
     def __init__(
         self, root: torch.nn.Module, names: Callable[[str], str], tied_to: str | None, shards: Shards, layout: Layout, device: torch.device,
-        dtype: torch.dtype,
+        dtype: torch.dtype, lora: LoraSpec | None,
     ) -> None:  # fmt: skip
         """`names`: a parameter's name in a Hugging Face directory; `tied_to`: that of the embedding, where it is the output layer too."""
         self._root, self._shards, self._layout, self._device, self._dtype = root, shards, layout, device, dtype
@@ -140,7 +141,13 @@ class FSDP2Model:
         for name, parameter in root.named_parameters():
             if not isinstance(parameter, DTensor):
                 raise TypeError(f"{name} is not sharded")
-            self.sharded[names(name)] = parameter
+            self.sharded[adapters.plain_name(names(name))] = parameter
+        self._lora = lora
+        self._adapted = {
+            adapters.base_of(name): name.removesuffix(adapters.A) for name in self.sharded if name.endswith(adapters.A)
+        }
+        self.has_initial_base = True
+        """Whether the weights that are not trained are still those of the model's directory."""
         self.own: Optimizer | None = None
 
     @property
@@ -175,12 +182,37 @@ class FSDP2Model:
             if parameter.grad is not None:
                 parameter.grad.to_local().div_(divisor)  # type: ignore[attr-defined]
 
+    @property
+    def trained(self) -> dict[str, DTensor]:
+        """Those of the parameters that the optimizer changes."""
+        return {name: parameter for name, parameter in self.sharded.items() if parameter.requires_grad}
+
+    @property
+    def loaded(self) -> dict[str, DTensor]:
+        """Those that a model's directory has: neither adapters nor a value head."""
+        return {
+            name: p
+            for name, p in self.sharded.items()
+            if not (adapters.is_adapter(name) or name.startswith(VALUE_HEAD))
+        }
+
+    @torch.no_grad()
+    def rows(self, name: str) -> torch.Tensor:
+        """This rank's rows of a weight, its adapter merged."""
+        own = self.sharded[name].to_local()
+        adapted = self._adapted.get(name)
+        if adapted is None or self._lora is None:
+            return own
+        a, b = self.sharded[f"{adapted}{adapters.A}"], self.sharded[f"{adapted}{adapters.B}"]
+        merged = torch.addmm(own.float(), b.to_local(), a.full_tensor(), alpha=adapters.scale_of(self._lora))
+        return merged.to(own.dtype)
+
     def copy_from(self, other: FSDP2Model) -> None:
-        """Row by row."""
+        """Row by row, with adapters merged."""
         with torch.no_grad():
-            for name, parameter in self.sharded.items():
-                if not name.startswith(VALUE_HEAD):
-                    parameter.to_local().copy_(other.sharded[name].to_local())
+            for name, parameter in self.loaded.items():
+                parameter.to_local().copy_(other.rows(name))
+        self.has_initial_base = False
 
     def load_weights(self, model_dir: Path) -> None:
         """Reads this rank's rows of the safetensors files."""
@@ -189,9 +221,7 @@ class FSDP2Model:
                 stack.enter_context(safe_open(path, framework="pt")) for path in sorted(model_dir.glob("*.safetensors"))
             ]
             home = {name: file for file in files for name in file.keys()}  # noqa: SIM118  it is no dict
-            for name, parameter in self.sharded.items():
-                if name.startswith(VALUE_HEAD):
-                    continue
+            for name, parameter in self.loaded.items():
                 if name not in home:
                     raise ModelError(f"{model_dir}: its weights do not fit its config.json: {name} is missing")
                 stored = home[name].get_slice(name)
@@ -201,12 +231,15 @@ class FSDP2Model:
                         f"{model_dir}: its weights do not fit its config.json: {name} has the shape {shapes}"
                     )
                 parameter.to_local().copy_(stored[self._shards.rows(parameter.shape[0])])
+        self.has_initial_base = False
 
     def gather(self, dtype: torch.dtype | None, *, copy: bool = True) -> Weights | None:
         """Parameter by parameter over the ranks that share a copy."""
         weights: Weights = {}
         for name, parameter in self.sharded.items():
-            whole = _whole(parameter, dtype or self._dtype)
+            if adapters.is_adapter(name):
+                continue
+            whole = self._whole(parameter, self.rows(name).to(dtype or self._dtype))
             if self._layout.rank == 0:
                 weights[name] = whole.to("cpu", copy=copy).contiguous()
         if self._layout.rank != 0:
@@ -214,6 +247,27 @@ class FSDP2Model:
         if self._tied_to is not None:
             weights[LM_HEAD] = weights[self._tied_to].clone() if copy else weights[self._tied_to]
         return weights
+
+    def adapter(self, base_model: str) -> AdapterFiles | None:
+        """In float32."""
+        if self._lora is None:
+            return None
+        whole = {name: p.full_tensor().detach().cpu() for name, p in self.sharded.items() if adapters.is_adapter(name)}
+        if self._layout.rank != 0:
+            return None
+        return AdapterFiles(*adapters.peft_files(self._lora, whole, base_model))
+
+    def _whole(self, parameter: DTensor, rows: torch.Tensor) -> torch.Tensor:
+        """The rows of all ranks that share the copy."""
+        sharded = DTensor.from_local(
+            rows,
+            parameter.device_mesh,
+            parameter.placements,
+            run_check=False,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        )
+        return sharded.full_tensor()
 
     def _forward(self, batch: MicroBatch) -> torch.Tensor:
         """[1, R, …]."""
@@ -226,10 +280,3 @@ class FSDP2Model:
             use_cache=False,
         )
         return output
-
-
-def _whole(parameter: DTensor, dtype: torch.dtype) -> torch.Tensor:
-    """On every rank that shares the copy."""
-    cast = parameter.detach().to(dtype)
-    assert isinstance(cast, DTensor)  # noqa: S101  for the type checker
-    return cast.full_tensor()

@@ -22,7 +22,7 @@ class Optimizer:
     def __init__(
         self, spec: OptimizerFields, parameters: Mapping[str, DTensor], shards: Shards, device: torch.device
     ) -> None:
-        """`parameters`: the model's by name, which hold the float32 weights."""
+        """`parameters`: those that are trained, by name, which hold float32 weights."""
         self._clip, self._shards = spec.clip_grad, shards
         self._sharded = dict(parameters)
         self.own = {name: torch.nn.Parameter(parameter.to_local()) for name, parameter in parameters.items()}

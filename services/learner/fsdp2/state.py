@@ -18,10 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from services.common.config.settings import Platform
+from services.common.errors import ConfigError
 from services.common.spec.job import JobSpec
 from services.common.spec.learner import BackendName
+from services.learner.fsdp2.adapters import is_adapter
 from services.learner.fsdp2.model import FSDP2Model
 from services.learner.fsdp2.sharding import Shards
 from services.learner.training.backend import LoadedState, StateCopy
@@ -50,7 +53,7 @@ class RankState:
         tensors = {f"{_RNG}{name}": value for name, value in rng_states(self.platform).items()}
         for role, model in self.models.items():
             prefix = _prefix(role)
-            tensors |= {f"{prefix}model.{name}": parameter.to_local() for name, parameter in model.sharded.items()}
+            tensors |= {f"{prefix}model.{name}": parameter.to_local() for name, parameter in _kept(model).items()}
             for name, state in _moments(model).items():
                 tensors |= {f"{prefix}optimizer.{name}.{key}": value for key, value in state.items()}
         copies = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}
@@ -110,7 +113,15 @@ def _new_rows(files: list[RankFile], shards: Shards) -> Rows:
 
 
 def _load_model(model: FSDP2Model, prefix: str, first: RankFile, rows: Rows, *, optimizer: bool) -> None:
+    stored = {name.removeprefix(f"{prefix}model.") for name in first.names if name.startswith(f"{prefix}model.")}
+    if extra := sorted(stored - model.sharded.keys()):
+        raise ConfigError(
+            f"{first.path}: it has {extra[0]}, and the model has not (model.lora): begin from its hf/ directory"
+        )
+    has_adapters = any(map(is_adapter, stored))
     for name, parameter in model.sharded.items():
+        if name not in stored and _may_be_missing(model, name, has_adapters=has_adapters):
+            continue
         parameter.to_local().copy_(rows(f"{prefix}model.{name}"))
     if not optimizer or model.own is None:
         return
@@ -118,6 +129,18 @@ def _load_model(model: FSDP2Model, prefix: str, first: RankFile, rows: Rows, *, 
         begin = f"{prefix}optimizer.{name}."
         keys = [stored.removeprefix(begin) for stored in first.names if stored.startswith(begin)]
         model.own.adam.state[own] = {key: rows(f"{begin}{key}").to(own.device, copy=True) for key in sorted(keys)}
+
+
+def _kept(model: FSDP2Model) -> dict[str, DTensor]:
+    """What a checkpoint holds: all weights, or with adapters these alone, while the others are those of the model's directory."""
+    return model.trained if model.own is not None and model.has_initial_base else model.sharded
+
+
+def _may_be_missing(model: FSDP2Model, name: str, *, has_adapters: bool) -> bool:
+    """Whether the weight stays as it is where a checkpoint does not have it: adapters are new, or stand on the directory's weights."""
+    if is_adapter(name):
+        return not has_adapters
+    return has_adapters and not model.sharded[name].requires_grad
 
 
 def _moments(model: FSDP2Model) -> dict[str, dict[str, torch.Tensor]]:

@@ -138,6 +138,9 @@ class MegatronModel:
         """Over TP and PP."""
         return self._exporter.gather(dtype, copy=copy)
 
+    def adapter(self, base_model: str) -> None:
+        """Has none."""
+
     @cached_property
     def _exporter(self) -> Exporter:
         return Exporter(self.part, self._layout, self._device)

@@ -79,6 +79,13 @@ class Model(Protocol):
         """
         ...
 
+    def adapter(self, base_model: str) -> AdapterFiles | None:
+        """Its low-rank adapters on rank 0; None on the other ranks, and of a model that has none. Every rank calls it at the same time.
+
+        `base_model`: what the adapters belong to.
+        """
+        ...
+
 
 class Backend(Protocol):
     """Makes the models of a job's roles on this rank, and keeps their state."""
@@ -128,6 +135,15 @@ class Backend(Protocol):
                 another layout, files of a release that does not say what the optimizer's states belong to.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFiles:
+    """Low-rank adapters as peft writes them."""
+
+    tensors: Weights
+    config: str
+    """JSON of `adapter_config.json`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,15 @@ def write_directory(
     return written + write_shards(tensors, lambda names: {name: tensors[name] for name in names}, root, folder)
 
 
+def write_adapter(tensors: Weights, config: str, root: Path, folder: str) -> list[WrittenFile]:
+    """Writes low-rank adapters to `root/folder` as peft has them, durably."""
+    (root / folder).mkdir(parents=True, exist_ok=True)
+    return [
+        write_tensors(root, f"{folder}/adapter_model.safetensors", tensors, {"format": "pt"}),
+        write_file(root, f"{folder}/adapter_config.json", config.encode()),
+    ]
+
+
 def copy_texts(source: Path, root: Path, folder: str, chat_template: str | None = None) -> list[WrittenFile]:
     """Copies a model's config, tokenizer and chat template, or this one in its place, to `root/folder`, durably."""
     (root / folder).mkdir(parents=True, exist_ok=True)

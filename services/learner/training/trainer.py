@@ -30,7 +30,7 @@ from services.learner.training.batch import response_offsets
 from services.learner.training.collectives import any_rank, gather_json
 from services.learner.training.columns import Columns
 from services.learner.training.critic import Critic
-from services.learner.training.directory import write_directory
+from services.learner.training.directory import write_adapter, write_directory
 from services.learner.training.dtypes import torch_dtype
 from services.learner.training.estimates import Estimator
 from services.learner.training.passes import Passes, PreparedBatch
@@ -39,6 +39,9 @@ from services.learner.training.stats import StepStats
 from services.learner.training.update import Update, mean_of
 
 log = logging.getLogger(__name__)
+
+ADAPTER = "adapter"
+"""Subdirectory of a checkpoint."""
 
 
 class Trainer:
@@ -140,17 +143,21 @@ class Trainer:
     def save(self, folder: Path, *, export: bool = False) -> None:
         """Copies every rank's part of a checkpoint to host memory, and begins to write it into the directory, which all ranks share.
 
-        With `export`, rank 0 also writes `hf/`, a Hugging Face directory: weights in the initial model's dtypes, config, tokenizer.
+        With `export`, rank 0 also writes `hf/`, a Hugging Face directory: weights in the initial model's dtypes, config, tokenizer; and
+        `adapter/` with the adapters, if the actor has such, which are also part of these weights.
         Returns when the copy is made; with it the state needs twice its host memory. `saved` reports the end of the writing.
         """
         adaptive = self._spec.algorithm.kl_target is not None
         state = self._backend.copy_state(self.step, self._kl_coefficient if adaptive else None)
         weights = self._actor.model.gather(None) if export else None
+        adapter = self._actor.model.adapter(str(self._spec.model.path)) if export else None
         template = self._spec.model.chat_template
 
         def write() -> list[WrittenFile]:
             folder.mkdir(parents=True, exist_ok=True)
             exported = [] if weights is None else write_directory(weights, self._model_dir, folder, EXPORT, template)
+            if adapter is not None:
+                exported += write_adapter(adapter.tensors, adapter.config, folder, ADAPTER)
             return [state.write(folder), *exported]
 
         self._writer.start(write)
