@@ -64,7 +64,7 @@ def measure_alone(name: str, job: dict[str, Any], group_size: int, folder: Path)
     """Measures vLLM offline on the job's prompts, on one core, and the learner on batches of the job's sizes, with one thread."""
     engine = engine_alone(name, job, folder, cores=1)["samples_per_s"]
     shape = LEARNER_SHAPES[name]
-    step_s = median(timings(name, 1, LEARNER_STEPS, (SHARED,))[SHARED])
+    step_s = median(timings(name, 1, LEARNER_STEPS, (SHARED,))[SHARED].seconds)
     return Alone(1000 * group_size / engine, 1000 * step_s / shape.groups, step_s)
 
 

@@ -1,9 +1,12 @@
-"""The learner alone: optimizer steps by rows and with shared prompts, against plain transformers on the same batch, in the same run.
+"""The learner alone: optimizer steps of its back ends, against plain transformers on the same batch, in the same run.
 
     python benchmarks/learner.py [--shape smollm2] [--threads 1] [--rounds 3]
 
-Each round runs the three one after the other; the models have random weights of the shape's sizes. The plain loop pads the batch on the
-right, computes logits of responses only, and steps torch's AdamW.
+    plain            padded rows, logits of responses only, torch's AdamW
+    rows, shared     Megatron, prompts computed for each response or once
+    fsdp2, adapters  the same with shared prompts on FSDP2; low-rank adapters of rank 8 in place of the weights
+
+Each round runs all of them one after the other; the models have random weights of the shape's sizes.
 """
 
 from __future__ import annotations
@@ -24,7 +27,15 @@ from typing import Any
 
 import numpy as np
 
-PLAIN, ROWS, SHARED = WAYS = ("plain", "rows", "shared")
+PLAIN, SHARED = "plain", "shared"
+SETTINGS: dict[str, dict[str, Any]] = {
+    "rows": {"learner": {"shared_prompts": False}},
+    SHARED: {},
+    "fsdp2": {"learner": {"backend": "fsdp2"}},
+    "adapters": {"learner": {"backend": "fsdp2"}, "model": {"lora": {"rank": 8}}},
+}
+"""Way of the learner → what it changes of a job."""
+WAYS = (PLAIN, *SETTINGS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +142,7 @@ def plain_step(folder: Path, shape: Shape) -> Callable[[], object]:
     return step
 
 
-def trainer_step(folder: Path, shape: Shape, *, shared: bool) -> Callable[[], object]:
+def trainer_step(folder: Path, shape: Shape, way: str) -> Callable[[], object]:
     """One step of the learner's trainer."""
     from services.common.config.settings import Platform
     from services.common.models.roles import RoleModels
@@ -141,9 +152,9 @@ def trainer_step(folder: Path, shape: Shape, *, shared: bool) -> Callable[[], ob
 
     spec = JobSpec.model_validate(
         {
-            "model": {"path": "tiny", "dtype": "float32"},
+            "model": {"path": "tiny", "dtype": "float32"} | SETTINGS[way].get("model", {}),
             "data": {"train": {"source": "reasoning_gym:chain_sum"}},
-            "learner": {"max_tokens_per_micro_batch": shape.max_tokens, "shared_prompts": shared},
+            "learner": {"max_tokens_per_micro_batch": shape.max_tokens} | SETTINGS[way].get("learner", {}),
         }
     )
     trainer = build_trainer(spec, RoleModels(folder), Platform.CPU)
@@ -153,7 +164,7 @@ def trainer_step(folder: Path, shape: Shape, *, shared: bool) -> Callable[[], ob
 
 def serve(way: str, folder: Path, shape: Shape) -> None:
     """Takes a step for each line of standard input, and answers with its seconds."""
-    step = plain_step(folder, shape) if way == PLAIN else trainer_step(folder, shape, shared=way == SHARED)
+    step = plain_step(folder, shape) if way == PLAIN else trainer_step(folder, shape, way)
     step()
     print("ready", flush=True)
     for _ in sys.stdin:
@@ -162,8 +173,17 @@ def serve(way: str, folder: Path, shape: Shape) -> None:
         print(json.dumps(time.perf_counter() - started), flush=True)
 
 
-def timings(name: str, threads: int, rounds: int, ways: Sequence[str] = WAYS) -> dict[str, list[float]]:
-    """Seconds of each step of each way. Raises SystemExit when a measured process has died."""
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Steps of one way."""
+
+    seconds: list[float]
+    peak_bytes: int
+    """Of the process's memory."""
+
+
+def timings(name: str, threads: int, rounds: int, ways: Sequence[str] = WAYS) -> dict[str, Measured]:
+    """The steps of each way. Raises SystemExit when a measured process has died."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore"}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--shape", name, "--folder", folder]
@@ -182,25 +202,31 @@ def timings(name: str, threads: int, rounds: int, ways: Sequence[str] = WAYS) ->
             for _ in range(rounds):
                 for way, process in running.items():
                     took[way].append(float(_answer(process, "step\n")))
+            peaks = {way: _peak_bytes(process.pid) for way, process in running.items()}
         finally:
             for process in running.values():
                 process.kill()
                 process.wait()
-    return took
+    return {way: Measured(seconds, peaks[way]) for way, seconds in took.items()}
 
 
 def measure(name: str, threads: int, rounds: int) -> None:
     """Prints the figures of one shape: medians over the rounds."""
     shape, took = SHAPES[name], timings(name, threads, rounds)
     samples = shape.groups * shape.group_size
-    plain = statistics.median(took[PLAIN])
+    plain = statistics.median(took[PLAIN].seconds)
     print(f"{name}: {shape.groups} groups of {shape.group_size}, {threads} threads, {rounds} rounds")
-    for way, seconds in took.items():
-        median = statistics.median(seconds)
+    for way, found in took.items():
+        seconds, median = found.seconds, statistics.median(found.seconds)
         print(
-            f"  {way:7} {median * 1000:8.0f} ms a step ({min(seconds) * 1000:.0f} to {max(seconds) * 1000:.0f})  "
-            f"{samples / median:8.1f} samples/s  {plain / median:5.2f} × plain"
+            f"  {way:8} {median * 1000:8.0f} ms a step ({min(seconds) * 1000:.0f} to {max(seconds) * 1000:.0f})  "
+            f"{samples / median:8.1f} samples/s  {plain / median:5.2f} × plain  {found.peak_bytes / 2**20:6.0f} MiB at most"
         )
+
+
+def _peak_bytes(pid: int) -> int:
+    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
 
 
 def _answer(process: subprocess.Popen[str], question: str = "") -> str:

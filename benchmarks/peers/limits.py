@@ -66,7 +66,7 @@ def shape_limits(name: str, job: dict[str, Any], folder: Path) -> ShapeLimits:
     took = timings(name, os.cpu_count() or 1, LEARNER_STEPS, (PLAIN, SHARED))
     shape = LEARNER_SHAPES[name]
     samples = shape.groups * shape.group_size
-    plain, shared = (statistics.median(took[way]) for way in (PLAIN, SHARED))
+    plain, shared = (statistics.median(took[way].seconds) for way in (PLAIN, SHARED))
     return ShapeLimits(engine, samples / plain, samples / shared, useful_flop(shape) / shared)
 
 

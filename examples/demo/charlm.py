@@ -1,4 +1,4 @@
-"""The demo's small model: a Llama of 0.4 M parameters that is taught short sums, badly, in about a minute.
+"""The demo's small model: a Llama, or a Gemma, of 0.4 M parameters that is taught short sums, badly, in about a minute.
 
     demonstrations (chain_sum, some answers wrong) → token rows → AdamW steps → Hugging Face directory (float32)
 
@@ -70,10 +70,11 @@ def build_tiny(folder: Path, recipe: TinyRecipe) -> None:
 
 
 def make_model(recipe: TinyRecipe, tokenizer: Any) -> Any:  # noqa: ANN401  transformers is untyped here
-    """A fresh `LlamaForCausalLM` in float32 with tied embeddings; its weights depend on torch's seed only."""
-    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+    """A fresh causal model in float32 with tied embeddings; its weights depend on torch's seed only."""
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-    config = LlamaConfig(
+    config = AutoConfig.for_model(
+        recipe.architecture,
         vocab_size=VOCAB_SIZE,
         hidden_size=recipe.hidden_size,
         intermediate_size=recipe.intermediate_size,
@@ -87,7 +88,7 @@ def make_model(recipe: TinyRecipe, tokenizer: Any) -> Any:  # noqa: ANN401  tran
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    model = LlamaForCausalLM(config).to(torch.float32)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.generation_config = GenerationConfig(eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id)
     return model
 

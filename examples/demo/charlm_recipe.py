@@ -16,6 +16,7 @@ class TinyRecipe:
 
     version: int = 1  # of the code: raised when the same values give other weights
 
+    architecture: str = "llama"  # or another model_type of transformers with the same sizes, such as gemma
     hidden_size: int = 128
     intermediate_size: int = 384
     layers: int = 2  # even: pipeline parallelism 2 divides

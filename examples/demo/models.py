@@ -1,4 +1,4 @@
-"""The demo's models: `python -m examples.demo.models tiny|smollm2 --out DIR`.
+"""The demo's models: `python -m examples.demo.models tiny|tiny-gemma|smollm2 --out DIR`.
 
 Each is made once per recipe. The model is built in a fresh directory beside DIR, its manifest (the recipe and its hash)
 is written last, and the directory is renamed into place: DIR holds a whole model of one recipe, or is made again.
@@ -119,7 +119,10 @@ def make_tiny(out: Path, recipe: TinyRecipe | None = None) -> bool:
 
         build_tiny(folder, chosen)
 
-    return build_once(out, {"model": "tiny", **asdict(chosen)}, build)
+    values = asdict(chosen)
+    if chosen.architecture == "llama":
+        values.pop("architecture")  # as before there were others
+    return build_once(out, {"model": "tiny", **values}, build)
 
 
 def make_smollm2(out: Path) -> bool:
@@ -136,12 +139,16 @@ def make_smollm2(out: Path) -> bool:
 def main(arguments: list[str] | None = None) -> int:
     """The command line; 2 when something that a person can mend went wrong."""
     parser = argparse.ArgumentParser(prog="python -m examples.demo.models", description="Makes a model of the demo.")
-    parser.add_argument("model", choices=["tiny", "smollm2"])
+    parser.add_argument("model", choices=["tiny", "tiny-gemma", "smollm2"])
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory to write; kept when finished")
     options = parser.parse_args(arguments)
-    make = make_tiny if options.model == "tiny" else make_smollm2
+    make: dict[str, Callable[[Path], bool]] = {
+        "tiny": make_tiny,
+        "tiny-gemma": lambda out: make_tiny(out, TinyRecipe(architecture="gemma")),
+        "smollm2": make_smollm2,
+    }
     try:
-        made = make(options.out)
+        made = make[options.model](options.out)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -101,6 +101,19 @@ def test_the_policy_learns(stack: Stack, demo_spec: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("model", [{}, {"lora": {"rank": 8}}], ids=["weights", "adapters"])
+def test_every_invariant_holds_on_fsdp2_and_the_policy_learns(
+    stack: Stack, demo_spec: dict[str, Any], model: dict[str, Any]
+) -> None:
+    demo_spec["model"] |= model
+    demo_spec["learner"] |= {"steps": 64, "backend": "fsdp2", "lr": 5e-3 if model else demo_spec["learner"]["lr"]}
+    job_id = stack.client.submit(demo_spec)["id"]
+    check_invariants(stack, demo_spec, job_id, stack.wait(job_id, until=ended, timeout_s=420))
+    history = stack.client.history(job_id)
+    assert history["evals"][-1]["avg_at_k"] > history["evals"][0]["avg_at_k"], history["evals"]
+
+
+@pytest.mark.slow
 def test_synchronous_mode_trains_on_the_current_policy_only(stack: Stack, demo_spec: dict[str, Any]) -> None:
     demo_spec["off_policy"] = {"max_off_policy_steps": 0}
     demo_spec["learner"]["steps"] = 4

@@ -38,6 +38,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp": {"learner": {"tensor_parallel_size": 2}},
     "pp": {"learner": {"pipeline_parallel_size": 2}},
     "dp": {"learner": {"data_parallel_size": 2, "use_distributed_optimizer": True}},
+    "fsdp": {"learner": {"backend": "fsdp2", "data_parallel_size": 2}},
+    "adapters": {"model": {"lora": {"rank": 4}}, "learner": {"backend": "fsdp2"}},
     "ppo": {
         "algorithm": {"preset": "ppo", "kl_coefficient": 0.1, "kl_target": 0.01, "kl_horizon": 50, "entropy_coefficient": 0.01},
         "learner": {"mini_batch_size": 1, "ppo_epochs": 2},
@@ -48,6 +50,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 """By layout or algorithm, what its job's sections say."""
 KILLS = {
     "one": (2, 5, 7, 9, 12, 14, 17, 20, 22, 26), "tp": (3, 11, 19), "pp": (5, 13, 22), "dp": (7, 8, 16, 24), "ppo": (2, 11, 19),
+    "fsdp": (2, 7, 8, 16), "adapters": (3, 11, 19),
 }  # fmt: skip
 """Steps after which the learner is killed."""
 

@@ -37,6 +37,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "one": {},
     "dp": {"learner": {"data_parallel_size": 2, "use_distributed_optimizer": True}},
     "tp": {"learner": {"tensor_parallel_size": 2}},
+    "fsdp": {"learner": {"backend": "fsdp2", "data_parallel_size": 2}},
+    "adapters": {"model": {"lora": {"rank": 4}}, "learner": {"backend": "fsdp2"}},
     "ppo": {
         "algorithm": {"preset": "ppo", "kl_coefficient": 0.1, "kl_target": 0.01, "kl_horizon": 50, "entropy_coefficient": 0.01},
         "learner": {"mini_batch_size": 1, "ppo_epochs": 2},
@@ -45,7 +47,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """By layout or algorithm, what its job's sections say."""
-EVERY_LAYOUT = ["one", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dp", "tp", "ppo"))]
+EVERY_LAYOUT = [
+    "one",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("dp", "tp", "fsdp", "adapters", "ppo")),
+]
 
 
 @dataclass(frozen=True)
@@ -132,7 +137,7 @@ def recorded(
     if layout not in trained:
         home = tmp_path_factory.mktemp(f"recorded-{layout}")
         write_model(home / "models" / "tiny")
-        dtype = "bfloat16" if layout in {"one", "ppo"} else "float32"  # those with master weights too
+        dtype = "bfloat16" if layout in {"one", "ppo", "adapters"} else "float32"  # those with master weights too
         spec = job(LAYOUTS[layout], dtype)
         trained[layout] = Recorded(home, asyncio.run(train(home, redis_url, spec)), spec.critic is not None)
     return trained[layout]
