@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,17 +23,19 @@ from services.common.errors import ConfigError, ModelError
 from services.common.models.directory import ModelInfo, read_json, read_shape, resolve_model
 from services.common.models.weight_files import EMBEDDING as HF_EMBEDDING
 from services.common.models.weight_files import LM_HEAD, StoredTensor, check_tensors, read_headers
+from services.common.spec.learner import BackendName
+from services.common.spec.rollout import LoraSpec
 from services.learner.conversion.request import Conversion, Converted, RoleName
+from services.learner.conversion.sharded import ShardedRole
 from services.learner.conversion.skeleton import OUTPUT_LAYER, Skeleton
 from services.learner.megatron.parts import merge_parts
 from services.learner.megatron.saved import SavedState
 from services.learner.training.directory import copy_texts, source_dtypes, write_file, write_shards
 from services.learner.training.tensor_file import Weights, dtype_name
+from services.learner.training.value_head import HF_NAME as SCORE
 
 CONFIG_DIR = "config"
 """Subdirectory of a checkpoint of weights only, with the model's config and tokenizer."""
-SCORE = "score.weight"
-"""A sequence classifier's head."""
 
 
 def to_hugging_face(request: Conversion, folder: Path) -> Converted:
@@ -47,9 +50,8 @@ def to_hugging_face(request: Conversion, folder: Path) -> Converted:
     checkpoint = read_manifest(Path(request.source))
     verify_files(checkpoint)
     model_dir = _model_dir(request, checkpoint)
-    with SavedState(checkpoint.path) as saved:
-        dtype = getattr(torch, str(saved.layout["dtype"]))
-        role = SavedRole(saved, request.role, Skeleton.of(model_dir, dtype))
+    with ExitStack() as stack:
+        dtype, role = _open_role(request, checkpoint, model_dir, stack)
         dtypes = _dtypes(request, role, model_dir, dtype)
         plan = {
             name: torch.empty(shape, dtype=dtypes[name], device="meta") for name, shape in role.shapes(dtypes).items()
@@ -71,8 +73,21 @@ def to_hugging_face(request: Conversion, folder: Path) -> Converted:
     )
 
 
+def _open_role(
+    request: Conversion, checkpoint: Checkpoint, model_dir: Path, stack: ExitStack
+) -> tuple[torch.dtype, SavedRole | ShardedRole]:
+    """The job's dtype, and the role's parameters, from whatever back end saved them."""
+    saved = stack.enter_context(SavedState(checkpoint.path))
+    dtype = getattr(torch, str(saved.layout["dtype"]))
+    if saved.layout.get("backend") == BackendName.FSDP2.value:
+        given = checkpoint.state["identity"]["spec"]["model"].get("lora") if request.role is RoleName.ACTOR else None
+        lora = None if given is None else LoraSpec.model_validate(given)
+        return dtype, ShardedRole(checkpoint.path, request.role, model_dir, lora, stack)
+    return dtype, SavedRole(saved, request.role, Skeleton.of(model_dir, dtype))
+
+
 class SavedRole:
-    """A role's parameters in a checkpoint, under their Hugging Face names."""
+    """A role's parameters in a checkpoint of Megatron's, under their Hugging Face names."""
 
     def __init__(self, saved: SavedState, role: RoleName, skeleton: Skeleton) -> None:
         """Raises ConfigError when the checkpoint does not have the role."""
@@ -130,7 +145,9 @@ class SavedRole:
         return self._skeleton.to_hugging_face(known, whole)
 
 
-def _dtypes(request: Conversion, role: SavedRole, model_dir: Path, saved: torch.dtype) -> dict[str, torch.dtype]:
+def _dtypes(
+    request: Conversion, role: SavedRole | ShardedRole, model_dir: Path, saved: torch.dtype
+) -> dict[str, torch.dtype]:
     """Dtype of every tensor to be written: that of the model's own files, if it has any, unless one is asked for; in their order."""
     own = source_dtypes(model_dir)
     available = role.names if request.role is RoleName.CRITIC else role.names | {LM_HEAD}

@@ -5,6 +5,11 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import linear
 
+SAVED_NAME = "value_head.weight"
+"""In a checkpoint of backend fsdp2."""
+HF_NAME = "score.weight"
+"""In a Hugging Face sequence classifier."""
+
 
 class ValueHead(torch.nn.Module):
     """A linear layer to a scalar, the same on every tensor-parallel rank; with weights of 0 at first, every value is 0.
