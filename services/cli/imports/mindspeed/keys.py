@@ -41,7 +41,7 @@ REASONS: Mapping[str, tuple[str, ...]] = {
     "rows are read from parquet or jsonl as they are, with the model's own tokenizer and chat template": _DATA,
     "a job begins with the Hugging Face model and has a folder of its own (checkpoint.load begins with another job's)": _INITIAL,
     "of no use to the job": _OTHERS,
-    "there is no LoRA": ("lora_*",),
+    "all weights are trained": ("lora_*",),
 }
 RL_REASONS: Mapping[str, tuple[str, ...]] = {
     "work moves as soon as it is there": (

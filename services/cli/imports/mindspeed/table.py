@@ -70,8 +70,12 @@ FIXED = {
     f"{RL}.shuffle_mini_batch": Fixed((False,), "a batch is trained in its order", "a batch is trained in its order"),
     f"{RL}.multi_turn_enable": Fixed((False,), "one turn", TOOLS),
     f"{RL}.is_multimodal": Fixed((False,), "text models only", "text models only"),
-    f"{COMMON}.lora_target_modules": Fixed((), "there is no LoRA", "all weights are trained: there is no LoRA"),
-    f"{ACTOR}.lora_target_modules": Fixed((), "there is no LoRA", "all weights are trained: there is no LoRA"),
+    f"{COMMON}.lora_target_modules": Fixed(
+        (), "all weights are trained", "Megatron trains all weights; backend fsdp2 has adapters (model.lora)"
+    ),
+    f"{ACTOR}.lora_target_modules": Fixed(
+        (), "all weights are trained", "Megatron trains all weights; backend fsdp2 has adapters (model.lora)"
+    ),
 }
 _OF_ROLES = (
     *training.OPTIMIZER, *training.OF_ACTOR, "lr_warmup_fraction", "lr_decay_style", "min_lr", "optimizer", "micro_batch_size",

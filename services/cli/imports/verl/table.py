@@ -14,7 +14,6 @@ TOOLS = "multi-turn rollouts with tools have no counterpart"
 CODE = "a job names an installed verifier and carries no code (entry points `millrace.verifiers`)"
 TRACKING = "metrics are served to Prometheus, records by `millrace show`"
 LAYOUT = "the reference and the critic have the actor's ranks and layout"
-LORA = "all weights are trained: there is no LoRA"
 MODEL_REWARD = "reward models have no counterpart: verifiers judge"
 VERIFIER = "the verifier is chosen by data_source, or by reward.verifiers"
 OFFLOAD = "there is no offloading: learner and rollout servers have devices of their own"
@@ -47,9 +46,9 @@ FIXED = {
     ),
     f"{ACTOR}.shuffle": Fixed((False,), "a batch is trained in its order", "a batch is trained in its order"),
     f"{ACTOR}.freeze_vision_tower": Fixed((False,), "text models only", "text models only"),
-    "actor_rollout_ref.model.lora_rank": Fixed((0,), LORA, LORA),
-    "actor_rollout_ref.model.lora.rank": Fixed((0,), LORA, LORA),
-    "actor_rollout_ref.model.lora_adapter_path": Fixed((), LORA, LORA),
+    "actor_rollout_ref.model.lora_adapter_path": Fixed(
+        (), "adapters are new at first", "adapters begin anew: merge these into the model first"
+    ),
     "actor_rollout_ref.model.custom_chat_template": Fixed(
         (), "the model's chat template", "the template is the model's own"
     ),
@@ -122,9 +121,9 @@ LEFT_OUT = {
             "_target_", "veomni.*", "torchtitan.*", "engine.*", "deepspeed*", "strategy", "mindspeed.*",
         )
     },
-    "actor_rollout_ref.model.lora*": "no LoRA",
-    "actor_rollout_ref.model.target_modules": "no LoRA",
-    "actor_rollout_ref.model.exclude_modules": "no LoRA",
+    "actor_rollout_ref.model.lora*": "adapters have rank, alpha, target modules and dropout",
+    "actor_rollout_ref.model.target_modules": "all weights are trained",
+    "actor_rollout_ref.model.exclude_modules": "adapters are put on the modules that are named",
     "actor_rollout_ref.model.trust_remote_code": "code of a model is never run",
     "actor_rollout_ref.model.mtp.*": "one head",
     "actor_rollout_ref.model.*": KERNEL,
@@ -189,7 +188,7 @@ DERIVATIONS = (
     sampling.name, sampling.sources, sampling.lengths, sampling.truncation, training.engine_layout,
     objective.advantages, objective.loss, objective.mean, objective.kl, objective.filter_groups, objective.overlong_buffer,
     objective.correction,
-    training.batches, training.actor_optimizer, training.critic, training.memory, training.ranks,
+    training.batches, training.actor_optimizer, training.critic, training.memory, training.ranks, training.adapters,
     sampling.off_policy, sampling.steps, sampling.checkpoints, sampling.evaluation,
 )  # fmt: skip
 

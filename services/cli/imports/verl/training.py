@@ -7,6 +7,7 @@ from services.cli.imports.draft import Draft
 from services.cli.imports.settings import Settings
 from services.cli.imports.verl.defaults import ACTOR, CRITIC, ROLLOUT
 
+MODEL = "actor_rollout_ref.model"
 TRANSFORMER = f"{ACTOR}.megatron.override_transformer_config"
 
 
@@ -217,10 +218,32 @@ def _fsdp_sizes(settings: Settings, draft: Draft) -> int:
     for name in ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size"):
         key = f"{ACTOR}.{name}"
         draft.leave(key, "a sequence is computed by one rank", fits=split == 1)
-    strategy = f"{ACTOR}.strategy"
-    remark = "FSDP shards all; here each rank holds the weights of its tensor and pipeline part, and the optimizer is sharded"
-    draft.set("learner.use_distributed_optimizer", True, strategy, remark=remark)
+    draft.set("learner.backend", "fsdp2", f"{ACTOR}.strategy")
+    size = f"{ACTOR}.fsdp_config.fsdp_size"
+    if (settings.integer(size) or -1) > 0:
+        draft.set("learner.fsdp_size", settings.integer(size), size)
+    else:
+        draft.leave(size, "all ranks hold one copy of the weights between them")
     return split
+
+
+def adapters(settings: Settings, draft: Draft) -> None:
+    """Low-rank adapters, which FSDP alone has here."""
+    rank = settings.first(f"{MODEL}.lora_rank", f"{MODEL}.lora.rank")
+    alpha = settings.first(f"{MODEL}.lora_alpha", f"{MODEL}.lora.alpha")
+    modules = settings.first(f"{MODEL}.target_modules", f"{MODEL}.lora.target_modules")
+    if not (settings.integer(rank) or 0):
+        for key in (rank, alpha, modules):
+            draft.leave(key, "all weights are trained")
+        return
+    if is_megatron(settings):
+        draft.differ(rank, "Megatron trains all weights; backend fsdp2 has adapters")
+        return
+    named = [str(item) for item in settings.items(modules)]
+    lora: dict[str, object] = {"rank": settings.integer(rank), "alpha": settings.integer(alpha) or 16}
+    if named not in ([], ["all-linear"]):
+        lora["target_modules"] = named
+    draft.set("model.lora", lora, rank, alpha, modules)
 
 
 def engine_layout(settings: Settings, draft: Draft) -> None:

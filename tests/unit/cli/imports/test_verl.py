@@ -15,6 +15,7 @@ FILES = Path(__file__).parent / "files"
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 GRPO = ("algorithm.adv_estimator=grpo", f"{ROLLOUT}.n=4")
 MEGATRON = f"{ACTOR}.megatron"
+MODEL = "actor_rollout_ref.model"
 
 
 def imported(*overrides: str, rows: int | None = None) -> Imported:
@@ -229,7 +230,8 @@ def test_a_key_becomes_the_field_of_the_same_meaning(overrides: tuple[str, ...],
         (("data.train_batch_size=100", f"{ACTOR}.ppo_mini_batch_size=30"), f"{ACTOR}.ppo_mini_batch_size"),
         (("data.train_files=['a.parquet','b.parquet']",), "data.train_files"),
         (("data.truncation=left",), "data.truncation"),
-        (("actor_rollout_ref.model.lora_rank=64",), "actor_rollout_ref.model.lora_rank"),
+        ((f"{ACTOR}.strategy=megatron", f"{MODEL}.lora_rank=64"), f"{MODEL}.lora_rank"),
+        ((f"{MODEL}.lora_adapter_path=/adapter",), f"{MODEL}.lora_adapter_path"),
         ((f"{ROLLOUT}.multi_turn.enable=True",), f"{ROLLOUT}.multi_turn.enable"),
         (("custom_reward_function.path=/x.py",), "custom_reward_function.path"),
         (("reward_model.enable=True",), "reward_model.enable"),
@@ -250,6 +252,14 @@ def test_a_key_becomes_the_field_of_the_same_meaning(overrides: tuple[str, ...],
 )
 def test_a_key_without_the_same_meaning_differs(overrides: tuple[str, ...], key: str) -> None:
     assert line(imported("trainer.nnodes=1", *overrides), key).outcome is Outcome.DIFFERS
+
+
+def test_fsdp_becomes_the_back_end_of_that_name_with_its_adapters() -> None:
+    found = imported(
+        "trainer.nnodes=1", f"{MODEL}.lora_rank=64", f"{MODEL}.lora_alpha=32", f"{MODEL}.target_modules=[q_proj,v_proj]"
+    )
+    assert value(found, "learner.backend") == "fsdp2"
+    assert value(found, "model.lora") == {"rank": 64, "alpha": 32, "target_modules": ["q_proj", "v_proj"]}
 
 
 def test_a_mini_batch_that_does_not_divide_takes_the_next_smaller_divisor() -> None:
