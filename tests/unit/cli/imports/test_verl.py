@@ -259,7 +259,12 @@ def test_fsdp_becomes_the_back_end_of_that_name_with_its_adapters() -> None:
         "trainer.nnodes=1", f"{MODEL}.lora_rank=64", f"{MODEL}.lora_alpha=32", f"{MODEL}.target_modules=[q_proj,v_proj]"
     )
     assert value(found, "learner.backend") == "fsdp2"
-    assert value(found, "model.lora") == {"rank": 64, "alpha": 32, "target_modules": ["q_proj", "v_proj"]}
+    assert value(found, "model.lora") == {
+        "rank": 64,
+        "alpha": 32,
+        "target_modules": ["q_proj", "v_proj"],
+        "dropout": 0.0,
+    }
 
 
 def test_a_mini_batch_that_does_not_divide_takes_the_next_smaller_divisor() -> None:
