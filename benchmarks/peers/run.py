@@ -46,6 +46,8 @@ class Bench:
     """Of TRL's products; None: the shape's."""
     folder: Path
     """For files that are not kept."""
+    ways: tuple[str, ...] = ()
+    """Of ours; the shape's where there is none."""
 
     def data(self, shape: Shape) -> Path | None:
         """The file of the shape's tasks."""
@@ -55,6 +57,7 @@ class Bench:
         """The shape's lines, and its limits."""
         if self.peer_dtype is not None:
             shape = replace(shape, bf16=self.peer_dtype == "bfloat16")
+        shape = replace(shape, ways=self.ways or shape.ways)
         make_model(shape, self.models)
         model, data = self.models / shape.folder, self.data(shape)
         job = job_of(shape, model, data, self.changes)
@@ -150,6 +153,9 @@ def main() -> None:
         "--peer-dtype", choices=["float32", "bfloat16"], help="of TRL's products, where not the fastest is wanted"
     )
     parser.add_argument("--no-limits", dest="limits", action="store_false", help="leave the parts alone out")
+    parser.add_argument(
+        "--way", dest="ways", choices=WAYS, action="append", default=[], help="of ours; the shape's own by default"
+    )
     parser.add_argument("--write", action="store_true", help=f"put the result into {DOCUMENT.relative_to(ROOT)}")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -168,6 +174,7 @@ def main() -> None:
                 options.limits,
                 options.peer_dtype,
                 Path(folder),
+                tuple(options.ways),
             )
             lines = compare(bench, options.shape or list(SHAPES))
     except (MillraceError, ValueError) as error:

@@ -19,7 +19,11 @@ WAYS: Mapping[str, tuple[str, ...]] = {
     "sync": ("off_policy.max_off_policy_steps=0",),
     "async unfiltered": ("algorithm.filter_groups_enable=false",),
     "sync unfiltered": ("algorithm.filter_groups_enable=false", "off_policy.max_off_policy_steps=0"),
-}
+    "turns unfiltered": (
+        "algorithm.filter_groups_enable=false", "placement.rollout=colocated", "learner.threads_per_rank=0",
+    ),
+    "fsdp2 unfiltered": ("algorithm.filter_groups_enable=false", "learner.backend=fsdp2"),
+}  # fmt: skip
 """Way → changes of the job. Unfiltered, equal samples are trained as by the plain loop, which does not filter."""
 
 SHORT = (

@@ -12,7 +12,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from services.common.config.settings import Settings, load_settings
+from services.common.config.settings import STACK_CORES, Settings, load_settings
 from services.common.errors import Fenced
 from services.common.jobs.folder import SPEC_FILE
 from services.common.models.roles import RoleModels
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HEAD_JOIN_S = 30.0
-STACK_CORES = "MILLRACE_STACK_CORES"
-"""Environment variable with the cores of a stack on one machine, where `millrace up` divides them: `0,1`."""
 
 
 def run_rank(job_id: str, settings: Settings) -> None:

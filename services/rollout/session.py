@@ -129,6 +129,7 @@ class JobSession:
             for loop in done:
                 loop.result()
         finally:
+            await wiring.engine.release()
             for loop in (tasks, weights):  # tasks first: an abort needs an engine that is not paused
                 loop.cancel()
                 await asyncio.gather(loop, return_exceptions=True)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import redis as sync_redis
@@ -71,8 +72,17 @@ def slay(stack: Stack, target: str, rank: int = 0) -> None:
 
 def kill(options: Options) -> Result:
     """kill -9 of one target, or of any (`any`), again and again, at random moments; once in five without letting the job recover first."""
-    spec = job_spec(steps=ENDLESS, ranks=options.ranks)
-    with campaign(options.home, f"kill -9 {options.target}", options.seed, spec=spec) as running:
+    return _kills(options, f"kill -9 {options.target}", job_spec(steps=ENDLESS, ranks=options.ranks))
+
+
+def kill_in_turns(options: Options) -> Result:
+    """The same of a job whose engine and learner take turns on the same devices."""
+    spec = job_spec(steps=ENDLESS, ranks=options.ranks, placement={"rollout": "colocated"})
+    return _kills(options, f"kill -9 {options.target}, in turns", spec)
+
+
+def _kills(options: Options, fault: str, spec: dict[str, Any]) -> Result:
+    with campaign(options.home, fault, options.seed, spec=spec) as running:
         running.result.progress_p95_s = PROGRESS_P95_S
         choices = TARGETS if options.target == "any" else (options.target,)
 

@@ -37,6 +37,7 @@ from tests.chaos.table import RECORDS
 
 FAULTS: dict[str, Fault] = {
     "kill": faults.kill,
+    "kill-in-turns": faults.kill_in_turns,
     "power-cut": faults.power_cut,
     "points": points.points,
     "ends": points.ends,

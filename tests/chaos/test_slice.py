@@ -39,6 +39,12 @@ def test_kills_of_any_process_at_random_moments_lose_nothing_and_train_nothing_t
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
+def test_kills_of_any_process_lose_nothing_where_engine_and_learner_take_turns(tmp_path: Path) -> None:
+    check(faults.kill_in_turns(Options(tmp_path, target="any", count=4, seed=2)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_what_a_stack_that_was_killed_whole_left_outside_its_home_goes_at_the_next_start(tmp_path: Path) -> None:
     with Stack(tmp_path / "home") as stack:
         left = outside(stack.home)

@@ -114,6 +114,16 @@ def test_every_invariant_holds_on_fsdp2_and_the_policy_learns(
 
 
 @pytest.mark.slow
+def test_every_invariant_holds_where_engine_and_learner_take_turns(stack: Stack, demo_spec: dict[str, Any]) -> None:
+    demo_spec["placement"] = {"rollout": "colocated"}
+    demo_spec["learner"] |= {"steps": 20, "threads_per_rank": 0}
+    job_id = stack.client.submit(demo_spec)["id"]
+    check_invariants(stack, demo_spec, job_id, stack.wait(job_id, until=ended, timeout_s=420))
+    logs = "".join(path.read_text() for path in (stack.home / "logs").glob("learner*.log"))
+    assert "sample still" not in logs, "a step was trained while an engine sampled"
+
+
+@pytest.mark.slow
 def test_synchronous_mode_trains_on_the_current_policy_only(stack: Stack, demo_spec: dict[str, Any]) -> None:
     demo_spec["off_policy"] = {"max_off_policy_steps": 0}
     demo_spec["learner"]["steps"] = 4

@@ -47,6 +47,8 @@ def _items(separator: str) -> Callable[[object], object]:
 Names = Annotated[list[str], NoDecode, BeforeValidator(_items(","))]
 Paths = Annotated[list[Path], NoDecode, BeforeValidator(_items(os.pathsep))]
 
+STACK_CORES = "MILLRACE_STACK_CORES"
+"""Environment variable with the cores of a stack on one machine, where `millrace up` divides them: `0,1`."""
 COLLECTIVE_TIMEOUT_S = 1800.0
 """A rank whose collective operation waits longer exits; HCCL's own limits are shorter (deploy/compose.ascend.yaml)."""
 

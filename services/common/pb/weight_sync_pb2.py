@@ -24,39 +24,39 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$services/common/pb/weight_sync.proto\x12\x13millrace.weights.v1\"%\n\x07Version\x12\x0f\n\x07lineage\x18\x01 \x01(\r\x12\t\n\x01n\x18\x02 \x01(\x04\".\n\x0cWatchRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06server\x18\x02 \x01(\t\"b\n\x0c\x41nnouncement\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12-\n\x07version\x18\x02 \x01(\x0b\x32\x1c.millrace.weights.v1.Version\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\"\xc8\x01\n\x0c\x46\x65tchRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06server\x18\x02 \x01(\t\x12-\n\x07version\x18\x03 \x01(\x0b\x32\x1c.millrace.weights.v1.Version\x12/\n\x04\x62\x61se\x18\x04 \x01(\x0b\x32\x1c.millrace.weights.v1.VersionH\x00\x88\x01\x01\x12\x0e\n\x06offset\x18\x05 \x01(\x04\x12\x0f\n\x07\x62oot_id\x18\x06 \x01(\t\x12\x0e\n\x06relays\x18\x07 \x01(\x08\x42\x07\n\x05_base\"X\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x12\n\nwire_bytes\x18\x04 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x05 \x01(\x0c\"\xe2\x01\n\x08Manifest\x12-\n\x07version\x18\x01 \x01(\x0b\x32\x1c.millrace.weights.v1.Version\x12/\n\x08\x65ncoding\x18\x02 \x01(\x0e\x32\x1d.millrace.weights.v1.Encoding\x12/\n\x04\x62\x61se\x18\x03 \x01(\x0b\x32\x1c.millrace.weights.v1.VersionH\x00\x88\x01\x01\x12,\n\x07tensors\x18\x04 \x03(\x0b\x32\x1b.millrace.weights.v1.Tensor\x12\x0e\n\x06\x64igest\x18\x05 \x01(\x0c\x42\x07\n\x05_base\"7\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x10\n\x08\x63hecksum\x18\x03 \x01(\x06\"\x19\n\tLocalFile\x12\x0c\n\x04path\x18\x01 \x01(\t\"\x18\n\x05Relay\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"\xd1\x01\n\nFetchReply\x12\x31\n\x08manifest\x18\x01 \x01(\x0b\x32\x1d.millrace.weights.v1.ManifestH\x00\x12+\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1a.millrace.weights.v1.ChunkH\x00\x12.\n\x04\x66ile\x18\x03 \x01(\x0b\x32\x1e.millrace.weights.v1.LocalFileH\x00\x12+\n\x05relay\x18\x04 \x01(\x0b\x32\x1a.millrace.weights.v1.RelayH\x00\x42\x06\n\x04part\"\xd5\x01\n\rReportRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06server\x18\x02 \x01(\t\x12-\n\x07version\x18\x03 \x01(\x0b\x32\x1c.millrace.weights.v1.Version\x12\r\n\x05\x65rror\x18\x04 \x01(\t\x12\x15\n\rfetch_seconds\x18\x05 \x01(\x01\x12\x15\n\rpause_seconds\x18\x06 \x01(\x01\x12\x15\n\rapply_seconds\x18\x07 \x01(\x01\x12\x12\n\nwire_bytes\x18\x08 \x01(\x04\x12\r\n\x05relay\x18\t \x01(\t\"<\n\x0bReportReply\x12-\n\x07\x63urrent\x18\x01 \x01(\x0b\x32\x1c.millrace.weights.v1.Version*N\n\x08\x45ncoding\x12\x18\n\x14\x45NCODING_UNSPECIFIED\x10\x00\x12\x11\n\rENCODING_FULL\x10\x01\x12\x15\n\x11\x45NCODING_XOR_ZSTD\x10\x02\x32\xfc\x01\n\nWeightSync\x12O\n\x05Watch\x12!.millrace.weights.v1.WatchRequest\x1a!.millrace.weights.v1.Announcement0\x01\x12M\n\x05\x46\x65tch\x12!.millrace.weights.v1.FetchRequest\x1a\x1f.millrace.weights.v1.FetchReply0\x01\x12N\n\x06Report\x12\".millrace.weights.v1.ReportRequest\x1a .millrace.weights.v1.ReportReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$services/common/pb/weight_sync.proto\x12\x13millrace.weights.v1\"%\n\x07Version\x12\x0f\n\x07lineage\x18\x01 \x01(\r\x12\t\n\x01n\x18\x02 \x01(\x04\".\n\x0cWatchRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06server\x18\x02 \x01(\t\"|\n\x0c\x41nnouncement\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12-\n\x07version\x18\x02 \x01(\x0b\x32\x1c.millrace.weights.v1.Version\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\x12\x18\n\x10learner_computes\x18\x04 \x01(\x08\"\xc8\x01\n\x0c\x46\x65tchRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06server\x18\x02 \x01(\t\x12-\n\x07version\x18\x03 \x01(\x0b\x32\x1c.millrace.weights.v1.Version\x12/\n\x04\x62\x61se\x18\x04 \x01(\x0b\x32\x1c.millrace.weights.v1.VersionH\x00\x88\x01\x01\x12\x0e\n\x06offset\x18\x05 \x01(\x04\x12\x0f\n\x07\x62oot_id\x18\x06 \x01(\t\x12\x0e\n\x06relays\x18\x07 \x01(\x08\x42\x07\n\x05_base\"X\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x12\n\nwire_bytes\x18\x04 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x05 \x01(\x0c\"\xe2\x01\n\x08Manifest\x12-\n\x07version\x18\x01 \x01(\x0b\x32\x1c.millrace.weights.v1.Version\x12/\n\x08\x65ncoding\x18\x02 \x01(\x0e\x32\x1d.millrace.weights.v1.Encoding\x12/\n\x04\x62\x61se\x18\x03 \x01(\x0b\x32\x1c.millrace.weights.v1.VersionH\x00\x88\x01\x01\x12,\n\x07tensors\x18\x04 \x03(\x0b\x32\x1b.millrace.weights.v1.Tensor\x12\x0e\n\x06\x64igest\x18\x05 \x01(\x0c\x42\x07\n\x05_base\"7\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x10\n\x08\x63hecksum\x18\x03 \x01(\x06\"\x19\n\tLocalFile\x12\x0c\n\x04path\x18\x01 \x01(\t\"\x18\n\x05Relay\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"\xd1\x01\n\nFetchReply\x12\x31\n\x08manifest\x18\x01 \x01(\x0b\x32\x1d.millrace.weights.v1.ManifestH\x00\x12+\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1a.millrace.weights.v1.ChunkH\x00\x12.\n\x04\x66ile\x18\x03 \x01(\x0b\x32\x1e.millrace.weights.v1.LocalFileH\x00\x12+\n\x05relay\x18\x04 \x01(\x0b\x32\x1a.millrace.weights.v1.RelayH\x00\x42\x06\n\x04part\"\xe6\x01\n\rReportRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06server\x18\x02 \x01(\t\x12-\n\x07version\x18\x03 \x01(\x0b\x32\x1c.millrace.weights.v1.Version\x12\r\n\x05\x65rror\x18\x04 \x01(\t\x12\x15\n\rfetch_seconds\x18\x05 \x01(\x01\x12\x15\n\rpause_seconds\x18\x06 \x01(\x01\x12\x15\n\rapply_seconds\x18\x07 \x01(\x01\x12\x12\n\nwire_bytes\x18\x08 \x01(\x04\x12\r\n\x05relay\x18\t \x01(\t\x12\x0f\n\x07yielded\x18\n \x01(\x08\"<\n\x0bReportReply\x12-\n\x07\x63urrent\x18\x01 \x01(\x0b\x32\x1c.millrace.weights.v1.Version*N\n\x08\x45ncoding\x12\x18\n\x14\x45NCODING_UNSPECIFIED\x10\x00\x12\x11\n\rENCODING_FULL\x10\x01\x12\x15\n\x11\x45NCODING_XOR_ZSTD\x10\x02\x32\xfc\x01\n\nWeightSync\x12O\n\x05Watch\x12!.millrace.weights.v1.WatchRequest\x1a!.millrace.weights.v1.Announcement0\x01\x12M\n\x05\x46\x65tch\x12!.millrace.weights.v1.FetchRequest\x1a\x1f.millrace.weights.v1.FetchReply0\x01\x12N\n\x06Report\x12\".millrace.weights.v1.ReportRequest\x1a .millrace.weights.v1.ReportReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'services.common.pb.weight_sync_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ENCODING']._serialized_start=1370
-  _globals['_ENCODING']._serialized_end=1448
+  _globals['_ENCODING']._serialized_start=1413
+  _globals['_ENCODING']._serialized_end=1491
   _globals['_VERSION']._serialized_start=61
   _globals['_VERSION']._serialized_end=98
   _globals['_WATCHREQUEST']._serialized_start=100
   _globals['_WATCHREQUEST']._serialized_end=146
   _globals['_ANNOUNCEMENT']._serialized_start=148
-  _globals['_ANNOUNCEMENT']._serialized_end=246
-  _globals['_FETCHREQUEST']._serialized_start=249
-  _globals['_FETCHREQUEST']._serialized_end=449
-  _globals['_TENSOR']._serialized_start=451
-  _globals['_TENSOR']._serialized_end=539
-  _globals['_MANIFEST']._serialized_start=542
-  _globals['_MANIFEST']._serialized_end=768
-  _globals['_CHUNK']._serialized_start=770
-  _globals['_CHUNK']._serialized_end=825
-  _globals['_LOCALFILE']._serialized_start=827
-  _globals['_LOCALFILE']._serialized_end=852
-  _globals['_RELAY']._serialized_start=854
-  _globals['_RELAY']._serialized_end=878
-  _globals['_FETCHREPLY']._serialized_start=881
-  _globals['_FETCHREPLY']._serialized_end=1090
-  _globals['_REPORTREQUEST']._serialized_start=1093
-  _globals['_REPORTREQUEST']._serialized_end=1306
-  _globals['_REPORTREPLY']._serialized_start=1308
-  _globals['_REPORTREPLY']._serialized_end=1368
-  _globals['_WEIGHTSYNC']._serialized_start=1451
-  _globals['_WEIGHTSYNC']._serialized_end=1703
+  _globals['_ANNOUNCEMENT']._serialized_end=272
+  _globals['_FETCHREQUEST']._serialized_start=275
+  _globals['_FETCHREQUEST']._serialized_end=475
+  _globals['_TENSOR']._serialized_start=477
+  _globals['_TENSOR']._serialized_end=565
+  _globals['_MANIFEST']._serialized_start=568
+  _globals['_MANIFEST']._serialized_end=794
+  _globals['_CHUNK']._serialized_start=796
+  _globals['_CHUNK']._serialized_end=851
+  _globals['_LOCALFILE']._serialized_start=853
+  _globals['_LOCALFILE']._serialized_end=878
+  _globals['_RELAY']._serialized_start=880
+  _globals['_RELAY']._serialized_end=904
+  _globals['_FETCHREPLY']._serialized_start=907
+  _globals['_FETCHREPLY']._serialized_end=1116
+  _globals['_REPORTREQUEST']._serialized_start=1119
+  _globals['_REPORTREQUEST']._serialized_end=1349
+  _globals['_REPORTREPLY']._serialized_start=1351
+  _globals['_REPORTREPLY']._serialized_end=1411
+  _globals['_WEIGHTSYNC']._serialized_start=1494
+  _globals['_WEIGHTSYNC']._serialized_end=1746
 # @@protoc_insertion_point(module_scope)

@@ -33,14 +33,16 @@ class WatchRequest(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., server: _Optional[str] = ...) -> None: ...
 
 class Announcement(_message.Message):
-    __slots__ = ("job_id", "version", "total_bytes")
+    __slots__ = ("job_id", "version", "total_bytes", "learner_computes")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LEARNER_COMPUTES_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     version: Version
     total_bytes: int
-    def __init__(self, job_id: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., total_bytes: _Optional[int] = ...) -> None: ...
+    learner_computes: bool
+    def __init__(self, job_id: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., total_bytes: _Optional[int] = ..., learner_computes: _Optional[bool] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
     __slots__ = ("job_id", "server", "version", "base", "offset", "boot_id", "relays")
@@ -123,7 +125,7 @@ class FetchReply(_message.Message):
     def __init__(self, manifest: _Optional[_Union[Manifest, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., file: _Optional[_Union[LocalFile, _Mapping]] = ..., relay: _Optional[_Union[Relay, _Mapping]] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("job_id", "server", "version", "error", "fetch_seconds", "pause_seconds", "apply_seconds", "wire_bytes", "relay")
+    __slots__ = ("job_id", "server", "version", "error", "fetch_seconds", "pause_seconds", "apply_seconds", "wire_bytes", "relay", "yielded")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     SERVER_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +135,7 @@ class ReportRequest(_message.Message):
     APPLY_SECONDS_FIELD_NUMBER: _ClassVar[int]
     WIRE_BYTES_FIELD_NUMBER: _ClassVar[int]
     RELAY_FIELD_NUMBER: _ClassVar[int]
+    YIELDED_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     server: str
     version: Version
@@ -142,7 +145,8 @@ class ReportRequest(_message.Message):
     apply_seconds: float
     wire_bytes: int
     relay: str
-    def __init__(self, job_id: _Optional[str] = ..., server: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., error: _Optional[str] = ..., fetch_seconds: _Optional[float] = ..., pause_seconds: _Optional[float] = ..., apply_seconds: _Optional[float] = ..., wire_bytes: _Optional[int] = ..., relay: _Optional[str] = ...) -> None: ...
+    yielded: bool
+    def __init__(self, job_id: _Optional[str] = ..., server: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., error: _Optional[str] = ..., fetch_seconds: _Optional[float] = ..., pause_seconds: _Optional[float] = ..., apply_seconds: _Optional[float] = ..., wire_bytes: _Optional[int] = ..., relay: _Optional[str] = ..., yielded: _Optional[bool] = ...) -> None: ...
 
 class ReportReply(_message.Message):
     __slots__ = ("current",)

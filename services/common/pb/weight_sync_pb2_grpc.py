@@ -55,7 +55,7 @@ class WeightSyncServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Watch(self, request, context):
-        """The push: the current version at once, then every newer one. Versions a slow watcher missed are left out.
+        """The push: the current version at once, then every newer one, and turns of the learner. What a slow watcher missed is left out.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

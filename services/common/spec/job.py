@@ -22,6 +22,7 @@ from services.common.spec.learner import (
     OffPolicySpec,
     ReferenceSpec,
 )
+from services.common.spec.placement import PlacementSpec, RolloutPlacement
 from services.common.spec.presets import DIVIDE_BY_LONGEST
 from services.common.spec.reference import Reference, is_reference, parse_reference
 from services.common.spec.reward import RewardSpec
@@ -61,6 +62,7 @@ class JobSpec(Section):
     off_policy: OffPolicySpec = Field(default_factory=OffPolicySpec)
     checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
     eval: EvalSpec = Field(default_factory=EvalSpec)
+    placement: PlacementSpec = Field(default_factory=PlacementSpec)
     trackers: TrackersSpec = Field(default_factory=TrackersSpec)
 
     @model_validator(mode="before")
@@ -127,6 +129,11 @@ class JobSpec(Section):
         if limit is not None and limit <= self.rollout.rollout_max_tokens:
             raise FieldError("model.max_model_len", f"{limit} leaves no room for a prompt beside {response}")
         return self
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether engine and learner share devices."""
+        return self.placement.rollout is RolloutPlacement.COLOCATED
 
     @property
     def references(self) -> dict[str, Reference]:

@@ -20,7 +20,8 @@ from services.common.pb import weight_sync_pb2_grpc as pb_grpc
 from services.common.service.grpc_server import REFUSED, bind, carries_token
 from services.common.service.host import boot_id
 from services.common.weight_sync.egress import Egress
-from services.common.weight_sync.store import Payload, WeightStore
+from services.common.weight_sync.store import News, Payload, WeightStore
+from services.common.weight_sync.turns import Turns
 from services.common.weights.channel import FETCH_LIMIT_S, SERVER_OPTIONS, WATCH_LIMIT_S
 from services.common.weights.snapshot import PolicyVersion, Snapshot
 
@@ -39,6 +40,8 @@ class WeightService(pb_grpc.WeightSyncServicer):
         self._job_id, self._store, self._on_report = job_id, store, on_report
         self.egress = Egress()
         """Who fetches where."""
+        self.turns = Turns(store)
+        """Turns on shared devices."""
         self._watchers = threading.BoundedSemaphore(_MAX_WATCHERS)
 
     def Watch(self, request: pb.WatchRequest, context: grpc.ServicerContext) -> Iterator[pb.Announcement]:  # noqa: N802
@@ -47,7 +50,8 @@ class WeightService(pb_grpc.WeightSyncServicer):
         if not self._watchers.acquire(blocking=False):
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{_MAX_WATCHERS} servers watch already")
         try:
-            yield from self._announcements(context, limit_s=min(_remaining(context), WATCH_LIMIT_S))
+            with self.turns.watching(request.server):
+                yield from self._announcements(context, limit_s=min(_remaining(context), WATCH_LIMIT_S))
         finally:
             self._watchers.release()
 
@@ -77,21 +81,32 @@ class WeightService(pb_grpc.WeightSyncServicer):
         """Takes a report, and replies with the newest version."""
         self._check_job(request.job_id, context)
         version = PolicyVersion.of(request.version)
+        if request.yielded:
+            self.turns.yielded(request.server)
+            return self._reply()
         self.egress.reported(request.server, request.relay, version, failed=bool(request.error))
         self._on_report(request)
+        return self._reply()
+
+    def _reply(self) -> pb.ReportReply:
         current = self._store.current
         return pb.ReportReply(current=current.version.message() if current else None)
 
     def _announcements(self, context: grpc.ServicerContext, limit_s: float) -> Iterator[pb.Announcement]:
-        seen: PolicyVersion | None = None
+        seen: News | None = None
         end = time.monotonic() + limit_s
         while time.monotonic() < end and context.is_active() and not self._store.closed:
-            snapshot = self._store.newer_than(seen, _POLL_INTERVAL_S)
-            if snapshot is None:
+            news = self._store.news_after(seen, _POLL_INTERVAL_S)
+            snapshot = None if news is None else self._store.get(news.version)
+            if news is None or snapshot is None:
                 continue
-            seen = snapshot.version
-            version = snapshot.version.message()
-            yield pb.Announcement(job_id=self._job_id, version=version, total_bytes=snapshot.total_bytes)
+            seen = news
+            yield pb.Announcement(
+                job_id=self._job_id,
+                version=news.version.message(),
+                total_bytes=snapshot.total_bytes,
+                learner_computes=bool(news.turn),
+            )
 
     def _snapshot(self, request: pb.FetchRequest, context: grpc.ServicerContext) -> Snapshot:
         version = PolicyVersion.of(request.version)
@@ -189,6 +204,13 @@ class WeightServer:
     def publish(self, snapshot: Snapshot) -> None:
         """Makes the snapshot the current version and announces it, within microseconds. Raises as `WeightStore.put`."""
         self._store.put(snapshot)
+
+    def begin_turn(self, limit_s: float) -> list[str]:
+        """Begins the learner's turn on shared devices; returns once every server that watches samples nothing.
+
+        After `limit_s` seconds it returns all the same, with the names of those that have not said so.
+        """
+        return self.service.turns.begin(limit_s)
 
     @property
     def current(self) -> Snapshot | None:

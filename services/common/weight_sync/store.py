@@ -1,7 +1,7 @@
 """Store of the versions that a weight server keeps for rollout servers, and of the payloads that it sends.
 
 publish → WeightStore.put ── newest `keep` versions ──► WeightStore.payload(version, base) → Payload.replies
-                    └─ wakes ──────────────────► WeightStore.newer_than(version)
+                    └─ wakes ──────────────────► WeightStore.news_after(seen)
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from itertools import accumulate
-from typing import Self
+from typing import NamedTuple, Self
 
 from services.common.errors import DeadlineExceeded, WeightSyncError
 from services.common.pb import weight_sync_pb2 as pb
@@ -72,15 +72,33 @@ class Payload:
         return b"".join(parts)
 
 
+class News(NamedTuple):
+    """What servers are told."""
+
+    version: PolicyVersion
+    """The newest."""
+    turn: int
+    """Number of the learner's turn on devices that it shares with the servers; 0 between two of them."""
+
+
 class WeightStore:
-    """The newest versions of one job; thread-safe."""
+    """The newest versions of one job, and whether it is the learner's turn; thread-safe."""
 
     def __init__(self, keep: int) -> None:
         self._keep = max(1, keep)
         self._changed = threading.Condition()
         self._kept: OrderedDict[PolicyVersion, Snapshot] = OrderedDict()
         self._payloads: dict[_Key, Future[Payload]] = {}
+        self._turns = 0
+        self._turn = 0
         self._closed = False
+
+    def begin_turn(self) -> None:
+        """Begins a turn of the learner, which the next version ends."""
+        with self._changed:
+            self._turns += 1
+            self._turn = self._turns
+            self._changed.notify_all()
 
     def put(self, snapshot: Snapshot) -> None:
         """Makes the snapshot the current one; removes the oldest beyond `keep`, and every delta that needs it.
@@ -93,6 +111,7 @@ class WeightStore:
             if current is not None and snapshot.version <= current.version:
                 raise WeightSyncError(f"version {snapshot.version} is not newer than {current.version}")
             self._kept[snapshot.version] = snapshot
+            self._turn = 0
             while len(self._kept) > self._keep:
                 self._kept.popitem(last=False)
             self._payloads = {
@@ -113,12 +132,17 @@ class WeightStore:
         with self._changed:
             return self._kept.get(version)
 
-    def newer_than(self, version: PolicyVersion | None, timeout_s: float) -> Snapshot | None:
-        """Waits for a version newer than this one; None after the timeout or `close`."""
+    def news_after(self, seen: News | None, timeout_s: float) -> News | None:
+        """Waits for a newer version than was seen, or a turn's begin; None after the timeout or `close`."""
         with self._changed:
-            if not self._is_newer(version) and not self._closed:
+            if self._news() in {None, seen} and not self._closed:
                 self._changed.wait(timeout_s)
-            return self.current if self._is_newer(version) and not self._closed else None
+            news = self._news()
+            return None if self._closed or news == seen else news
+
+    def _news(self) -> News | None:
+        current = self.current
+        return None if current is None else News(current.version, self._turn)
 
     @property
     def closed(self) -> bool:

@@ -123,6 +123,11 @@ def over_limits(
 
 def _compute(spec: JobSpec, limits: InstallationLimits, platform: Platform) -> Iterator[Problem]:
     learner, engine = spec.learner, spec.rollout
+    if spec.takes_turns and platform is not Platform.CPU:
+        yield Problem(
+            "placement.rollout",
+            f"colocated is for CPUs so far, and this installation runs on {platform.value}: leave it out",
+        )
     sizes = {name: getattr(learner, name) for name in _RANK_SIZES}
     yield from _over(f"learner.{max(sizes, key=sizes.__getitem__)}", learner.world_size, "ranks", "ranks", limits)
     if platform is Platform.CPU:

@@ -37,7 +37,10 @@ SKIPPED_STEPS = Counter(
     "millrace_learner_skipped_steps", "Steps that left the weights as they were: not_finite or no_tokens.", ["reason"]
 )
 STEP_SECONDS = _histogram("step_seconds", "From asking for a batch to the published version.")
-WAIT_SECONDS = Counter("millrace_learner_wait_seconds", "Time the learner stood idle, waiting for a batch.")
+WAIT_SECONDS = Counter(
+    "millrace_learner_wait_seconds",
+    "Time the learner stood idle, waiting for a batch or its turn.",
+)
 TRAIN_SECONDS = Counter("millrace_learner_train_seconds", "Time the ranks trained.")
 PUBLISH_SECONDS = _histogram("weight_publish_seconds", "Time to gather, hash and announce a new version.")
 TRAINED_TOKENS = Counter("millrace_learner_trained_tokens", "Response tokens trained.")

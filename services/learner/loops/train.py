@@ -1,9 +1,10 @@
 """Train loop: the main sequence of a job, step by step.
 
-recover ─► publish ─► evaluate ─► ┌─ next batch ─► journal ─► ack ─► train ─► publish ─► record ─► checkpoint? ─┐ ─► evaluate ─► end
-                                  └──────────────────────────────────────────────────────────────────────────────┘
+recover ─► publish ─► evaluate ─► ┌─ next batch ─► journal ─► ack ─► turn ─► train ─► publish ─► record ─► checkpoint? ─┐ ─► evaluate ─► end
+                                  └──────────────────────────────────────────────────────────────────────────────────────┘
 
-A paused job stops between two steps, or where it waits; groups in flight still arrive meanwhile.
+The turn is waited for only where engine and learner share devices. A paused job stops between two steps, or where it waits; groups in
+flight still arrive meanwhile.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from services.learner.storage.journal import BatchRecord
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 1.0
+TURN_LIMIT_S = 30.0
+"""Longest wait for servers that share the learner's devices to stop sampling."""
 
 
 async def train_loop(job: JobContext, drain: Drain) -> None:
@@ -122,6 +125,7 @@ async def _step(job: JobContext, drain: Drain) -> None:
     job.buffer.begin_training(groups)
     journalled = await _write_journal(job, drain, job.progress.step + 1, tuple(judged.payload for judged in groups))
     batch, began = Batch.of(groups, job.spec), time.time()
+    await _take_turn(job)
     with metrics.CLOCK.phase(metrics.TRAIN_SECONDS):
         trained = await train_batch(job, batch)
     await _publish(job)
@@ -181,6 +185,17 @@ async def _write_journal(job: JobContext, drain: Drain, step: int, groups: tuple
     await job.consumer.ack(*entries)
     job.traces.settled(settled, job.progress.lineage)
     return record
+
+
+async def _take_turn(job: JobContext) -> None:
+    """On shared devices: no server samples from here to the step's version."""
+    if not job.spec.takes_turns:
+        return
+    with metrics.CLOCK.phase(metrics.WAIT_SECONDS):
+        missing = await job.publisher.begin_turn(TURN_LIMIT_S)
+    if missing:
+        names = ", ".join(missing)
+        log.warning("step %d is trained while these sample still: %s", job.progress.step + 1, names)
 
 
 async def _publish(job: JobContext) -> None:

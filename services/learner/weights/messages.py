@@ -26,8 +26,16 @@ class Serve(_Message):
 class Publish(_Message):
     """A version lies in this file, which nobody changes any more."""
 
+    kind: Literal["publish"] = "publish"
     version: PolicyVersion
     path: str
+
+
+class BeginTurn(_Message):
+    """The learner wants to compute on devices that it shares with the servers."""
+
+    kind: Literal["begin_turn"] = "begin_turn"
+    limit_s: float
 
 
 class Serving(_Message):
@@ -56,6 +64,13 @@ class Reported(_Message):
     pause_s: float
 
 
+class TurnBegun(_Message):
+    """No server samples, but these."""
+
+    kind: Literal["turn_begun"] = "turn_begun"
+    missing: list[str]
+
+
 class Refused(_Message):
     """It ends: the address cannot be served, or the version cannot be published."""
 
@@ -63,5 +78,7 @@ class Refused(_Message):
     error: str
 
 
-Answer = Annotated[Serving | Published | Reported | Refused, Field(discriminator="kind")]
+Order = Annotated[Publish | BeginTurn, Field(discriminator="kind")]
+ORDER: TypeAdapter[Order] = TypeAdapter(Order)
+Answer = Annotated[Serving | Published | TurnBegun | Reported | Refused, Field(discriminator="kind")]
 ANSWER: TypeAdapter[Answer] = TypeAdapter(Answer)

@@ -18,7 +18,18 @@ from services.common.weight_sync.server import WeightServer
 from services.common.weights.snapshot import PolicyVersion
 from services.common.weights.tensor_file import map_snapshot
 from services.learner.ranks.heartbeat import HEARTBEAT_DIR_VARIABLE, beat_forever
-from services.learner.weights.messages import Answer, Publish, Published, Refused, Reported, Serve, Serving
+from services.learner.weights.messages import (
+    ORDER,
+    Answer,
+    BeginTurn,
+    Publish,
+    Published,
+    Refused,
+    Reported,
+    Serve,
+    Serving,
+    TurnBegun,
+)
 
 _STOP_TIMEOUT_S = 2.0
 
@@ -46,16 +57,19 @@ class Answers:
 
 
 def serve(first: Serve, answers: Answers) -> None:
-    """Publishes every version that comes on the input."""
+    """Does what comes on the input, one after the other."""
     with WeightServer(
         first.job_id, first.host, 0, first.token, advertise_host=first.advertise_host, on_report=answers.report
     ) as server:
         answers.send(Serving(address=server.address))
         for line in sys.stdin:
-            order = Publish.model_validate_json(line)
-            snapshot = map_snapshot(Path(order.path), order.version)
-            server.publish(snapshot)
-            answers.send(Published(version=order.version, digest=snapshot.digest.hex()))
+            match ORDER.validate_json(line):
+                case Publish(version=version, path=path):
+                    snapshot = map_snapshot(Path(path), version)
+                    server.publish(snapshot)
+                    answers.send(Published(version=version, digest=snapshot.digest.hex()))
+                case BeginTurn(limit_s=limit_s):
+                    answers.send(TurnBegun(missing=server.begin_turn(limit_s)))
         server.stop(_STOP_TIMEOUT_S)
 
 

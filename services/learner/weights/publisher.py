@@ -14,12 +14,24 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from services.common.errors import ConfigError, WeightSyncError
 from services.common.weight_sync.staging import Stage
 from services.common.weights.snapshot import PolicyVersion
-from services.learner.weights.messages import ANSWER, Publish, Published, Refused, Reported, Serve, Serving
+from services.learner.weights.messages import (
+    ANSWER,
+    BeginTurn,
+    Publish,
+    Published,
+    Refused,
+    Reported,
+    Serve,
+    Serving,
+    TurnBegun,
+)
+
+T = TypeVar("T")
 
 PROCESS_MODULE = "services.learner.weights.process"
 _START_TIMEOUT_S = 120.0
@@ -40,6 +52,7 @@ class Publisher:
         self._reader: asyncio.Task[None] | None = None
         self._serving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._published: asyncio.Future[str] | None = None
+        self._turn: asyncio.Future[list[str]] | None = None
         self.fault: WeightSyncError | ConfigError | None = None
         """Why the process has ended."""
         self.address = ""
@@ -77,6 +90,17 @@ class Publisher:
         self._send(Publish(version=version, path=str(path)).model_dump_json())
         self.digest = await self._answer(self._published, _PUBLISH_TIMEOUT_S, f"publish version {version}")
 
+    async def begin_turn(self, limit_s: float) -> list[str]:
+        """Begins the learner's turn on shared devices, which the next `publish` ends; returns who samples still after `limit_s` seconds.
+
+        Raises:
+            WeightSyncError: the weights' process has ended.
+        """
+        self.check()
+        self._turn = asyncio.get_running_loop().create_future()
+        self._send(BeginTurn(limit_s=limit_s).model_dump_json())
+        return await self._answer(self._turn, limit_s + _STOP_TIMEOUT_S, "begin a turn")
+
     def check(self) -> None:
         """Raises the error of the weights' process when it has ended."""
         if self.fault is not None:
@@ -100,7 +124,7 @@ class Publisher:
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.write(line.encode() + b"\n")
 
-    async def _answer(self, answer: asyncio.Future[str], timeout_s: float, what: str) -> str:
+    async def _answer(self, answer: asyncio.Future[T], timeout_s: float, what: str) -> T:
         try:
             return await asyncio.wait_for(answer, timeout_s)
         except TimeoutError as error:
@@ -114,21 +138,30 @@ class Publisher:
                 line = await self._process.stdout.readline()
                 if not line:
                     break
-                match ANSWER.validate_json(line):
-                    case Serving(address=address):
-                        self._serving.set_result(address)
-                    case Published(digest=digest):
-                        if self._published is not None and not self._published.done():
-                            self._published.set_result(digest)
-                    case Refused(error=error):
-                        fault = WeightSyncError(error) if self._serving.done() else ConfigError(error)
-                    case Reported() as report:
-                        self._keep(report)
+                answer = ANSWER.validate_json(line)
+                if isinstance(answer, Refused):
+                    fault = WeightSyncError(answer.error) if self._serving.done() else ConfigError(answer.error)
+                else:
+                    self._take(answer)
         finally:
             self.fault = fault
-            for waiting in (self._serving, self._published):
+            waits: list[asyncio.Future[Any] | None] = [self._serving, self._published, self._turn]
+            for waiting in waits:
                 if waiting is not None and not waiting.done():
                     waiting.set_exception(fault)
+
+    def _take(self, answer: Serving | Published | TurnBegun | Reported) -> None:
+        match answer:
+            case Serving(address=address):
+                self._serving.set_result(address)
+            case Published(digest=digest):
+                if self._published is not None and not self._published.done():
+                    self._published.set_result(digest)
+            case TurnBegun(missing=missing):
+                if self._turn is not None and not self._turn.done():
+                    self._turn.set_result(missing)
+            case Reported() as report:
+                self._keep(report)
 
     def _keep(self, report: Reported) -> None:
         self.reports.pop(report.server, None)

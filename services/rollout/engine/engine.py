@@ -374,6 +374,27 @@ class Engine:
         finally:
             self.progress_at = time.monotonic()
 
+    async def hold(self) -> None:
+        """Samples nothing until `release`, or until weights are changed; requests in flight are kept. A second call changes nothing.
+
+        A cancelled call still finishes.
+
+        Raises:
+            EngineError: the engine does not pause.
+        """
+        holding = asyncio.create_task(_started(self._switch).hold(), name="hold")
+        try:
+            await asyncio.shield(holding)
+        except asyncio.CancelledError:
+            await asyncio.wait([holding])
+            raise
+
+    async def release(self) -> None:
+        """Ends a hold, if there is one. Raises EngineError when the engine does not resume."""
+        if self._switch is not None and self._switch.holding:
+            await self._switch.release()
+            self.progress_at = time.monotonic()
+
     def _note_change(self) -> None:
         """Notes for every rollout in flight where the version in use ends; nothing is sampled now."""
         version = self.label.version

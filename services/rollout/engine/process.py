@@ -35,6 +35,8 @@ CHAT_PLACES = 2
 _MAX_SEQUENCES = 1024
 _SHUTDOWN_TIMEOUT_S = 10.0
 _EXTENSION = "services.rollout.engine.worker_extension.WeightExtension"
+_OPERATORS = dict(os.environ)
+"""Variables before an engine was started."""
 _READ = frozenset({".json", ".jinja"})
 _NOT_ENGINES = ("resource_tracker", "services.common.sandbox.forkserver")
 """Other children of this process, by a word of their command lines: Python's own helper, and the tokenizers' forkserver."""
@@ -49,18 +51,22 @@ class EngineKey:
     """Name, size and modification time (ns) of the model's files with its shape, its tokenizer and its chat template."""
     arguments: tuple[tuple[str, Any], ...]
     chat_template: str | None
+    takes_turns: bool
+    """Whether it computes on the learner's cores too."""
 
 
 def engine_key(model_dir: Path, spec: JobSpec) -> EngineKey:
     """The key of the engine that this job needs. Raises OSError when the model directory cannot be read."""
     facts = [(path.name, path.stat()) for path in sorted(model_dir.iterdir()) if path.suffix in _READ]
     files = tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in facts)
-    return EngineKey(model_dir, files, tuple(sorted(_arguments(spec).items())), spec.model.chat_template)
+    return EngineKey(
+        model_dir, files, tuple(sorted(_arguments(spec).items())), spec.model.chat_template, spec.takes_turns
+    )
 
 
 def start_vllm(platform: Platform, model_dir: Path, spec: JobSpec) -> Any:  # noqa: ANN401  vLLM is untyped here
     """A started `AsyncLLM`. Blocks until it is up: run it in a thread."""
-    plan = plan_engine(platform, spec, os.environ)
+    plan = plan_engine(platform, spec, _OPERATORS)
     os.environ.update(plan.environment)
     os.environ[SERVICE_PID] = str(os.getpid())
 

@@ -88,15 +88,30 @@ class WeightSwitch:
         self._llm, self._label, self._shapes, self._on_pause = llm, label, shapes, on_pause
         self._good: StagedWeights | None = None
         self._lock = asyncio.Lock()
+        self.holding = False
+        """Whether nothing is sampled, with the weights as they are."""
 
     @property
     def changing(self) -> bool:
-        """Whether a change is in progress."""
-        return self._lock.locked()
+        """Whether a change is in progress, or nothing is sampled."""
+        return self._lock.locked() or self.holding
 
     def forget(self) -> None:
         """Drops the staged file of the weights in use: its job has ended, and the file is gone."""
         self._good = None
+
+    async def hold(self) -> None:
+        """Stops sampling until `release`, or until a change has ended; must not be cancelled midway."""
+        async with self._lock:
+            if not self.holding:
+                await self._pause()
+                self.holding = True
+
+    async def release(self) -> None:
+        """Ends a hold."""
+        async with self._lock:
+            if self.holding:
+                await self._resume()
 
     async def change(self, staged: StagedWeights) -> Activation:
         """Changes the weights once, with the errors of `Engine.activate`; must not be cancelled midway."""
@@ -165,6 +180,7 @@ class WeightSwitch:
             await asyncio.sleep(0)
 
     async def _resume(self) -> None:
+        self.holding = False
         async with _limited(_PAUSE_TIMEOUT_S, "the engine did not resume"):
             await self._llm.resume_generation()
 

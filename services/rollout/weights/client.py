@@ -1,7 +1,7 @@
 """Client of the weight transfer: receives announcements of versions, fetches versions into the stage, reports their outcome.
 
-watch() ──► (lineage, n) ──► fetch(lineage, n) ──► StagedWeights ──► the engine applies ──► report(…)
-any newer version            blocking: run it in a thread
+watch() ──► version ──► fetch(lineage, n) ──► StagedWeights ──► the engine applies ──► report(…)
+any news                blocking: run it in a thread
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import random
 import threading
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -33,6 +33,15 @@ _REPORT_TIMEOUT_S = 10.0
 _CALL_TIMEOUT_S = 120.0  # of one Watch call; the next one follows it
 _BACKOFF_S = 0.2
 _MAX_BACKOFF_S = 5.0
+
+
+class Announced(NamedTuple):
+    """News of a learner."""
+
+    version: PolicyVersion
+    """The newest."""
+    learner_computes: bool = False
+    """Whether it is the learner's turn on shared devices: nothing may be sampled."""
 
 
 class WeightReceiver:
@@ -57,8 +66,10 @@ class WeightReceiver:
         self._held: Held | None = None
         self._watches: list[Announcements] = []
 
-    async def watch(self, *, unreachable_s: float = 60.0) -> AsyncIterator[PolicyVersion]:
-        """Versions, each newer than the one before; a slow caller gets only the newest. Ends after `close`.
+    async def watch(self, *, unreachable_s: float = 60.0) -> AsyncIterator[Announced]:
+        """News, each with a newer version than before, or the begin or end of a turn; a slow caller gets only the newest.
+
+        Ends after `close`. A turn ends, too, when the learner cannot be reached.
 
         Raises:
             WeightSyncError: refused (wrong token, another job), or the learner could not be reached for `unreachable_s` seconds.
@@ -67,8 +78,8 @@ class WeightReceiver:
         announcements = Announcements(self._source.stub, request, self._source.metadata, unreachable_s)
         self._watches.append(announcements)
         try:
-            async for version in announcements.follow():
-                yield version
+            async for news in announcements.follow():
+                yield news
         finally:
             announcements.stop()
             self._watches.remove(announcements)
@@ -110,12 +121,27 @@ class WeightReceiver:
             fetch_seconds=fetch_s, pause_seconds=pause_s, apply_seconds=apply_s, wire_bytes=wire_bytes,
             relay=self._relay.address if self._relay is not None else "",
         )  # fmt: skip
+        reply = self._send(request, f"report of version {version}")
+        return PolicyVersion.of(reply.current) if reply.HasField("current") else None
+
+    def _send(self, request: pb.ReportRequest, what: str) -> pb.ReportReply:
+        source = self._source
         try:
             reply: pb.ReportReply = source.stub.Report(request, timeout=_REPORT_TIMEOUT_S, metadata=source.metadata)
         except (grpc.RpcError, ValueError) as failure:
             why = describe(failure) if isinstance(failure, grpc.RpcError) else str(failure)
-            raise WeightSyncError(f"report of version {version} to {self._address}: {why}") from failure
-        return PolicyVersion.of(reply.current) if reply.HasField("current") else None
+            raise WeightSyncError(f"{what} to {self._address}: {why}") from failure
+        return reply
+
+    def report_yielded(self, version: PolicyVersion) -> None:
+        """Reports that nothing is sampled until the learner's turn ends. Blocks for at most 10 s.
+
+        Raises:
+            WeightSyncError: the learner did not answer.
+        """
+        source = self._source
+        request = pb.ReportRequest(job_id=source.job_id, server=source.server, version=version.message(), yielded=True)
+        self._send(request, f"report of a turn at version {version}")
 
     def close(self) -> None:
         """Ends a watch and a fetch that are in progress (the fetch raises). The stage and its files stay."""
@@ -135,23 +161,23 @@ class Announcements:
         self._unreachable_s = unreachable_s
         self._stop = threading.Event()
         self._call: Any = None
-        self._newest: PolicyVersion | None = None
+        self._newest: Announced | None = None
         self._fault: WeightSyncError | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed = asyncio.Event()
 
-    async def follow(self) -> AsyncIterator[PolicyVersion]:
-        """Versions until `stop`, in the order and with the errors of `WeightReceiver.watch`."""
+    async def follow(self) -> AsyncIterator[Announced]:
+        """News until `stop`, in the order and with the errors of `WeightReceiver.watch`."""
         self._loop = asyncio.get_running_loop()
         reader = threading.Thread(target=self._read, name="announcements", daemon=True)
         reader.start()
-        seen: PolicyVersion | None = None
+        seen: Announced | None = None
         try:
             while True:
                 await self._changed.wait()  # no deadline: the reader's calls have deadlines, and its end sets the event
                 self._changed.clear()
                 newest = self._newest
-                if newest is not None and (seen is None or newest > seen):
+                if newest is not None and newest != seen and (seen is None or newest.version >= seen.version):
                     seen = newest
                     yield newest
                     self._changed.set()  # the end may have come meanwhile: check again
@@ -179,7 +205,8 @@ class Announcements:
                 if self._stop.is_set():  # `stop` came before there was a call to cancel
                     self._call.cancel()
                 for announcement in self._call:
-                    self._newest = PolicyVersion.of(announcement.version)
+                    version = PolicyVersion.of(announcement.version)
+                    self._newest = Announced(version, announcement.learner_computes)
                     last_contact, backoff = time.monotonic(), _BACKOFF_S
                     self._notify()
                 last_contact = time.monotonic()
@@ -189,6 +216,8 @@ class Announcements:
                     return self._end(f"watch refused: {fault}")
                 if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:  # no new version, on a working connection
                     last_contact = time.monotonic()
+                else:
+                    self._end_turn()
             except ValueError:  # the channel was closed between two calls
                 return self._end("the receiver is closed")
             if time.monotonic() - last_contact > self._unreachable_s:
@@ -196,6 +225,12 @@ class Announcements:
             self._stop.wait(backoff * random.uniform(0.5, 1.0))  # noqa: S311  spreads reconnects, hides nothing
             backoff = min(2 * backoff, _MAX_BACKOFF_S)
         return None
+
+    def _end_turn(self) -> None:
+        """The learner, or the way to it, is gone: it does not compute, as far as this server knows."""
+        if self._newest is not None and self._newest.learner_computes:
+            self._newest = self._newest._replace(learner_computes=False)
+            self._notify()
 
     def _end(self, fault: str) -> None:
         if not self._stop.is_set():

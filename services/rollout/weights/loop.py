@@ -87,10 +87,21 @@ class WeightLoop:
             follow.result()
 
     async def _follow(self, receiver: WeightReceiver) -> None:
-        """Activates the newest version whenever there is one; those announced meanwhile are skipped."""
-        async for version in receiver.watch(unreachable_s=_UNREACHABLE_S):
-            if self._engine.version is None or version > self._engine.version:
-                await self._fetch_and_activate(receiver, version)
+        """Activates the newest version whenever there is one; those announced meanwhile are skipped.
+
+        Nothing is sampled in the learner's turns.
+        """
+        try:
+            async for version, learner_computes in receiver.watch(unreachable_s=_UNREACHABLE_S):
+                if self._engine.version is None or version > self._engine.version:
+                    await self._fetch_and_activate(receiver, version)
+                if learner_computes:
+                    await self._engine.hold()
+                    await _send(partial(receiver.report_yielded, version))
+                else:
+                    await self._engine.release()
+        finally:
+            await self._engine.release()
 
     async def _fetch_and_activate(self, receiver: WeightReceiver, version: PolicyVersion) -> None:
         report, failure = partial(receiver.report, *version), "fetch_failed"

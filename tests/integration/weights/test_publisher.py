@@ -71,7 +71,7 @@ async def test_a_published_version_is_announced_with_its_digests_and_fetched_fro
     await published(publisher, make_snapshot(0))
     receiver = receive(publisher.address)
     async with asyncio.timeout(10):
-        assert await anext(receiver.watch()) == (1, 0)
+        assert (await anext(receiver.watch())).version == (1, 0)
     staged = await asyncio.to_thread(receiver.fetch, 1, 0)
     tensors, expected = map_tensors(staged.path), make_snapshot(0)
     assert all(np.array_equal(tensors[s.name], d) for s, d in zip(expected.tensors, expected.data, strict=True))

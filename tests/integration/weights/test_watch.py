@@ -23,7 +23,7 @@ from services.common.pb import weight_sync_pb2 as pb
 from services.common.pb import weight_sync_pb2_grpc as pb_grpc
 from services.common.weight_sync import server
 from services.common.weight_sync.server import WeightServer
-from services.common.weight_sync.store import Payload, WeightStore
+from services.common.weight_sync.store import News, Payload, WeightStore
 from services.common.weights.snapshot import Snapshot
 from services.rollout.weights.client import WeightReceiver
 
@@ -43,10 +43,10 @@ async def test_a_watcher_hears_the_current_version_at_once_and_then_newer_ones(
     publisher.publish(tiny(3))
     heard = receive(publisher.address).watch()
     async with asyncio.timeout(10):
-        assert await anext(heard) == (1, 3)
+        assert (await anext(heard)).version == (1, 3)
         for version in [(1, 4), (2, 4), (2, 5)]:
             publisher.publish(tiny(version[1], version[0]))
-            assert await anext(heard) == version
+            assert (await anext(heard)).version == version
     await heard.aclose()  # type: ignore[attr-defined]
 
 
@@ -58,17 +58,17 @@ async def test_a_watcher_that_comes_before_the_first_version_waits_for_it(
     await asyncio.sleep(0.3)
     assert not waiting.done()
     publisher.publish(tiny(0))
-    assert await asyncio.wait_for(waiting, 10) == (1, 0)
+    assert (await asyncio.wait_for(waiting, 10)).version == (1, 0)
 
 
 def test_a_watcher_that_leaves_wakes_no_other(publisher: WeightServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    count, waits, wait = 40, list[None](), WeightStore.newer_than
+    count, waits, wait = 40, list[None](), WeightStore.news_after
 
-    def counted(store: WeightStore, *args: Any) -> Snapshot | None:
+    def counted(store: WeightStore, *args: Any) -> News | None:
         waits.append(None)
         return wait(store, *args)
 
-    monkeypatch.setattr(WeightStore, "newer_than", counted)
+    monkeypatch.setattr(WeightStore, "news_after", counted)
     with grpc.insecure_channel(publisher.address) as channel:
         stub = pb_grpc.WeightSyncStub(channel)  # type: ignore[no-untyped-call]  # generated code
         calls = [stub.Watch(pb.WatchRequest(job_id="job-1", server=f"r{i}"), timeout=30) for i in range(count)]
@@ -104,11 +104,11 @@ async def test_a_slow_watcher_gets_the_newest_and_skips_what_it_missed(
     publisher.publish(tiny(0))
     heard = receive(publisher.address).watch()
     async with asyncio.timeout(10):
-        assert await anext(heard) == (1, 0)
+        assert (await anext(heard)).version == (1, 0)
         for n in range(1, 200):
             publisher.publish(tiny(n))
         await asyncio.sleep(0.5)
-        assert await anext(heard) == (1, 199)
+        assert (await anext(heard)).version == (1, 199)
 
 
 async def test_a_watcher_finds_a_learner_that_came_back(receive: Receive) -> None:
@@ -116,12 +116,12 @@ async def test_a_watcher_finds_a_learner_that_came_back(receive: Receive) -> Non
     first.publish(tiny(1))
     heard = receive(first.address).watch()
     async with asyncio.timeout(30):
-        assert await anext(heard) == (1, 1)
+        assert (await anext(heard)).version == (1, 1)
         await asyncio.to_thread(first.stop)
         second = WeightServer("job-1", "127.0.0.1", first.port, None)
         try:
             second.publish(tiny(1, lineage=2))
-            assert await anext(heard) == (2, 1)
+            assert (await anext(heard)).version == (2, 1)
         finally:
             await heard.aclose()  # type: ignore[attr-defined]
             second.stop()
@@ -133,7 +133,7 @@ async def test_a_learner_that_stays_away_ends_the_watch_with_its_name(
     publisher.publish(tiny(1))
     heard = receive(publisher.address).watch(unreachable_s=0.5)
     async with asyncio.timeout(20):
-        assert await anext(heard) == (1, 1)
+        assert (await anext(heard)).version == (1, 1)
         await asyncio.to_thread(publisher.stop)
         with pytest.raises(WeightSyncError, match=r"watching job job-1: not reachable for 0\.5 s"):
             await anext(heard)
@@ -256,7 +256,7 @@ async def test_with_the_token_every_call_is_served(receive: Receive) -> None:
         publisher.publish(tiny(0))
         receiver = receive(publisher.address, token=SECRET)
         async with asyncio.timeout(10):
-            assert await anext(receiver.watch()) == (1, 0)
+            assert (await anext(receiver.watch())).version == (1, 0)
         assert (await asyncio.to_thread(receiver.fetch, 1, 0)).policy_version == 0
         assert await asyncio.to_thread(receiver.report, 1, 0) == (1, 0)
 

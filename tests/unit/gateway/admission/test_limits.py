@@ -235,3 +235,12 @@ def test_this_machine_has_cores_and_memory() -> None:
     here = Machine.here()
     assert here.cores >= 1
     assert here.memory_bytes > GIB // 4
+
+
+def test_turns_on_the_same_devices_are_for_cpus() -> None:
+    asked = spec(placement={"rollout": "colocated"})
+    assert over(asked) == []
+    assert (
+        "placement.rollout",
+        "colocated is for CPUs so far, and this installation runs on npu: leave it out",
+    ) in over(asked, platform=Platform.NPU)

@@ -6,6 +6,7 @@ import pytest
 
 from services.common.config.settings import Platform
 from services.common.spec.job import JobSpec
+from services.common.spec.placement import PlacementSpec, RolloutPlacement
 from services.rollout.engine.platform import plan_engine
 
 SPEC = JobSpec.model_validate(
@@ -38,3 +39,11 @@ def test_what_the_operator_has_set_stays(platform: Platform) -> None:
     plan = plan_engine(platform, SPEC, {"VLLM_LOGGING_LEVEL": "DEBUG"})
     assert "VLLM_LOGGING_LEVEL" not in plan.environment
     assert plan.environment["HF_HUB_OFFLINE"] == "1"
+
+
+def test_an_engine_that_takes_turns_computes_on_all_cores_of_its_stack_and_the_next_one_on_its_own_again() -> None:
+    given = {"VLLM_CPU_OMP_THREADS_BIND": "0", "MILLRACE_STACK_CORES": "0,1"}
+    in_turns = SPEC.model_copy(update={"placement": PlacementSpec(rollout=RolloutPlacement.COLOCATED)})
+    assert plan_engine(Platform.CPU, in_turns, given).environment["VLLM_CPU_OMP_THREADS_BIND"] == "0,1"
+    assert plan_engine(Platform.CPU, SPEC, given).environment["VLLM_CPU_OMP_THREADS_BIND"] == "0"
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in plan_engine(Platform.CPU, in_turns, {}).environment

@@ -135,3 +135,34 @@ async def test_a_pause_beyond_its_lease_fences_the_server(bench: Bench, monkeypa
         await bench.switch.change(bench.staged(2))
     assert bench.label.version is None
     assert bench.llm.calls[-1] == "apply", "it never resumed"
+
+
+async def test_a_hold_lasts_until_it_is_released_and_a_second_one_changes_nothing(bench: Bench) -> None:
+    await bench.switch.hold()
+    await bench.switch.hold()
+    assert bench.llm.calls == ["pause"]
+    assert bench.switch.changing
+    await bench.switch.release()
+    await bench.switch.release()
+    assert bench.llm.calls == ["pause", "resume"]
+    assert not bench.switch.changing
+
+
+async def test_new_weights_end_a_hold_before_the_next_token(bench: Bench) -> None:
+    await bench.switch.change(bench.staged(1))
+    bench.llm.calls.clear()
+    await bench.switch.hold()
+    await bench.switch.change(bench.staged(2))
+    assert bench.llm.calls == ["pause", "pause", "apply", "resume"]
+    assert not bench.switch.holding
+    await bench.switch.release()
+    assert bench.llm.calls[-1] == "resume"
+    assert bench.llm.calls.count("resume") == 1
+
+
+async def test_weights_that_are_refused_leave_a_hold_as_it_is(bench: Bench) -> None:
+    await bench.switch.change(bench.staged(1))
+    await bench.switch.hold()
+    with pytest.raises(WeightSyncError):
+        await bench.switch.change(bench.staged(1))
+    assert bench.switch.holding
