@@ -35,6 +35,8 @@ from services.learner.training.tensor_file import Weights
 from services.learner.training.value_head import ValueHead
 
 VALUE_HEAD = "value_head."
+_ATTENTIONS = {"full_attention", "sliding_attention"}
+"""Kinds of layers in config.json that `attention` computes."""
 _DROPOUT = ("dropout", "pdrop", "dropout_rate", "dropout_prob")
 
 
@@ -81,9 +83,10 @@ def read_config(model_dir: Path) -> Any:  # noqa: ANN401  transformers comes wit
         config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ModelError(f"{model_dir}: {error}") from error
-    for name, value in vars(config).items():
-        if name.endswith(_DROPOUT) and isinstance(value, float):
-            setattr(config, name, 0.0)
+    for part in (config, config.get_text_config()):
+        for name, value in list(vars(part).items()):
+            if name.endswith(_DROPOUT) and isinstance(value, float):
+                setattr(part, name, 0.0)
     return config
 
 
@@ -96,16 +99,22 @@ def build(model_dir: Path, dtype: torch.dtype, *, fp32_output_layer: bool, recom
             causal = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention.NAME)
     except (ValueError, KeyError, ImportError) as error:
         raise ModelError(f"{model_dir}: {error}") from error
-    if not causal._supports_attention_backend:  # noqa: SLF001  nothing public says it
-        raise ModelError(
-            f"{model_dir}: model_type {config.model_type!r} does not take another attention: backend fsdp2 cannot train it"
-        )
+    _check_attention(causal, model_dir)
     causal.tie_weights()
     if fp32_output_layer:
         causal.get_output_embeddings().__class__ = Float32Output
     causal.train()
     _recompute(causal, recompute)
     return causal
+
+
+def _check_attention(causal: Any, model_dir: Path) -> None:  # noqa: ANN401
+    """Raises ModelError where positions of a row would see what is not theirs: only our attention keeps its sequences apart."""
+    kind, layers = causal.config.model_type, set(getattr(causal.config, "layer_types", None) or ())
+    if not causal._supports_attention_backend or causal._is_stateful:  # noqa: SLF001  nothing public says it
+        raise ModelError(f"{model_dir}: model_type {kind!r} does not take another attention: backend fsdp2 cannot train it")
+    if others := sorted(layers - _ATTENTIONS):
+        raise ModelError(f"{model_dir}: layer_types has {others[0]!r}: backend fsdp2 trains {' and '.join(sorted(_ATTENTIONS))} only")
 
 
 def layers_of(causal: Any) -> list[torch.nn.Module]:  # noqa: ANN401
@@ -223,7 +232,8 @@ class FSDP2Model:
             home = {name: file for file in files for name in file.keys()}  # noqa: SIM118  it is no dict
             for name, parameter in self.loaded.items():
                 if name not in home:
-                    raise ModelError(f"{model_dir}: its weights do not fit its config.json: {name} is missing")
+                    what = "mixtures of experts are not trained by backend fsdp2" if ".experts." in name else f"{name} is missing"
+                    raise ModelError(f"{model_dir}: its weights do not fit its config.json: {what}")
                 stored = home[name].get_slice(name)
                 if list(stored.get_shape()) != list(parameter.shape):
                     shapes = f"{list(stored.get_shape())}, and not {list(parameter.shape)}"

@@ -23,7 +23,7 @@ from services.common.spec.job import JobSpec
 from services.learner.groups.sequence import Sequence
 from services.learner.training.collectives import gather_json
 from services.learner.training.trainer import Trainer
-from tests.integration.learner.fsdp2_cases import ARCHITECTURES
+from tests.integration.learner.fsdp2_cases import ARCHITECTURES, REFUSED
 from tests.integration.learner.megatron_cases import TEMPERATURE, VOCABULARY, arrays
 from tests.integration.learner.megatron_ranks import BASE, dapo, files_of, variant
 from tests.integration.learner.trainers import FSDP2, digest, state_tensors, trainer_of
@@ -52,7 +52,7 @@ def spec_of(*, lora: bool = False, shared: bool = True, **learner: Any) -> JobSp
 def make_model(name: str, folder: Path) -> None:
     """A random model: norms and biases too."""
     torch.manual_seed(3)
-    config = AutoConfig.for_model(name, **(SIZES | ARCHITECTURES[name]))
+    config = AutoConfig.for_model(name, **(SIZES | (ARCHITECTURES.get(name) or REFUSED[name][0])))
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -142,6 +142,16 @@ def scores(model: Any) -> list[list[float]]:
     return found
 
 
+def why_not(name: str, root: Path) -> str:
+    """Why an architecture is not trained."""
+    make_model(name, root / name)
+    try:
+        trainer_of(root / name, spec_of(), dapo)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
 def refusal(trainer: Trainer, folder: Path) -> str:
     """What loading says."""
     try:
@@ -185,6 +195,7 @@ def main(root: Path) -> None:
     }
     if ranks == 1:
         said["peft"] = peft_says(root, out / "adapters-1")
+        said["refused"] = {name: why_not(name, root) for name in REFUSED}
         for name in ARCHITECTURES:
             make_model(name, root / name)
             said[name] = {way: against_transformers(name, root, shared=way == "shared") for way in ("shared", "joined")}

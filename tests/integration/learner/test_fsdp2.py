@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.integration.learner.fsdp2_cases import ARCHITECTURES
+from tests.integration.learner.fsdp2_cases import ARCHITECTURES, REFUSED
 from tests.integration.learner.rank_runs import HERE, TIMEOUT_S, run
 
 Said = dict[int, dict[str, Any]]
@@ -38,6 +38,11 @@ def test_logprobs_and_gradients_of_an_architecture_are_those_of_transformers(sai
     assert found["logprobs"] < 5e-6
     assert found["gradients"] < 5e-6
     assert found["compared"] >= 15
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_architecture_whose_rows_would_mix_sequences_is_refused_by_name(said: Said, name: str) -> None:
+    assert REFUSED[name][1] in said[1]["refused"][name]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
