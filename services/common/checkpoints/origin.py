@@ -43,7 +43,9 @@ from services.common.models.weight_files import check_weights
 from services.common.spec.job import JobSpec
 
 FIELD = "checkpoint.load"
-_LAYOUT = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "use_distributed_optimizer")
+_LAYOUT = (
+    "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "context_parallel_size", "use_distributed_optimizer",
+)  # fmt: skip
 WEIGHTS_ONLY = "weights_only"
 """In the state of a manifest whose files hold no optimizer, no random states and no step."""
 NAMES_PLACES = "names_places"

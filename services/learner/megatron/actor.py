@@ -16,6 +16,7 @@ from services.common.spec.job import JobSpec
 from services.learner.algorithms.losses import LossFunction, LossInputs, effective_sample_share, mismatch_metrics
 from services.learner.megatron.batch import MicroBatch
 from services.learner.megatron.columns import Columns, needed, of
+from services.learner.megatron.context_parallel import all_tokens
 from services.learner.megatron.logprobs import token_logprobs
 from services.learner.megatron.model import ModelPart, build_policy, torch_dtype
 from services.learner.megatron.optimizer import Optimizer
@@ -66,13 +67,14 @@ class Actor:
 
     def _logprobs(self, batch: MicroBatch, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         group = get_tensor_model_parallel_group() if self._layout.tp_size > 1 else None
-        return token_logprobs(
+        logprobs, entropy = token_logprobs(
             logits,
-            batch.targets,
+            batch.targets if batch.own is None else batch.targets[batch.own],
             temperature=self._spec.rollout.temperature,
             group=group,
             entropy_gradient=self._spec.algorithm.entropy_coefficient > 0.0,
         )
+        return all_tokens(logprobs, batch), all_tokens(entropy, batch)
 
     def _loss(
         self,

@@ -15,6 +15,7 @@ from services.common.spec.learner import CriticSpec
 from services.learner.algorithms.values import value_loss
 from services.learner.megatron.batch import MicroBatch
 from services.learner.megatron.columns import Columns, needed
+from services.learner.megatron.context_parallel import all_tokens
 from services.learner.megatron.model import build_value_model, torch_dtype
 from services.learner.megatron.optimizer import Optimizer
 from services.learner.megatron.parallel import Layout
@@ -37,7 +38,7 @@ class Critic:
 
     def values(self, batch: PreparedBatch) -> torch.Tensor:
         """The values of the batch's response tokens, float32 [N], under the present weights."""
-        return self._passes.collect(self.part, batch, lambda _, output: output[:, 0])
+        return self._passes.collect(self.part, batch, lambda b, output: all_tokens(output[:, 0], b))
 
     def update(self, batch: PreparedBatch, columns: Columns, lr: float) -> Update:
         """One optimizer step on the batch towards the columns' returns; the loss is the mean over its unmasked tokens."""
@@ -53,7 +54,7 @@ class Critic:
         self, tally: Tally, columns: Columns, batch: MicroBatch, output: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         old, returns = needed(columns.values, batch), needed(columns.returns, batch)
-        loss, clipped = value_loss(output[:, 0], old, returns, self.spec.value_clip)
+        loss, clipped = value_loss(all_tokens(output[:, 0], batch), old, returns, self.spec.value_clip)
         figures = {"loss": loss, "value_clip_fraction": clipped.float(), "value_mean": old, "return_mean": returns}
         tally.add(figures, batch.loss_mask)
         return torch.where(batch.loss_mask, loss, loss.new_zeros(())).sum(), batch.loss_mask.sum().int()

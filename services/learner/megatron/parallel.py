@@ -19,7 +19,7 @@ from services.learner.megatron.rendezvous import join_process_group
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Sizes, and this rank's place, in tensor (TP), pipeline (PP) and data (DP) parallelism."""
+    """Sizes, and this rank's place, in tensor (TP), pipeline (PP), data (DP) and context (CP) parallelism."""
 
     rank: int
     tp_size: int
@@ -28,6 +28,8 @@ class Layout:
     pp_rank: int
     dp_size: int
     dp_rank: int
+    cp_size: int = 1
+    cp_rank: int = 0
 
     @property
     def is_first_stage(self) -> bool:
@@ -42,7 +44,12 @@ class Layout:
     @property
     def reports_losses(self) -> bool:
         """Whether this rank, of those that compute the same losses, counts in sums over all ranks."""
-        return self.is_last_stage and self.tp_rank == 0
+        return self.is_last_stage and self.tp_rank == 0 and self.cp_rank == 0
+
+    @property
+    def is_first_replica(self) -> bool:
+        """Whether this rank, of those that hold the same part of the weights, is the first: data and context parallelism repeat them."""
+        return self.dp_rank == 0 and self.cp_rank == 0
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -51,6 +58,7 @@ class Layout:
             "tensor_parallel_size": self.tp_size,
             "pipeline_parallel_size": self.pp_size,
             "data_parallel_size": self.dp_size,
+            "context_parallel_size": self.cp_size,
         }
 
 
@@ -66,18 +74,23 @@ def join(spec: LearnerSpec, platform: Platform) -> Layout:
             join_process_group(backend, timeout)
         else:
             dist.init_process_group(backend, timeout=timeout, store=HashStore(), rank=0, world_size=1)
-    tp_size, pp_size, world_size = spec.tensor_parallel_size, spec.pipeline_parallel_size, dist.get_world_size()
-    if world_size % (tp_size * pp_size):
-        sizes = f"tensor_parallel_size {tp_size} × pipeline_parallel_size {pp_size}"
+    tp_size, pp_size, cp_size = spec.tensor_parallel_size, spec.pipeline_parallel_size, spec.context_parallel_size
+    world_size = dist.get_world_size()
+    if world_size % (tp_size * pp_size * cp_size):
+        sizes = f"tensor_parallel_size {tp_size} × pipeline_parallel_size {pp_size} × context_parallel_size {cp_size}"
         raise ConfigError(f"{world_size} ranks cannot be split into {sizes}")
     if not parallel_state.model_parallel_is_initialized():
-        parallel_state.initialize_model_parallel(tp_size, pp_size, create_gloo_process_groups=False)
+        parallel_state.initialize_model_parallel(
+            tp_size, pp_size, context_parallel_size=cp_size, create_gloo_process_groups=False
+        )
     return Layout(
         rank=dist.get_rank(),
         tp_size=tp_size,
         tp_rank=parallel_state.get_tensor_model_parallel_rank(),
         pp_size=pp_size,
         pp_rank=parallel_state.get_pipeline_model_parallel_rank(),
-        dp_size=world_size // (tp_size * pp_size),
+        dp_size=world_size // (tp_size * pp_size * cp_size),
         dp_rank=parallel_state.get_data_parallel_rank(),
+        cp_size=cp_size,
+        cp_rank=parallel_state.get_context_parallel_rank(),
     )

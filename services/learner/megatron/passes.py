@@ -16,6 +16,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from services.common.spec.learner import LearnerSpec
 from services.learner.groups.sequence import Sequence
 from services.learner.megatron.batch import MicroBatch, collate, padded_length, response_offsets, shared_tokens
+from services.learner.megatron.context_parallel import part_of
 from services.learner.megatron.micro_batches import MicroBatchPlan, plan_micro_batches, plan_shared_prompts
 from services.learner.megatron.model import ModelPart
 from services.learner.megatron.parallel import Layout
@@ -48,20 +49,23 @@ class Passes:
 
     def prepare(self, sequences: list[Sequence], offsets: list[int] | None = None) -> PreparedBatch:
         """Divides a batch; every rank gets the whole. `offsets`: where the response tokens of each sequence begin in the step's columns."""
-        learner, ranks = self._learner, self._layout.dp_size
-        shared, most, multiple = learner.shared_prompts, learner.max_tokens_per_micro_batch, learner.row_multiple
-        if shared:
+        learner, layout, ranks = self._learner, self._layout, self._layout.dp_size
+        most, multiple = learner.max_tokens_per_micro_batch * layout.cp_size, learner.row_multiple
+        if learner.shared_prompts:
             plan = plan_shared_prompts(sequences, ranks, max_tokens=most, multiple=multiple)
         else:
             plan = plan_micro_batches(sequences, ranks, max_tokens=most, packing=learner.packing, multiple=multiple)
+        if layout.cp_size > 1 and not learner.shared_prompts:  # one row all the same: each response with its own prompt
+            plan = [[[(i,) for row in rows for i in row] for rows in rank] for rank in plan]
         offsets = response_offsets(sequences) if offsets is None else offsets
         real, computed = self._positions(sequences, plan)
+        whole = [
+            collate(sequences, rows, offsets, self._device, shared=self._one_row, multiple=multiple)
+            for rows in plan[layout.dp_rank]
+        ]
         return PreparedBatch(
             sequences=sequences,
-            micro_batches=[
-                collate(sequences, rows, offsets, self._device, shared=shared, multiple=multiple)
-                for rows in plan[self._layout.dp_rank]
-            ],
+            micro_batches=[part_of(b, layout.cp_size, layout.cp_rank) for b in whole] if layout.cp_size > 1 else whole,
             tokens=sum(int(s.loss_mask.sum()) for s in sequences),
             counting=sum(bool(s.loss_mask.any()) for s in sequences),
             real=real,
@@ -75,7 +79,9 @@ class Passes:
             micro_batch = next(batches)
 
             def loss_of(output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
-                return *on_output(micro_batch, output[0]), {}
+                loss, tokens = on_output(micro_batch, output[0])
+                # context-parallel ranks have the same tokens, each with the gradient of its own
+                return loss, tokens if self._layout.cp_rank == 0 else torch.zeros_like(tokens), {}
 
             return part.forward(micro_batch), loss_of
 
@@ -108,9 +114,14 @@ class Passes:
             dist.all_reduce(values)  # only one rank writes each element, so the sum is exact
         return values
 
+    @property
+    def _one_row(self) -> bool:
+        """Whether a micro-batch is one row of segments."""
+        return self._learner.shared_prompts or self._layout.cp_size > 1
+
     def _positions(self, sequences: list[Sequence], plan: list[list[MicroBatchPlan]]) -> tuple[int, int]:
         """Positions that hold a token, and positions that are computed."""
-        shared = self._learner.shared_prompts
+        shared = self._one_row
         real = computed = 0
         for rows in (rows for rank in plan for rows in rank):
             lengths = [shared_tokens(sequences, r) if shared else sum(sequences[i].row_len for i in r) for r in rows]
