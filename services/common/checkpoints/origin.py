@@ -181,11 +181,16 @@ def _recorded_identity(origin: Origin, checkpoint: Checkpoint) -> dict[str, Any]
 
 
 def _differences(recorded: dict[str, dict[str, object]], spec: JobSpec, fields: Iterable[tuple[str, str]]) -> list[str]:
+    """A setting that is newer than the record has its default there."""
     here = spec.model_dump(mode="json")
-    return [
-        f"{section}.{name} is {recorded[section].get(name)} there and {here[section][name]} here"
+    there = {
+        (section, name): recorded[section].get(name, type(getattr(spec, section)).model_fields[name].default)
         for section, name in fields
-        if recorded[section].get(name) != here[section][name]
+    }
+    return [
+        f"{section}.{name} is {there[section, name]} there and {here[section][name]} here"
+        for section, name in fields
+        if there[section, name] != here[section][name]
     ]
 
 

@@ -85,7 +85,10 @@ class LearnerSpec(OptimizerFields):
         "with the same proximal policy and learning rate. The whole batch when null.",
     )
     max_tokens_per_micro_batch: int = Field(
-        default=8192, ge=16, le=16_777_216, description="Padded tokens one rank runs at once: with CP ranks a row has CP times as many."
+        default=8192,
+        ge=16,
+        le=16_777_216,
+        description="Padded tokens one rank runs at once: with CP ranks a row has CP times as many.",
     )
     shared_prompts: bool = Field(
         default=True,
@@ -213,7 +216,7 @@ class CheckpointSpec(Section):
         default=None,
         description="Begin from another job's checkpoint (its directory, or the job's id: the newest), or from a Hugging Face directory "
         "under the allowed roots. The checkpoint's step, optimizer, random states and data position are taken over. It may have been saved "
-        "with other sizes of TP, PP, DP and CP: weights and optimizer keep their bits, random states begin anew, and sums round differently.",
+        "with other sizes of TP, PP, DP and CP: weights and optimizer keep their bits, random states begin anew, sums round differently.",
         examples=["demo-3f2a9c1b", "demo-3f2a9c1b/checkpoints/step-00000050"],
     )
     finetune: bool = Field(

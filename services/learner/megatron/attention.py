@@ -39,8 +39,8 @@ class PackedCoreAttention(MegatronModule):  # type: ignore[misc]  # Megatron com
         """Attention of this tensor-parallel rank's heads, [s, b, heads · head size].
 
         `query`: [s, b, heads, head size]; `key` and `value`: [s, b, key-value heads, head size]; `attention_mask`: bool [b, 1, s, s],
-        True where a query may attend; None for plain causal; or int64 [segments, 2], of `encode_segments`, for a row of shared prompts; with
-        context parallelism s is the rank's part of it, and the segments are the whole row's.
+        True where a query may attend; None for plain causal; or int64 [segments, 2], of `encode_segments`, for a row of shared prompts.
+        With context parallelism s is the rank's part of a row, and the segments are the whole row's.
         """
         if attention_mask is not None and attention_mask.dtype is torch.int64:
             query, key, value = (row[:, 0] for row in (query, key, value))

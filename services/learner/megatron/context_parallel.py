@@ -39,7 +39,7 @@ def part_of(batch: MicroBatch, size: int, rank: int) -> MicroBatch:
 
 
 def all_tokens(own: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
-    """A figure of every response token of the micro-batch, [R], from that of the rank's own; on one rank they are the same."""
+    """A figure of every response token of the micro-batch, [R, …], from that of the rank's own; on one rank they are the same."""
     if batch.own is None:
         return own
     found: torch.Tensor = _AllTokens.apply(own, batch.own, len(batch.targets))  # type: ignore[no-untyped-call]
@@ -52,7 +52,7 @@ class _AllTokens(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, own: torch.Tensor, places: torch.Tensor, count: int) -> torch.Tensor:  # noqa: ANN401  torch's own type of it is private
         ctx.save_for_backward(places)
-        found = own.new_zeros(count).index_copy_(0, places, own)
+        found = own.new_zeros(count, *own.shape[1:]).index_copy_(0, places, own)
         dist.all_reduce(found, group=get_context_parallel_group())
         return found
 

@@ -44,7 +44,7 @@ def fused_attention(
     scale: float,
     kernel: Kernel | None = None,
 ) -> torch.Tensor:
-    """Attention of the pieces' queries, [n, heads, head size]; `query` is like it, `key` and `value` are [s, key-value heads, head size]."""
+    """Attention of the pieces' queries, [n, heads, head size], as `query`; `key` and `value` are [s, key-value heads, head size]."""
     kernel = kernel or importlib.import_module("torch_npu").npu_fusion_attention
     outputs = [
         kernel(

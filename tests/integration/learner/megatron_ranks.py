@@ -44,7 +44,9 @@ from megatron.core import parallel_state  # noqa: E402  Megatron comes after pre
 
 from services.learner.algorithms.losses import LossFunction, LossInputs  # noqa: E402
 from services.learner.groups.sequence import Sequence  # noqa: E402
+from services.learner.megatron.batch import MicroBatch  # noqa: E402
 from services.learner.megatron.collectives import gather_json  # noqa: E402
+from services.learner.megatron.context_parallel import all_tokens  # noqa: E402
 from services.learner.megatron.trainer import MegatronTrainer  # noqa: E402
 
 
@@ -74,10 +76,14 @@ LAYOUTS = {
         "dp": BASE,
         "dist": variant(BASE, use_distributed_optimizer=True),
         "sp": variant(BASE, tensor_parallel_size=2, sequence_parallel=True),
+        "cp": variant(BASE, context_parallel_size=2, use_distributed_optimizer=True),
     },
     4: {
         "sp_pp": variant(BASE, tensor_parallel_size=2, pipeline_parallel_size=2, sequence_parallel=True),
         "sp_dist": variant(BASE, tensor_parallel_size=2, use_distributed_optimizer=True, sequence_parallel=True),
+        "cp_sp": variant(BASE, context_parallel_size=2, tensor_parallel_size=2, sequence_parallel=True),
+        "cp_pp": variant(BASE, context_parallel_size=2, pipeline_parallel_size=2),
+        "cp_dp": variant(BASE, context_parallel_size=2, use_distributed_optimizer=True),
     },
 }
 
@@ -135,7 +141,8 @@ def logits_of(trainer: MegatronTrainer) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     whole = [whole_sequence(s.tokens) for s in sequences()]
 
-    def keep(_: Any, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def keep(batch: MicroBatch, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = all_tokens(logits, batch)
         parts = [torch.empty_like(logits) for _ in range(trainer.layout.tp_size)]
         dist.all_gather(parts, logits.contiguous(), group=parallel_state.get_tensor_model_parallel_group())
         found[str(len(found))] = torch.cat(parts, -1)
@@ -154,7 +161,7 @@ def scenario(name: str, spec: JobSpec, root: Path, out: Path) -> dict[str, Any]:
     for model in MODELS:
         trainer = MegatronTrainer(root / model, spec, Platform.CPU, dapo)
         logits, exported = logits_of(trainer), trainer.export()
-        if trainer.layout.is_last_stage and trainer.layout.tp_rank == 0 and trainer.layout.dp_rank == 0:
+        if trainer.layout.reports_losses and trainer.layout.dp_rank == 0:
             save_file(logits, out / f"{name}.{model}.logits.safetensors")
         trainer.save(out / f"{name}.{model}.saved", export=True)
         assert files_of(trainer)
@@ -266,11 +273,14 @@ def output_layer(model: Path, spec: JobSpec) -> dict[str, float]:
 
 def splits(spec: JobSpec) -> list[JobSpec]:
     """The same step, split in other ways: one micro-batch, nearly one per sequence, packed small, packed large, prompts shared."""
+    ranks = spec.learner.context_parallel_size  # each counts its own tokens
     rows = [
-        variant(spec, max_tokens_per_micro_batch=tokens, packing=packing)
+        variant(spec, max_tokens_per_micro_batch=tokens // ranks, packing=packing)
         for tokens, packing in ((4096, False), (40, False), (80, True), (4096, True))
     ]
-    return rows + [variant(spec, max_tokens_per_micro_batch=tokens, shared_prompts=True) for tokens in (40, 60, 4096)]
+    return rows + [
+        variant(spec, max_tokens_per_micro_batch=tokens // ranks, shared_prompts=True) for tokens in (40, 60, 4096)
+    ]
 
 
 def recomputed(spec: JobSpec) -> list[JobSpec]:

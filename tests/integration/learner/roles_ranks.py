@@ -36,9 +36,10 @@ from services.learner.megatron.weights import Exporter  # noqa: E402
 from services.learner.ranks.loop import build_trainer  # noqa: E402
 
 TP, PP, DIST = {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}, {"use_distributed_optimizer": True}
-SEQUENCE = TP | {"sequence_parallel": True}
+SEQUENCE, CONTEXT = TP | {"sequence_parallel": True}, {"context_parallel_size": 2}
 SIZES: dict[str, dict[str, Any]] = {
-    "one": {}, "tp": TP, "pp": PP, "dp": {}, "dist": DIST, "sp": SEQUENCE, "sp_pp": SEQUENCE | PP, "sp_dist": SEQUENCE | DIST,
+    "one": {}, "tp": TP, "pp": PP, "dp": {}, "dist": DIST, "sp": SEQUENCE, "cp": CONTEXT | DIST,
+    "sp_pp": SEQUENCE | PP, "sp_dist": SEQUENCE | DIST, "cp_sp": CONTEXT | SEQUENCE, "cp_pp": CONTEXT | PP, "cp_dp": CONTEXT | DIST,
 }  # fmt: skip
 WAYS: dict[str, dict[str, Any]] = {
     "rows": {"shared_prompts": False, "max_tokens_per_micro_batch": 64},
