@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from services.learner.conversion.request import Converted
 
 _KINDS = {"checkpoint": "checkpoint", "hugging_face": "Hugging Face directory"}
-_SIZES = {"tensor_parallel_size": "TP", "pipeline_parallel_size": "PP", "data_parallel_size": "DP"}
+_SIZES = {
+    "tensor_parallel_size": "TP", "pipeline_parallel_size": "PP", "data_parallel_size": "DP", "context_parallel_size": "CP",
+}  # fmt: skip
 
 
 def print_report(console: Console, report: Report, *, tensors: bool) -> None:

@@ -43,7 +43,9 @@ from services.common.models.weight_files import check_weights
 from services.common.spec.job import JobSpec
 
 FIELD = "checkpoint.load"
-_LAYOUT = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "use_distributed_optimizer")
+_LAYOUT = (
+    "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "context_parallel_size", "use_distributed_optimizer",
+)  # fmt: skip
 WEIGHTS_ONLY = "weights_only"
 """In the state of a manifest whose files hold no optimizer, no random states and no step."""
 NAMES_PLACES = "names_places"
@@ -179,11 +181,16 @@ def _recorded_identity(origin: Origin, checkpoint: Checkpoint) -> dict[str, Any]
 
 
 def _differences(recorded: dict[str, dict[str, object]], spec: JobSpec, fields: Iterable[tuple[str, str]]) -> list[str]:
+    """A setting that is newer than the record has its default there."""
     here = spec.model_dump(mode="json")
-    return [
-        f"{section}.{name} is {recorded[section].get(name)} there and {here[section][name]} here"
+    there = {
+        (section, name): recorded[section].get(name, type(getattr(spec, section)).model_fields[name].default)
         for section, name in fields
-        if recorded[section].get(name) != here[section][name]
+    }
+    return [
+        f"{section}.{name} is {there[section, name]} there and {here[section][name]} here"
+        for section, name in fields
+        if there[section, name] != here[section][name]
     ]
 
 

@@ -88,8 +88,15 @@ class LearnerSpec(OptimizerFields):
     tensor_parallel_size: int = Field(default=1, ge=1, le=64, description="Megatron tensor parallelism (TP).")
     pipeline_parallel_size: int = Field(default=1, ge=1, le=64, description="Megatron pipeline parallelism (PP).")
     data_parallel_size: int = Field(default=1, ge=1, le=4096, description="Data parallelism (DP).")
+    context_parallel_size: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Context parallelism (CP): ranks that share the positions of a row, for long responses; rows are padded to a multiple "
+        "of 2 × CP.",
+    )
     use_distributed_optimizer: bool = Field(
-        default=False, description="Shard the optimizer's state over data-parallel ranks."
+        default=False, description="Shard the optimizer's state over data- and context-parallel ranks."
     )
     ppo_epochs: int = Field(default=1, ge=1, le=100, description="Times that a batch is trained on.")
     mini_batch_size: int | None = Field(
@@ -100,7 +107,10 @@ class LearnerSpec(OptimizerFields):
         "with the same proximal policy and learning rate. The whole batch when null.",
     )
     max_tokens_per_micro_batch: int = Field(
-        default=8192, ge=16, le=16_777_216, description="Padded tokens one rank runs at once."
+        default=8192,
+        ge=16,
+        le=16_777_216,
+        description="Padded tokens one rank runs at once: with CP ranks a row has CP times as many.",
     )
     shared_prompts: bool = Field(
         default=True,
@@ -151,6 +161,7 @@ class LearnerSpec(OptimizerFields):
                 )
             return self
         for name in (
+            "context_parallel_size",
             "tensor_parallel_size",
             "pipeline_parallel_size",
             "sequence_parallel",
@@ -175,12 +186,18 @@ class LearnerSpec(OptimizerFields):
     @property
     def row_multiple(self) -> int:
         """Number that divides the length of every computed row."""
-        return self.tensor_parallel_size if self.sequence_parallel else 1
+        over_tensor_ranks = self.tensor_parallel_size if self.sequence_parallel else 1
+        return over_tensor_ranks * (2 * self.context_parallel_size if self.context_parallel_size > 1 else 1)
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same part of the weights: DP × CP."""
+        return self.data_parallel_size * self.context_parallel_size
 
     @property
     def world_size(self) -> int:
-        """Ranks of the job: TP × PP × DP."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+        """Ranks of the job: TP × PP × DP × CP."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.replicas
 
 
 class CriticSpec(OptimizerFields):
@@ -244,7 +261,7 @@ class CheckpointSpec(Section):
         default=None,
         description="Begin from another job's checkpoint (its directory, or the job's id: the newest), or from a Hugging Face directory "
         "under the allowed roots. The checkpoint's step, optimizer, random states and data position are taken over. It may have been saved "
-        "with other sizes of TP, PP and DP: weights and optimizer keep their bits, random states begin anew, and sums round differently.",
+        "with other sizes of TP, PP, DP and CP: weights and optimizer keep their bits, random states begin anew, sums round differently.",
         examples=["demo-3f2a9c1b", "demo-3f2a9c1b/checkpoints/step-00000050"],
     )
     finetune: bool = Field(

@@ -32,7 +32,7 @@ _ENTRY_BYTES = 64 << 20
 """Of groups of 16 responses of 160,000 tokens. Redis serves nobody else for some tenths of a second while it copies such an entry."""
 _TRAINED_BYTES = {DType.FLOAT32: (8, 8), DType.BFLOAT16: (6, 12)}
 """Bytes of a parameter in a rank: (itself and its gradient, Adam's moments and the master copy); the latter can be sharded."""
-_RANK_SIZES = ("data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size")
+_RANK_SIZES = ("data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
 _STAGED = 2
 """Copies of the weights in transfer from learner to engine."""
 
@@ -200,7 +200,7 @@ def _weight_bytes(spec: JobSpec) -> int:
 
 def _rank_bytes(spec: JobSpec, role: str) -> int:
     """Bytes that all ranks together hold of a role for each of its parameters; a reference has neither gradients nor an optimizer."""
-    learner, replicas = spec.learner, spec.learner.data_parallel_size
+    learner, replicas = spec.learner, spec.learner.replicas
     if role == "reference":
         return _weight_bytes(spec) * replicas
     model_bytes, optimizer_bytes = _TRAINED_BYTES[spec.model.dtype]

@@ -205,8 +205,9 @@ def _add_ranks(report: Report, checkpoint: Checkpoint) -> None:
 
 def _count(report: Report, rank: int, tensors: list[Tensor]) -> None:
     """Adds the tensors of one rank to its roles; of parameters only what no other rank before it holds."""
-    tp_size, dp_size = (int(report.layout.get(f"{kind}_parallel_size", 1)) for kind in ("tensor", "data"))
-    tp_rank, dp_rank = rank % tp_size, rank // tp_size % dp_size
+    sizes = (int(report.layout.get(f"{kind}_parallel_size", 1)) for kind in ("tensor", "data", "context"))
+    tp_size, dp_size, cp_size = sizes
+    tp_rank, replica = rank % tp_size, rank // tp_size % (dp_size * cp_size)
     tied, sharded = bool(report.shape.get("tie_word_embeddings")), report.layout.get("fsdp_size")
     for tensor in tensors:
         if not tensor.role:
@@ -218,7 +219,7 @@ def _count(report: Report, rank: int, tensors: list[Tensor]) -> None:
         is_copy = tied and name == _EMBEDDING_COPY and tensor.shape[0] != 1
         if sharded is not None:
             role.parameters += math.prod(tensor.shape) if head == "model" and rank < int(sharded) else 0
-        elif head == "model" and dp_rank == 0 and not is_copy and (tp_rank == 0 or _is_split(name, tensor.shape)):
+        elif head == "model" and replica == 0 and not is_copy and (tp_rank == 0 or _is_split(name, tensor.shape)):
             role.parameters += math.prod(tensor.shape)
 
 

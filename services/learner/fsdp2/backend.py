@@ -32,6 +32,7 @@ class FSDP2Backend:
 
     row_form = RowForm.JOINED
     vocabulary_group: dist.ProcessGroup | None = None
+    context_group: dist.ProcessGroup | None = None
 
     def __init__(self, spec: JobSpec, platform: Platform) -> None:
         """Joins the other ranks; ConfigError if they cannot be split as the spec says."""

@@ -112,9 +112,13 @@ def _check_attention(causal: Any, model_dir: Path) -> None:  # noqa: ANN401
     """Raises ModelError where positions of a row would see what is not theirs: only our attention keeps its sequences apart."""
     kind, layers = causal.config.model_type, set(getattr(causal.config, "layer_types", None) or ())
     if not causal._supports_attention_backend or causal._is_stateful:  # noqa: SLF001  nothing public says it
-        raise ModelError(f"{model_dir}: model_type {kind!r} does not take another attention: backend fsdp2 cannot train it")
+        raise ModelError(
+            f"{model_dir}: model_type {kind!r} does not take another attention: backend fsdp2 cannot train it"
+        )
     if others := sorted(layers - _ATTENTIONS):
-        raise ModelError(f"{model_dir}: layer_types has {others[0]!r}: backend fsdp2 trains {' and '.join(sorted(_ATTENTIONS))} only")
+        raise ModelError(
+            f"{model_dir}: layer_types has {others[0]!r}: backend fsdp2 trains {' and '.join(sorted(_ATTENTIONS))} only"
+        )
 
 
 def layers_of(causal: Any) -> list[torch.nn.Module]:  # noqa: ANN401
@@ -232,7 +236,11 @@ class FSDP2Model:
             home = {name: file for file in files for name in file.keys()}  # noqa: SIM118  it is no dict
             for name, parameter in self.loaded.items():
                 if name not in home:
-                    what = "mixtures of experts are not trained by backend fsdp2" if ".experts." in name else f"{name} is missing"
+                    what = (
+                        "mixtures of experts are not trained by backend fsdp2"
+                        if ".experts." in name
+                        else f"{name} is missing"
+                    )
                     raise ModelError(f"{model_dir}: its weights do not fit its config.json: {what}")
                 stored = home[name].get_slice(name)
                 if list(stored.get_shape()) != list(parameter.shape):

@@ -12,6 +12,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn.functional import scaled_dot_product_attention
 
+from services.learner.megatron.context_attention import context_attention
 from services.learner.training.prompt_sharing import shared_attention
 
 
@@ -39,10 +40,12 @@ class PackedCoreAttention(MegatronModule):  # type: ignore[misc]  # Megatron com
 
         `query`: [s, b, heads, head size]; `key` and `value`: [s, b, key-value heads, head size]; `attention_mask`: bool [b, 1, s, s],
         True where a query may attend; None for plain causal; or int64 [segments, 2], of `encode_segments`, for a row of shared prompts.
+        With context parallelism s is the rank's part of a row, and the segments are the whole row's.
         """
         if attention_mask is not None and attention_mask.dtype is torch.int64:
             query, key, value = (row[:, 0] for row in (query, key, value))
-            return shared_attention(query, key, value, attention_mask, self.softmax_scale).flatten(1)[:, None]
+            attend = shared_attention if self.config.context_parallel_size == 1 else context_attention
+            return attend(query, key, value, attention_mask, self.softmax_scale).flatten(1)[:, None]
         context = scaled_dot_product_attention(
             query.permute(1, 2, 0, 3),
             key.permute(1, 2, 0, 3),

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core.parallel_state import get_tensor_model_parallel_group
+from megatron.core.parallel_state import get_context_parallel_group, get_tensor_model_parallel_group
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from services.common.config.settings import Platform
@@ -37,8 +37,6 @@ class MegatronBackend:
     Call `platform.prepare` before this module is imported.
     """
 
-    row_form = RowForm.PADDED
-
     def __init__(self, spec: JobSpec, platform: Platform) -> None:
         """Joins the other ranks; ConfigError if they cannot be split as the spec says."""
         self._spec, self._platform = spec, platform
@@ -54,6 +52,17 @@ class MegatronBackend:
         """The tensor-parallel ranks."""
         group: dist.ProcessGroup = get_tensor_model_parallel_group()
         return group if self.layout.tp_size > 1 else None
+
+    @property
+    def context_group(self) -> dist.ProcessGroup | None:
+        """The context-parallel ranks."""
+        group: dist.ProcessGroup = get_context_parallel_group()
+        return group if self.layout.cp_size > 1 else None
+
+    @property
+    def row_form(self) -> RowForm:
+        """Context parallelism divides one row of segments."""
+        return RowForm.JOINED if self.layout.cp_size > 1 else RowForm.PADDED
 
     def policy(self, role: str, model_dir: Path, optimizer: OptimizerFields | None) -> MegatronModel:
         """A policy of this place."""
@@ -112,7 +121,9 @@ class MegatronModel:
             micro_batch = next(batches)
 
             def loss_of(output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
-                return *on_output(micro_batch, output[0]), {}
+                loss, tokens = on_output(micro_batch, output[0])
+                # context-parallel ranks have the same tokens, each with the gradient of its own
+                return loss, tokens if self._layout.cp_rank == 0 else torch.zeros_like(tokens), {}
 
             return self.part.forward(micro_batch), loss_of
 

@@ -102,7 +102,7 @@ class ResponseSelection:
 
 @dataclass(slots=True)
 class RotarySelection:
-    """Hook after the rotary embedding: the angles of the row's positions, where these do not count through the row."""
+    """Hook after the rotary embedding: the angles of the rank's positions, where these do not count through the row."""
 
     positions: torch.Tensor | None = None
     """int64 [s]."""
@@ -157,6 +157,8 @@ def _finish(
     if getattr(chunk, "output_layer", None) is not None:
         chunk.output_layer.register_forward_pre_hook(part.selection, with_kwargs=True)
     chunk.rotary_pos_emb.register_forward_hook(part.rotary)
+    if config.context_parallel_size > 1:
+        chunk.rotary_pos_emb.register_forward_pre_hook(_of_whole_row, with_kwargs=True)
     part.model = Float16Module(config, chunk) if spec.model.dtype is DType.BFLOAT16 else chunk
     if trained:
         ddp_config = DistributedDataParallelConfig(
@@ -194,6 +196,13 @@ def transformer_settings(spec: LearnerSpec) -> dict[str, Any]:
         "attention_dropout": 0.0,
         **_RECOMPUTE[spec.recompute],
     }
+
+
+def _of_whole_row(
+    _: torch.nn.Module, args: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Hook before the rotary embedding: the angles of the whole row, of which Megatron would choose a context-parallel rank's itself."""
+    return args, named | {"packed_seq": True}
 
 
 def _unchanged(tensor: torch.Tensor) -> torch.Tensor:

@@ -18,18 +18,23 @@ def join(spec: LearnerSpec, platform: Platform) -> Layout:
         ConfigError: the number of ranks does not divide.
     """
     join_ranks(platform)
-    tp_size, pp_size, world_size = spec.tensor_parallel_size, spec.pipeline_parallel_size, dist.get_world_size()
-    if world_size % (tp_size * pp_size):
-        sizes = f"tensor_parallel_size {tp_size} × pipeline_parallel_size {pp_size}"
+    tp_size, pp_size, cp_size = spec.tensor_parallel_size, spec.pipeline_parallel_size, spec.context_parallel_size
+    world_size = dist.get_world_size()
+    if world_size % (tp_size * pp_size * cp_size):
+        sizes = f"tensor_parallel_size {tp_size} × pipeline_parallel_size {pp_size} × context_parallel_size {cp_size}"
         raise ConfigError(f"{world_size} ranks cannot be split into {sizes}")
     if not parallel_state.model_parallel_is_initialized():
-        parallel_state.initialize_model_parallel(tp_size, pp_size, create_gloo_process_groups=False)
+        parallel_state.initialize_model_parallel(
+            tp_size, pp_size, context_parallel_size=cp_size, create_gloo_process_groups=False
+        )
     return Layout(
         rank=dist.get_rank(),
         tp_size=tp_size,
         tp_rank=parallel_state.get_tensor_model_parallel_rank(),
         pp_size=pp_size,
         pp_rank=parallel_state.get_pipeline_model_parallel_rank(),
-        dp_size=world_size // (tp_size * pp_size),
+        dp_size=world_size // (tp_size * pp_size * cp_size),
         dp_rank=parallel_state.get_data_parallel_rank(),
+        cp_size=cp_size,
+        cp_rank=parallel_state.get_context_parallel_rank(),
     )

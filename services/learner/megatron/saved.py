@@ -1,6 +1,8 @@
 """Saved state: the files of all ranks of a checkpoint, read as one, whatever layout they were saved with.
 
-rank = (stage × data-parallel size + data-parallel rank) × tensor-parallel size + tensor-parallel rank, Megatron's order.
+rank = (stage × replicas + replica) × tensor-parallel size + tensor-parallel rank, Megatron's order;
+replica = data-parallel rank × context-parallel size + context-parallel rank: all replicas hold the same weights.
+
 A file numbers the layers of its stage from 0; here they have their numbers in the whole model.
 """
 
@@ -18,7 +20,7 @@ import torch
 from services.common.errors import ConfigError
 from services.learner.training.rank_file import RankFile, rank_file
 
-SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "context_parallel_size")
 LAYOUT = (*SIZES, "use_distributed_optimizer")
 """Keys of a file's layout that decide which part of the state it holds."""
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
@@ -46,7 +48,8 @@ class SavedState:
         first = RankFile(folder / rank_file(0), self._stack)
         self._ranks = {0: first}
         self.about, self.layout = first.about, first.layout
-        self.tp_size, self.pp_size, self.dp_size = (int(str(self.layout[size])) for size in SIZES)
+        self.tp_size, self.pp_size, dp_size, cp_size = (int(str(self.layout[size])) for size in SIZES)
+        self.replicas = dp_size * cp_size
 
     def __enter__(self) -> Self:
         return self
@@ -85,7 +88,7 @@ class SavedState:
         return self._rank(stage, 0).shape(name)
 
     def optimizer(self, stage: int, name: str) -> SavedValues:
-        """What the optimizer holds of a parameter, put together over data-parallel ranks."""
+        """What the optimizer holds of a parameter, put together over the replicas."""
         values = [self._optimizer(stage, tp, name) for tp in range(self.tp_size)]
         parts = {state: [value.parts[state][0] for value in values] for state in values[0].parts}
         return SavedValues(parts, values[0].numbers, values[0].counter)
@@ -95,7 +98,7 @@ class SavedState:
         shape = self._rank(stage, tp).shape(name)
         pieces = {
             start: (end, key, rank)
-            for rank in (self._rank(stage, tp, dp) for dp in range(self.dp_size))
+            for rank in (self._rank(stage, tp, replica) for replica in range(self.replicas))
             for start, end, key in rank.places.get(name, [])
         }
         flat: dict[str, list[torch.Tensor]] = {}
@@ -118,8 +121,8 @@ class SavedState:
             )
         return SavedValues({state: [torch.cat(some).view(shape)] for state, some in flat.items()}, numbers, counter)
 
-    def _rank(self, stage: int, tp: int, dp: int = 0) -> RankFile:
-        return self.rank((stage * self.dp_size + dp) * self.tp_size + tp)
+    def _rank(self, stage: int, tp: int, replica: int = 0) -> RankFile:
+        return self.rank((stage * self.replicas + replica) * self.tp_size + tp)
 
 
 def _shifted(name: str, layers: int) -> str:

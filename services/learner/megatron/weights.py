@@ -28,7 +28,7 @@ class Exporter:
             # with tied embeddings the last stage keeps a second copy of the first one's
             if not (policy.tied and name == "output_layer.weight")
         ]
-        sends = layout.tp_rank == 0 and layout.dp_rank == 0
+        sends = layout.tp_rank == 0 and layout.is_first_replica
         mine = [[name, list(self._whole_shape(p))] for name, p in self._parameters] if sends else []
         self._senders: list[list[tuple[str, list[int]]]] = gather_json(mine, device)
 
@@ -38,7 +38,7 @@ class Exporter:
         `dtype` None keeps that of the parameters; a cast to it is the only change to a weight. `lm_head.weight` is always included:
         otherwise an engine that packs its output layer would keep sampling with a stale one.
         """
-        if self._layout.dp_rank != 0:
+        if not self._layout.is_first_replica:
             return None
         merged = self._merged(dtype)
         if self._layout.rank != 0:

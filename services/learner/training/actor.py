@@ -15,6 +15,7 @@ from services.learner.algorithms.losses import LossFunction, LossInputs, effecti
 from services.learner.training.backend import Backend, Model
 from services.learner.training.batch import MicroBatch
 from services.learner.training.columns import Columns, needed, of
+from services.learner.training.context_parallel import all_tokens
 from services.learner.training.logprobs import token_logprobs
 from services.learner.training.passes import Passes, PreparedBatch
 from services.learner.training.tally import Tally
@@ -26,7 +27,8 @@ class Actor:
 
     def __init__(self, model: Model, spec: JobSpec, backend: Backend, passes: Passes, loss_fn: LossFunction) -> None:
         self.model, self._spec, self._passes, self.loss_fn = model, spec, passes, loss_fn
-        self._layout, self._device, self._vocabulary_group = backend.layout, backend.device, backend.vocabulary_group
+        self._layout, self._device = backend.layout, backend.device
+        self._vocabulary_group, self._context_group = backend.vocabulary_group, backend.context_group
 
     def logprobs(self, batch: PreparedBatch, model: Model | None = None) -> torch.Tensor:
         """Log-probs of the batch's response tokens, float32 [N], under the present weights, or those of another policy."""
@@ -48,13 +50,14 @@ class Actor:
         return Update(loss, grad_norm, batch.tokens, skipped, metrics)
 
     def _logprobs(self, batch: MicroBatch, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return token_logprobs(
+        logprobs, entropy = token_logprobs(
             logits,
-            batch.targets,
+            batch.targets if batch.own is None else batch.targets[batch.own],
             temperature=self._spec.rollout.temperature,
             group=self._vocabulary_group,
             entropy_gradient=self._spec.algorithm.entropy_coefficient > 0.0,
         )
+        return all_tokens(logprobs, batch, self._context_group), all_tokens(entropy, batch, self._context_group)
 
     def _loss(
         self,

@@ -110,6 +110,11 @@ class Backend(Protocol):
         """The ranks over which the vocabulary of the logits is split; None where it is not."""
         ...
 
+    @property
+    def context_group(self) -> dist.ProcessGroup | None:
+        """The ranks that share the positions of a row; None where each has whole rows."""
+        ...
+
     def policy(self, role: str, model_dir: Path, optimizer: OptimizerFields | None) -> Model:
         """Builds a policy with the directory's weights, trained if it has an optimizer; ModelError if this layout cannot train it.
 

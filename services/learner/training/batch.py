@@ -55,6 +55,8 @@ class MicroBatch:
     """int64 [R], ordinal of the token's sequence within this micro-batch, never decreasing."""
     offsets: torch.Tensor
     """int64 [R], the token's place among the response tokens of the global batch; −1 for the one token of an empty micro-batch."""
+    own: torch.Tensor | None = None
+    """int64, which of the R tokens this rank predicts, and has in `positions`, where context parallelism divides the row; None for all."""
 
 
 def collate(

@@ -16,7 +16,7 @@ from services.learner.training.rendezvous import join_process_group
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Sizes, and this rank's place, in tensor (TP), pipeline (PP) and data (DP) parallelism."""
+    """Sizes, and this rank's place, in tensor (TP), pipeline (PP), data (DP) and context (CP) parallelism."""
 
     rank: int
     tp_size: int
@@ -25,6 +25,8 @@ class Layout:
     pp_rank: int
     dp_size: int
     dp_rank: int
+    cp_size: int = 1
+    cp_rank: int = 0
 
     @property
     def is_first_stage(self) -> bool:
@@ -39,7 +41,12 @@ class Layout:
     @property
     def reports_losses(self) -> bool:
         """Whether this rank, of those that compute the same losses, counts in sums over all ranks."""
-        return self.is_last_stage and self.tp_rank == 0
+        return self.is_last_stage and self.tp_rank == 0 and self.cp_rank == 0
+
+    @property
+    def is_first_replica(self) -> bool:
+        """Whether this rank, of those that hold the same part of the weights, is the first: data and context parallelism repeat them."""
+        return self.dp_rank == 0 and self.cp_rank == 0
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -48,6 +55,7 @@ class Layout:
             "tensor_parallel_size": self.tp_size,
             "pipeline_parallel_size": self.pp_size,
             "data_parallel_size": self.dp_size,
+            "context_parallel_size": self.cp_size,
         }
 
 

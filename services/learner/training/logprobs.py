@@ -87,6 +87,6 @@ def _weighted_sum(weights: torch.Tensor, logs: torch.Tensor) -> torch.Tensor:
 
 
 def _reduced(values: torch.Tensor, op: dist.ReduceOp.RedOpType, group: dist.ProcessGroup | None) -> torch.Tensor:
-    if group is not None and dist.get_world_size(group) > 1:
+    if group is not None and values.numel() and dist.get_world_size(group) > 1:
         dist.all_reduce(values, op=op, group=group)
     return values

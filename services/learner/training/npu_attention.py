@@ -23,19 +23,28 @@ MASK_SIDE = 2048
 """The mask that it wants in this mode has this size, whatever the lengths."""
 
 Kernel = Callable[..., tuple[Any, ...]]
-SegmentPlace = tuple[int, int, int, int]
-"""Start and length of a segment, and of the prompt before it; a prompt has none before it: length 0."""
+
+
+class Piece(NamedTuple):
+    """Consecutive queries of one segment, and the keys that they see: causal, aligned at the end."""
+
+    start: int
+    """Of the queries, among those that are given."""
+    length: int
+    """Of the queries."""
+    keys: tuple[tuple[int, int], ...]
+    """Start and length of each run of keys in the row: of a response its prompt; then the segment, up to the last query."""
 
 
 def fused_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    segments: tuple[SegmentPlace, ...],
+    pieces: tuple[Piece, ...],
     scale: float,
     kernel: Kernel | None = None,
 ) -> torch.Tensor:
-    """Attention within a row, [s, heads, head size]; `query` is like it, `key` and `value` are [s, key-value heads, head size]."""
+    """Attention of the pieces' queries, [n, heads, head size], as `query`; `key` and `value` are [s, key-value heads, head size]."""
     kernel = kernel or importlib.import_module("torch_npu").npu_fusion_attention
     outputs = [
         kernel(
@@ -50,37 +59,37 @@ def fused_attention(
             actual_seq_kvlen=call.key_ends,
             sparse_mode=CAUSAL_FROM_THE_END,
         )[0]
-        for call in _calls(segments, query.device)
+        for call in _calls(pieces, query.device)
     ]
     return torch.cat(outputs)
 
 
 class _Call(NamedTuple):
-    """Consecutive segments of a row."""
+    """Consecutive pieces."""
 
     queries: slice
     """Their positions."""
     keys: torch.Tensor
     """int64, the row's position at each place of the keys: before each response come its prompt's."""
     query_ends: list[int]
-    """Where each segment ends among the queries."""
+    """Where each piece ends among the queries."""
     key_ends: list[int]
     """Where its keys end."""
 
 
 @lru_cache(maxsize=256)
-def _calls(segments: tuple[SegmentPlace, ...], device: torch.device) -> list[_Call]:
-    return list(_split(segments, device))
+def _calls(pieces: tuple[Piece, ...], device: torch.device) -> list[_Call]:
+    return list(_split(pieces, device))
 
 
-def _split(segments: tuple[SegmentPlace, ...], device: torch.device) -> Iterator[_Call]:
-    for first in range(0, len(segments), MOST_SEQUENCES):
-        some = segments[first : first + MOST_SEQUENCES]
-        query_ends = torch.tensor([length for _, length, _, _ in some]).cumsum(0).tolist()
-        key_ends = torch.tensor([length + prompt_length for _, length, _, prompt_length in some]).cumsum(0).tolist()
-        spans = [span for start, length, prompt, n in some for span in ((prompt, n), (start, length))]
+def _split(pieces: tuple[Piece, ...], device: torch.device) -> Iterator[_Call]:
+    for first in range(0, len(pieces), MOST_SEQUENCES):
+        some = pieces[first : first + MOST_SEQUENCES]
+        query_ends = torch.tensor([piece.length for piece in some]).cumsum(0).tolist()
+        key_ends = torch.tensor([sum(length for _, length in piece.keys) for piece in some]).cumsum(0).tolist()
+        spans = [span for piece in some for span in piece.keys]
         keys = torch.cat([torch.arange(start, start + length) for start, length in spans])
-        yield _Call(slice(some[0][0], some[0][0] + query_ends[-1]), keys.to(device), query_ends, key_ends)
+        yield _Call(slice(some[0].start, some[0].start + query_ends[-1]), keys.to(device), query_ends, key_ends)
 
 
 @lru_cache(maxsize=1)

@@ -15,6 +15,7 @@ from services.common.spec.learner import LearnerSpec
 from services.learner.groups.sequence import Sequence
 from services.learner.training.backend import Backend, Model
 from services.learner.training.batch import MicroBatch, RowForm, collate, padded_length, response_offsets, shared_tokens
+from services.learner.training.context_parallel import part_of
 from services.learner.training.micro_batches import MicroBatchPlan, plan_micro_batches, plan_shared_prompts
 
 
@@ -43,20 +44,21 @@ class Passes:
 
     def prepare(self, sequences: list[Sequence], offsets: list[int] | None = None) -> PreparedBatch:
         """Divides a batch; every rank gets the whole. `offsets`: where the response tokens of each sequence begin in the step's columns."""
-        learner, ranks = self._learner, self._layout.dp_size
-        most, multiple = learner.max_tokens_per_micro_batch, learner.row_multiple
+        learner, layout, ranks = self._learner, self._layout, self._layout.dp_size
+        most, multiple = learner.max_tokens_per_micro_batch * layout.cp_size, learner.row_multiple
         if self._form is RowForm.SHARED:
             plan = plan_shared_prompts(sequences, ranks, max_tokens=most, multiple=multiple)
         else:
             plan = plan_micro_batches(sequences, ranks, max_tokens=most, packing=learner.packing, multiple=multiple)
         offsets = response_offsets(sequences) if offsets is None else offsets
         real, computed = self._positions(sequences, plan)
+        whole = [
+            collate(sequences, rows, offsets, self._device, form=self._form, multiple=multiple)
+            for rows in plan[layout.dp_rank]
+        ]
         return PreparedBatch(
             sequences=sequences,
-            micro_batches=[
-                collate(sequences, rows, offsets, self._device, form=self._form, multiple=multiple)
-                for rows in plan[self._layout.dp_rank]
-            ],
+            micro_batches=[part_of(b, layout.cp_size, layout.cp_rank) for b in whole] if layout.cp_size > 1 else whole,
             tokens=sum(int(s.loss_mask.sum()) for s in sequences),
             counting=sum(bool(s.loss_mask.any()) for s in sequences),
             real=real,

@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
-from services.learner.training.npu_attention import SegmentPlace, fused_attention
+from services.learner.training.npu_attention import Piece, fused_attention
 
 _Positions = npt.NDArray[np.int64]
 
@@ -62,9 +62,9 @@ def shared_attention(
     layout = _layout_of(segments.numpy().tobytes())
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     if query.device.type == "npu":
-        return fused_attention(query, key, value, layout.segments, scale)
+        return fused_attention(query, key, value, layout.pieces, scale)
     if query.device.type != "cpu":
-        return _by_segment(query, key, value, layout, scale)
+        return by_piece(query, key, value, layout.pieces, scale)
     repeats = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
     context: torch.Tensor = _JoinedAttention.apply(query, key, value, layout, scale)  # type: ignore[no-untyped-call]
@@ -75,7 +75,8 @@ def shared_attention(
 class _Layout:
     """A row's segments as indices for padded batches: P prompts of at most p positions, N responses of r, q of all a prompt's responses."""
 
-    segments: tuple[SegmentPlace, ...]
+    pieces: tuple[Piece, ...]
+    """The segments in the order of the row."""
     prompts: _Padded
     responses: _Padded
     """Responses, each for itself."""
@@ -122,10 +123,22 @@ def _pad(parts: list[_Positions]) -> _Padded:
     return _Padded((len(parts), width), *(torch.from_numpy(array) for array in indices))
 
 
+def pieces_of(encoded: bytes) -> tuple[Piece, ...]:
+    """The segments of a row, from the bytes of `encode_segments`, each as a piece with all that its queries see."""
+    pieces: list[Piece] = []
+    prompt: tuple[tuple[int, int], ...] = ()
+    start = 0
+    for length, is_prompt in np.frombuffer(encoded, np.int64).reshape(-1, 2).tolist():
+        own = (start, length)
+        prompt = (own,) if is_prompt else prompt
+        pieces.append(Piece(start, length, prompt if is_prompt else (*prompt, own)))
+        start += length
+    return tuple(pieces)
+
+
 @lru_cache(maxsize=_LAYOUTS)
 def _layout_of(encoded: bytes) -> _Layout:
     start = 0
-    segments: list[SegmentPlace] = []
     prompts: list[_Positions] = []
     responses: list[_Positions] = []
     followers: list[list[_Positions]] = []
@@ -134,15 +147,14 @@ def _layout_of(encoded: bytes) -> _Layout:
         if is_prompt:
             prompts.append(positions)
             followers.append([])
-            segments.append((start, length, start, 0))
         else:
             responses.append(positions)
             followers[-1].append(positions)
-            segments.append((start, length, int(prompts[-1][0]), len(prompts[-1])))
         start += length
     none = np.zeros(0, np.int64)
     answering = [np.concatenate([none, *mine]) for mine in followers]
-    return _Layout(tuple(segments), _pad(prompts), _pad(responses), _pad(answering), _beyond([len(p) for p in prompts]))
+    lengths = [len(prompt) for prompt in prompts]
+    return _Layout(pieces_of(encoded), _pad(prompts), _pad(responses), _pad(answering), _beyond(lengths))
 
 
 def _beyond(lengths: list[int]) -> torch.Tensor | None:
@@ -214,20 +226,20 @@ class _JoinedAttention(torch.autograd.Function):
         return found[0], found[1], found[2], None, None
 
 
-def _by_segment(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: _Layout, scale: float
+def by_piece(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, pieces: tuple[Piece, ...], scale: float
 ) -> torch.Tensor:
-    """The same, segment by segment: the queries of each see its prompt's keys and its own."""
+    """The same, piece by piece; `key` and `value` may have more positions than `query`."""
 
     def heads_first(row: torch.Tensor, *spans: tuple[int, int]) -> torch.Tensor:
         return torch.cat([row[start : start + length] for start, length in spans]).transpose(0, 1)[None]
 
     outputs = []
-    for start, length, prompt_start, prompt_length in layout.segments:
-        own, seen = (start, length), ((prompt_start, prompt_length), (start, length))
+    for start, length, seen in pieces:
+        own, keys = (start, length), sum(count for _, count in seen)
         context = scaled_dot_product_attention(
             heads_first(query, own), heads_first(key, *seen), heads_first(value, *seen),
-            attn_mask=causal_lower_right(length, prompt_length + length), scale=scale,
+            attn_mask=causal_lower_right(length, keys), scale=scale,
             enable_gqa=query.shape[1] != key.shape[1],
         )  # fmt: skip
         outputs.append(context[0].transpose(0, 1))

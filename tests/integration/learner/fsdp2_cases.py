@@ -18,7 +18,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 """model_type → what differs: norms, biases, parallel layers, partial rotary embeddings, scales, soft caps, sliding windows."""
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "lfm2": ({"layer_types": ["conv", "full_attention"]}, "layer_types has 'conv': backend fsdp2 trains full_attention and sliding_attention only"),
+    "lfm2": ({"layer_types": ["conv", "full_attention"]}, "layer_types has 'conv': backend fsdp2 trains full_attention and sliding_"),
     "qwen3_moe": ({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}, "mixtures of experts are not trained by"),
     "mamba": ({}, "model_type 'mamba' does not take another attention"),
 }  # fmt: skip

@@ -25,8 +25,8 @@ STEPS = 2
 """Training steps before the first checkpoint."""
 CHAINS: dict[str, tuple[str, ...]] = {
     "one": ("one",),
-    "two": ("tp", "pp", "dp", "dist", "tp"),
-    "four": ("sp_pp", "sp_dist"),
+    "two": ("tp", "pp", "dp", "dist", "cp", "tp"),
+    "four": ("sp_pp", "cp_dp", "sp_dist"),
     "again": ("one",),
 }
 """Set of ranks → the layouts that its checkpoints go through; each set begins with the last checkpoint of the set before it."""

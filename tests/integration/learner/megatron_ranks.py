@@ -24,7 +24,9 @@ from services.common.spec.rollout import DType
 from services.common.streams.types import Int32Array
 from services.learner.algorithms.losses import LossFunction, LossInputs
 from services.learner.groups.sequence import Sequence
+from services.learner.training.batch import MicroBatch
 from services.learner.training.collectives import gather_json
+from services.learner.training.context_parallel import all_tokens
 from services.learner.training.trainer import Trainer
 from tests.integration.learner.megatron_cases import (
     ADAM,
@@ -83,11 +85,15 @@ LAYOUTS = {
         "dp": BASE,
         "dist": variant(BASE, use_distributed_optimizer=True),
         "sp": variant(BASE, tensor_parallel_size=2, sequence_parallel=True),
+        "cp": variant(BASE, context_parallel_size=2, use_distributed_optimizer=True),
     },
     4: {
         "hybrid": variant(BASE, backend=FSDP2, fsdp_size=2),
         "sp_pp": variant(BASE, tensor_parallel_size=2, pipeline_parallel_size=2, sequence_parallel=True),
         "sp_dist": variant(BASE, tensor_parallel_size=2, use_distributed_optimizer=True, sequence_parallel=True),
+        "cp_sp": variant(BASE, context_parallel_size=2, tensor_parallel_size=2, sequence_parallel=True),
+        "cp_pp": variant(BASE, context_parallel_size=2, pipeline_parallel_size=2),
+        "cp_dp": variant(BASE, context_parallel_size=2, use_distributed_optimizer=True),
     },
 }
 
@@ -145,8 +151,8 @@ def logits_of(trainer: Trainer) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     whole = [whole_sequence(s.tokens) for s in sequences()]
 
-    def keep(_: Any, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        found[str(len(found))] = whole_vocabulary(trainer, logits)
+    def keep(batch: MicroBatch, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        found[str(len(found))] = whole_vocabulary(trainer, all_tokens(logits, batch, trainer._backend.context_group))
         return logits.sum() * 0, torch.ones((), dtype=torch.int)
 
     with torch.no_grad():
@@ -162,7 +168,7 @@ def scenario(name: str, spec: JobSpec, root: Path, out: Path) -> dict[str, Any]:
     for model in MODELS:
         trainer = trainer_of(root / model, spec, dapo)
         logits, exported = logits_of(trainer), trainer.export()
-        if trainer.layout.is_last_stage and trainer.layout.tp_rank == 0 and trainer.layout.dp_rank == 0:
+        if trainer.layout.reports_losses and trainer.layout.dp_rank == 0:
             save_file(logits, out / f"{name}.{model}.logits.safetensors")
         trainer.save(out / f"{name}.{model}.saved", export=True)
         assert files_of(trainer)
@@ -268,11 +274,14 @@ def output_layer(model: Path, spec: JobSpec) -> dict[str, float]:
 
 def splits(spec: JobSpec) -> list[JobSpec]:
     """The same step, split in other ways: one micro-batch, nearly one per sequence, packed small, packed large, prompts shared."""
+    ranks = spec.learner.context_parallel_size  # each counts its own tokens
     rows = [
-        variant(spec, max_tokens_per_micro_batch=tokens, packing=packing)
+        variant(spec, max_tokens_per_micro_batch=tokens // ranks, packing=packing)
         for tokens, packing in ((4096, False), (40, False), (80, True), (4096, True))
     ]
-    return rows + [variant(spec, max_tokens_per_micro_batch=tokens, shared_prompts=True) for tokens in (40, 60, 4096)]
+    return rows + [
+        variant(spec, max_tokens_per_micro_batch=tokens // ranks, shared_prompts=True) for tokens in (40, 60, 4096)
+    ]
 
 
 def recomputed(spec: JobSpec) -> list[JobSpec]:

@@ -40,9 +40,10 @@ from tests.integration.learner.trainers import (
 torch.set_num_threads(1)
 
 TP, PP, DIST = {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}, {"use_distributed_optimizer": True}
-SEQUENCE = TP | {"sequence_parallel": True}
+SEQUENCE, CONTEXT = TP | {"sequence_parallel": True}, {"context_parallel_size": 2}
 SIZES: dict[str, dict[str, Any]] = {
-    "one": {}, "tp": TP, "pp": PP, "dp": {}, "dist": DIST, "sp": SEQUENCE, "sp_pp": SEQUENCE | PP, "sp_dist": SEQUENCE | DIST,
+    "one": {}, "tp": TP, "pp": PP, "dp": {}, "dist": DIST, "sp": SEQUENCE, "cp": CONTEXT | DIST,
+    "sp_pp": SEQUENCE | PP, "sp_dist": SEQUENCE | DIST, "cp_sp": CONTEXT | SEQUENCE, "cp_pp": CONTEXT | PP, "cp_dp": CONTEXT | DIST,
     "fsdp": {"backend": "fsdp2"}, "fsdp_dp": {"backend": "fsdp2"},
     "hybrid": {"backend": "fsdp2", "fsdp_size": 2, "data_parallel_size": 4},
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""A checkpoint goes from layout to layout, TP 2 → PP 2 → DP 2 and back, with critic and reference: nothing of it changes but its place."""
+"""A checkpoint goes from layout to layout, TP 2 → PP 2 → DP 2 → CP 2 and back, with critic and reference: only places change."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_weights_and_moments_of_every_role_are_the_same_bits_in_every_layout(
 @pytest.mark.parametrize("name", NAMES)
 class TestBackInAnEarlierLayout:
     def test_every_file_is_as_it_was(self, outcome: Outcome, name: str) -> None:
-        before, after = saved(outcome, name, "two.0.tp"), saved(outcome, name, "two.4.tp")
+        before, after = saved(outcome, name, "two.0.tp"), saved(outcome, name, "two.5.tp")
         for rank in range(2):
             assert same_tensors(before / f"rank-{rank:05d}.safetensors", after / f"rank-{rank:05d}.safetensors")
 
@@ -158,7 +158,7 @@ class TestConverted:
 
     def test_a_report_counts_the_parameters_of_each_role_once(self, outcome: Outcome) -> None:
         counts = set()
-        for layout in ("two.0.tp", "two.1.pp", "two.2.dp", "two.3.dist"):
+        for layout in ("two.0.tp", "two.1.pp", "two.2.dp", "two.3.dist", "two.4.cp"):
             report = inspect(committed(outcome, "llama", layout))
             assert (report.verified, report.problems, report.step) == (True, [], STEPS)
             assert report.versions["other_layouts"]

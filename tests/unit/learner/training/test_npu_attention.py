@@ -15,8 +15,8 @@ import torch
 from hypothesis import given, settings
 
 from services.learner.training import npu_attention
-from services.learner.training.npu_attention import SegmentPlace, fused_attention
-from services.learner.training.prompt_sharing import Segment, _layout_of, encode_segments, shared_attention
+from services.learner.training.npu_attention import Piece, fused_attention
+from services.learner.training.prompt_sharing import Segment, encode_segments, pieces_of, shared_attention
 from tests.unit.learner.training.test_prompt_sharing import GROUPS, Groups, inputs, leaves, segments_of
 
 
@@ -41,8 +41,8 @@ def documented_kernel(
     return torch.cat(outputs), None, None, None, 0, 0, 0
 
 
-def places(segments: list[Segment]) -> tuple[SegmentPlace, ...]:
-    return _layout_of(encode_segments(segments).numpy().tobytes()).segments
+def places(segments: list[Segment]) -> tuple[Piece, ...]:
+    return pieces_of(encode_segments(segments).numpy().tobytes())
 
 
 @given(GROUPS)

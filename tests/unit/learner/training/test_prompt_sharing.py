@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.learner.training.prompt_sharing import Segment, _by_segment, _layout_of, encode_segments, shared_attention
+from services.learner.training.prompt_sharing import Segment, by_piece, encode_segments, pieces_of, shared_attention
 
 GROUPS = st.lists(st.tuples(st.integers(1, 20), st.lists(st.integers(1, 20), max_size=4)), min_size=1, max_size=4)
 Groups = list[tuple[int, list[int]]]
@@ -62,8 +62,8 @@ def test_a_response_attends_to_its_prompt_and_to_itself_alone(by_segment: bool, 
     given_inputs, gradient = inputs(segments, torch.float64)
     mine, others = leaves(given_inputs), leaves(given_inputs)
     encoded = encode_segments(segments)
-    layout = _layout_of(encoded.numpy().tobytes())
-    found = _by_segment(*mine, layout, 0.3) if by_segment else shared_attention(*mine, encoded, 0.3)
+    pieces = pieces_of(encoded.numpy().tobytes())
+    found = by_piece(*mine, pieces, 0.3) if by_segment else shared_attention(*mine, encoded, 0.3)
     expected = naive(*others, segments, 0.3)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
     found.backward(gradient)  # type: ignore[no-untyped-call]
