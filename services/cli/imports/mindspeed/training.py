@@ -118,7 +118,7 @@ def _optimizer(settings: Settings, draft: Draft, role: str, section: str) -> Non
 
 
 def ranks(settings: Settings, draft: Draft) -> None:
-    """Tensor, pipeline and data parallelism of the learner."""
+    """Tensor, pipeline, context and data parallelism of the learner."""
     npus, shared = f"{RL}.actor_resource.num_npus", 1
     for name in ("tensor", "pipeline"):
         key = of_role(settings, ACTOR, f"{name}_model_parallel_size")
@@ -127,7 +127,7 @@ def ranks(settings: Settings, draft: Draft) -> None:
         draft.set(f"learner.{name}_parallel_size", size, key)
     context = of_role(settings, ACTOR, "context_parallel_size")
     split = settings.integer(context) or 1
-    draft.leave(context, "a sequence is computed by one rank of each tensor and pipeline part", fits=split == 1)
+    draft.set("learner.context_parallel_size", split, context)
     for name in ("expert_model_parallel_size", "num_layers_per_virtual_pipeline_stage"):
         key = of_role(settings, ACTOR, name)
         draft.leave(key, "there is no such split of a model", fits=settings.integer(key) in {None, 1})

@@ -235,7 +235,6 @@ def test_a_key_becomes_the_field_of_the_same_meaning(overrides: tuple[str, ...],
         ((f"{ROLLOUT}.multi_turn.enable=True",), f"{ROLLOUT}.multi_turn.enable"),
         (("custom_reward_function.path=/x.py",), "custom_reward_function.path"),
         (("reward_model.enable=True",), "reward_model.enable"),
-        ((f"{MEGATRON}.context_parallel_size=2",), f"{MEGATRON}.context_parallel_size"),
         (("trainer.n_gpus_per_node=6", f"{MEGATRON}.tensor_model_parallel_size=4"), "trainer.n_gpus_per_node"),
         (
             ("+data.apply_chat_template_kwargs.enable_thinking=False",),
@@ -252,6 +251,12 @@ def test_a_key_becomes_the_field_of_the_same_meaning(overrides: tuple[str, ...],
 )
 def test_a_key_without_the_same_meaning_differs(overrides: tuple[str, ...], key: str) -> None:
     assert line(imported("trainer.nnodes=1", *overrides), key).outcome is Outcome.DIFFERS
+
+
+def test_context_parallelism_of_megatron_divides_the_ranks() -> None:
+    found = imported("trainer.nnodes=1", "trainer.n_gpus_per_node=8", f"{MEGATRON}.context_parallel_size=2")
+    assert value(found, "learner.context_parallel_size") == 2
+    assert value(found, "learner.data_parallel_size") == 4
 
 
 def test_fsdp_becomes_the_back_end_of_that_name_with_its_adapters() -> None:
