@@ -91,6 +91,7 @@ def value(found: Imported, field: str) -> Any:
         (GRPO, (), "learner.data_parallel_size", 4),
         (GRPO, (), "learner.pipeline_parallel_size", 2),
         (DAPO, (), "learner.sequence_parallel", True),
+        (DAPO, ("actor_config.context_parallel_size=2",), "learner.context_parallel_size", 2),
         (DAPO, (), "learner.steps", 2000),
         (DAPO, (), "learner.max_tokens_per_micro_batch", 4096),
         (
@@ -149,7 +150,6 @@ def test_a_key_becomes_the_field_of_the_same_meaning(
         ("rl_config.multi_turn_enable=true", "rl_config.multi_turn_enable"),
         ("rl_config.rule_reward=false", "rl_config.rule_reward"),
         ("actor_config.expert_model_parallel_size=4", "actor_config.expert_model_parallel_size"),
-        ("actor_config.context_parallel_size=2", "actor_config.context_parallel_size"),
         ("megatron_training.data_path=./data", "megatron_training.data_path"),
         ("megatron_training.hidden_dropout=0.1", "megatron_training.hidden_dropout"),
         ("rl_config.actor_resource.num_npus=20", "rl_config.actor_resource.num_npus"),

@@ -182,6 +182,7 @@ def line(found: Imported, key: str) -> Line:
         ),
         ((f"{MEGATRON}.tensor_model_parallel_size=2",), "learner.tensor_parallel_size", 2),
         ((f"{MEGATRON}.tensor_model_parallel_size=2",), "learner.sequence_parallel", True),
+        ((f"{MEGATRON}.context_parallel_size=2",), "learner.context_parallel_size", 2),
         (("trainer.nnodes=2", "trainer.n_gpus_per_node=4"), "learner.data_parallel_size", 8),
         (("trainer.n_gpus_per_node=8", f"{ACTOR}.ulysses_sequence_parallel_size=2"), "learner.data_parallel_size", 4),
         (
@@ -233,7 +234,6 @@ def test_a_key_becomes_the_field_of_the_same_meaning(overrides: tuple[str, ...],
         ((f"{ROLLOUT}.multi_turn.enable=True",), f"{ROLLOUT}.multi_turn.enable"),
         (("custom_reward_function.path=/x.py",), "custom_reward_function.path"),
         (("reward_model.enable=True",), "reward_model.enable"),
-        ((f"{MEGATRON}.context_parallel_size=2",), f"{MEGATRON}.context_parallel_size"),
         (("trainer.n_gpus_per_node=6", f"{MEGATRON}.tensor_model_parallel_size=4"), "trainer.n_gpus_per_node"),
         (
             ("+data.apply_chat_template_kwargs.enable_thinking=False",),
