@@ -59,6 +59,7 @@ RENAMED = {
     "save_total_limit": "checkpoint.keep_last",
     "scale_rewards": "algorithm.advantage_estimator",
     "tensor_model_parallel_size": "learner.tensor_parallel_size",
+    "ulysses_sequence_parallel_size": "learner.context_parallel_size",
     "test_freq": "eval.interval_steps",
     "total_training_steps": "learner.steps",
     "train_batch_size": "algorithm.filter_groups_train_batch_size",

@@ -120,22 +120,19 @@ def _optimizer(settings: Settings, draft: Draft, role: str, section: str) -> Non
 def ranks(settings: Settings, draft: Draft) -> None:
     """Tensor, pipeline, context and data parallelism of the learner."""
     npus, shared = f"{RL}.actor_resource.num_npus", 1
-    for name in ("tensor", "pipeline"):
-        key = of_role(settings, ACTOR, f"{name}_model_parallel_size")
+    for name, theirs in (("tensor", "tensor_model"), ("pipeline", "pipeline_model"), ("context", "context")):
+        key = of_role(settings, ACTOR, f"{theirs}_parallel_size")
         size = settings.integer(key) or 1
         shared *= size
         draft.set(f"learner.{name}_parallel_size", size, key)
-    context = of_role(settings, ACTOR, "context_parallel_size")
-    split = settings.integer(context) or 1
-    draft.set("learner.context_parallel_size", split, context)
     for name in ("expert_model_parallel_size", "num_layers_per_virtual_pipeline_stage"):
         key = of_role(settings, ACTOR, name)
         draft.leave(key, "there is no such split of a model", fits=settings.integer(key) in {None, 1})
     devices = settings.integer(npus)
     if devices is None:
         return
-    divided, left = divmod(devices, shared * split)
-    remark = f"{devices} NPUs ÷ {shared * split} that share a model"
+    divided, left = divmod(devices, shared)
+    remark = f"{devices} NPUs ÷ {shared} that share a model"
     remark += " is no integer" if left else "; they only train here: rollout servers have NPUs of their own"
     draft.set(
         "learner.data_parallel_size",

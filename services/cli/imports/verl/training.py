@@ -194,13 +194,10 @@ def ranks(settings: Settings, draft: Draft) -> None:
 
 def _megatron_sizes(settings: Settings, draft: Draft) -> int:
     sizes = {}
-    for name in ("tensor", "pipeline"):
-        key = f"{ACTOR}.megatron.{name}_model_parallel_size"
+    for name, theirs in (("tensor", "tensor_model"), ("pipeline", "pipeline_model"), ("context", "context")):
+        key = f"{ACTOR}.megatron.{theirs}_parallel_size"
         sizes[name] = settings.integer(key) or 1
         draft.set(f"learner.{name}_parallel_size", sizes[name], key)
-    context = f"{ACTOR}.megatron.context_parallel_size"
-    split = settings.integer(context) or 1
-    draft.set("learner.context_parallel_size", split, context)
     for name in ("expert_model_parallel_size", "expert_tensor_parallel_size", "virtual_pipeline_model_parallel_size"):
         key = f"{ACTOR}.megatron.{name}"
         draft.leave(key, "there is no such split of a model", fits=settings.integer(key) in {None, 1})
@@ -210,7 +207,7 @@ def _megatron_sizes(settings: Settings, draft: Draft) -> int:
     else:
         draft.leave(sequence, "there is no tensor parallelism")
     draft.set("learner.use_distributed_optimizer", bool(settings.truth(distributed)), distributed)
-    return sizes["tensor"] * sizes["pipeline"] * split
+    return sizes["tensor"] * sizes["pipeline"] * sizes["context"]
 
 
 def _fsdp_sizes(settings: Settings, draft: Draft) -> int:

@@ -91,6 +91,7 @@ def value(found: Imported, field: str) -> Any:
         (GRPO, (), "learner.data_parallel_size", 4),
         (GRPO, (), "learner.pipeline_parallel_size", 2),
         (DAPO, (), "learner.sequence_parallel", True),
+        (DAPO, ("actor_config.context_parallel_size=2",), "learner.context_parallel_size", 2),
         (DAPO, (), "learner.steps", 2000),
         (DAPO, (), "learner.max_tokens_per_micro_batch", 4096),
         (

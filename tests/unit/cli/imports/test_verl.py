@@ -183,6 +183,7 @@ def line(found: Imported, key: str) -> Line:
         ),
         ((f"{MEGATRON}.tensor_model_parallel_size=2",), "learner.tensor_parallel_size", 2),
         ((f"{MEGATRON}.tensor_model_parallel_size=2",), "learner.sequence_parallel", True),
+        ((f"{MEGATRON}.context_parallel_size=2",), "learner.context_parallel_size", 2),
         (("trainer.nnodes=2", "trainer.n_gpus_per_node=4"), "learner.data_parallel_size", 8),
         (("trainer.n_gpus_per_node=8", f"{ACTOR}.ulysses_sequence_parallel_size=2"), "learner.data_parallel_size", 4),
         (
