@@ -68,7 +68,8 @@ class RankFile:
     def layout(self) -> dict[str, object]:
         """The layout and the dtype that it was saved with."""
         # files of a release without context parallelism do not name its size
-        return {"context_parallel_size": 1} | dict(self.about["layout"])
+        known: dict[str, object] = {"context_parallel_size": 1}
+        return known | self.about["layout"]
 
     def tensor(self, name: str) -> torch.Tensor:
         """One tensor. Raises ConfigError when it is missing."""
