@@ -97,26 +97,6 @@ def _heads_last(batch: torch.Tensor) -> torch.Tensor:
     return batch[0].transpose(0, 1)
 
 
-def _joined(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, piece: Piece, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """A piece's output, [length, heads, head size], and the log-sum-exp of its scores, [length, heads], in at least float32."""
-    repeats = query.shape[1] // key.shape[1]
-    outputs, logs = [], []
-    for queries, keys, causal in _calls(piece):
-        part, log = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001  SDPA gives no log-sum-exp
-            _heads_first(query, queries), _repeated(key, keys, repeats), _repeated(value, keys, repeats), 0.0, causal,
-            scale=scale,
-        )  # fmt: skip
-        outputs.append(_heads_last(part))
-        logs.append(_heads_last(log))
-    total = torch.stack(logs).logsumexp(0)
-    joined = torch.zeros_like(outputs[0], dtype=total.dtype)
-    for part, log in zip(outputs, logs, strict=True):
-        joined.add_(part * (log - total).exp_()[..., None])
-    return joined, total
-
-
 class _PieceAttention(torch.autograd.Function):
     """The calls with torch's flash kernels for CPUs, as `prompt_sharing` has them; heads are repeated for one call at a time."""
 
@@ -129,11 +109,25 @@ class _PieceAttention(torch.autograd.Function):
         pieces: tuple[Piece, ...],
         scale: float,
     ) -> torch.Tensor:
+        wide, repeats = torch.promote_types(query.dtype, torch.float32), query.shape[1] // key.shape[1]
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
-        total = query.new_empty(query.shape[:2], dtype=torch.promote_types(query.dtype, torch.float32))
+        total = query.new_empty(query.shape[:2], dtype=wide)
         for piece in pieces:
-            queries = slice(piece.start, piece.start + piece.length)
-            output[queries], total[queries] = _joined(query, key, value, piece, scale)
+            mine = logs_of_all = None
+            for queries, keys, causal in _calls(piece):
+                part, logs = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001  SDPA gives no log-sum-exp
+                    _heads_first(query, queries), _repeated(key, keys, repeats), _repeated(value, keys, repeats),
+                    0.0, causal, scale=scale,
+                )  # fmt: skip
+                part, logs = _heads_last(part).to(wide), _heads_last(logs)
+                if mine is None or logs_of_all is None:
+                    mine, logs_of_all = part, logs
+                    continue
+                joined = torch.logaddexp(logs_of_all, logs)
+                mine = mine * (logs_of_all - joined).exp_()[..., None]
+                mine.add_(part * (logs - joined).exp_()[..., None])
+                logs_of_all = joined
+            output[queries], total[queries] = mine, logs_of_all  # type: ignore[assignment]
         ctx.save_for_backward(query, key, value, output, total)
         ctx.pieces, ctx.scale = pieces, scale
         return output
@@ -150,10 +144,10 @@ class _PieceAttention(torch.autograd.Function):
                 _repeated(value, keys, repeats), _heads_first(output, queries), _heads_first(total, queries), 0.0, causal,
                 scale=ctx.scale,
             )  # fmt: skip
-            found[0][queries] += _heads_last(parts[0])
-            for row, part in zip(found[1:], parts[1:], strict=True):
-                by_key_head = _heads_last(part).reshape(-1, key.shape[1], repeats, key.shape[2])
-                row[keys] += by_key_head.sum(2)
+            of_query, of_key, of_value = (_heads_last(part) for part in parts)
+            found[0][queries] += of_query
+            found[1][keys] += of_key.unflatten(1, (-1, repeats)).sum(2)  # type: ignore[no-untyped-call]
+            found[2][keys] += of_value.unflatten(1, (-1, repeats)).sum(2)  # type: ignore[no-untyped-call]
         return found[0], found[1], found[2], None, None
 
 
