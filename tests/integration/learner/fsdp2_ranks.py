@@ -52,7 +52,8 @@ def spec_of(*, lora: bool = False, shared: bool = True, **learner: Any) -> JobSp
 def make_model(name: str, folder: Path) -> None:
     """A random model: norms and biases too."""
     torch.manual_seed(3)
-    config = AutoConfig.for_model(name, **(SIZES | (ARCHITECTURES.get(name) or REFUSED[name][0])))
+    differences = ARCHITECTURES[name] if name in ARCHITECTURES else REFUSED[name][0]
+    config = AutoConfig.for_model(name, **(SIZES | differences))
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
