@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import pytest_asyncio
 
@@ -24,6 +23,7 @@ from services.reward.reward_model import process as module
 from services.reward.reward_model.process import ModelProcess
 from services.reward.reward_model.reward_model import RewardModel, sigmoid
 from tests.integration.reward.test_service import group
+from tests.processes import is_at_work
 from tests.tiny_classifier import SCORE, write_tiny_classifier
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -125,13 +125,13 @@ async def test_its_process_begins_with_the_job_and_ends_with_it(sandbox: Sandbox
         while model.loading or model._process._child is None:
             await asyncio.sleep(0.01)
         pid = pid_of(model)
-        assert psutil.pid_exists(pid)
+        assert is_at_work(pid)
     await gone(pid)
 
 
 async def gone(pid: int) -> None:
     deadline = time.monotonic() + 5.0
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+    while is_at_work(pid):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)
 
@@ -169,7 +169,7 @@ async def test_a_batch_holds_the_process_no_longer_than_its_limit(text: str, san
         await model.score(group(1, "abc"))
         first, began = pid_of(model), time.monotonic()
         scoring = asyncio.create_task(model.score(group(1, text)))
-        while psutil.pid_exists(first) and psutil.Process(first).status() != psutil.STATUS_ZOMBIE:
+        while is_at_work(first):
             await asyncio.sleep(0.01)
         assert LIMIT_S <= time.monotonic() - began + 0.1 < LIMIT_S + GRACE_S
         [verdict] = await scoring

@@ -20,6 +20,7 @@ from services.common.models.directory import resolve_model
 from services.common.sandbox.pool import Sandbox
 from services.common.spec.reference import Reference, parse_reference
 from tests.fake_hub import FakeHub
+from tests.processes import is_at_work
 
 MIB = 1024 * 1024
 CONFIG = {
@@ -302,7 +303,7 @@ def working(children: Sandbox) -> list[psutil.Process]:
     """The children that run."""
     if children.pid is None:
         return []
-    return [child for child in psutil.Process(children.pid).children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in psutil.Process(children.pid).children() if is_at_work(child.pid)]
 
 
 def kill_children(children: Sandbox) -> None:
