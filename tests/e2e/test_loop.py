@@ -106,7 +106,7 @@ def test_every_invariant_holds_on_fsdp2_and_the_policy_learns(
     stack: Stack, demo_spec: dict[str, Any], model: dict[str, Any]
 ) -> None:
     demo_spec["model"] |= model
-    demo_spec["learner"] |= {"steps": 64, "backend": "fsdp2", "lr": 5e-3 if model else demo_spec["learner"]["lr"]}
+    demo_spec["learner"] |= {"steps": 64, "backend": "fsdp2", "lr": 3e-3 if model else demo_spec["learner"]["lr"]}
     job_id = stack.client.submit(demo_spec)["id"]
     check_invariants(stack, demo_spec, job_id, stack.wait(job_id, until=ended, timeout_s=420))
     history = stack.client.history(job_id)

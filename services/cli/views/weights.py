@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _KINDS = {"checkpoint": "checkpoint", "hugging_face": "Hugging Face directory"}
 _SIZES = {
     "tensor_parallel_size": "TP", "pipeline_parallel_size": "PP", "data_parallel_size": "DP", "context_parallel_size": "CP",
+    "expert_parallel_size": "EP",
 }  # fmt: skip
 
 

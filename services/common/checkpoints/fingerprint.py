@@ -59,7 +59,7 @@ def identity_of(job_id: str, spec: JobSpec, model_dir: Path, dataset: str) -> Id
         dataset=dataset,
         tokenizer=text_digest(model_dir),
         weights=weight_digest(model_dir),
-        shape=asdict(inspect_model(model_dir)),
+        shape=inspect_model(model_dir).described(),
     )
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypedDict
 
@@ -44,7 +44,8 @@ from services.common.spec.job import JobSpec
 
 FIELD = "checkpoint.load"
 _LAYOUT = (
-    "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "context_parallel_size", "use_distributed_optimizer",
+    "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "context_parallel_size", "expert_parallel_size",
+    "use_distributed_optimizer",
 )  # fmt: skip
 WEIGHTS_ONLY = "weights_only"
 """In the state of a manifest whose files hold no optimizer, no random states and no step."""
@@ -109,7 +110,7 @@ def check_origin(origin: Origin, spec: JobSpec, identity: Identity) -> None:
     """Checks that the job can begin there, but not the weights' content. Raises ConfigError with the differences."""
     if origin.checkpoint is None:
         with _naming_field():
-            shape = asdict(inspect_model(origin.path))
+            shape = inspect_model(origin.path).described()
         _check_shape(origin, shape, identity)
         return
     recorded = _recorded_identity(origin, origin.checkpoint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,7 +19,7 @@ from services.common.spec.learner import BackendName
 from services.common.spec.reference import is_reference, parse_reference
 
 FIELD = "model.path"
-ON_MEGATRON = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+ON_MEGATRON = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "MixtralForCausalLM")
 """Architectures that have a bridge to Megatron; backend fsdp2 takes those of transformers."""
 _CAUSAL = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}ForCausalLM")
 INDEX = "model.safetensors.index.json"
@@ -57,6 +57,15 @@ class ModelInfo:
     max_position_embeddings: int
     """Longest prompt + response, tokens."""
     tie_word_embeddings: bool
+    num_experts: int = 0
+    """Of each layer of a mixture of experts; 0 for a dense model."""
+    expert_intermediate_size: int = 0
+    """Width of an expert."""
+
+    def described(self) -> dict[str, Any]:
+        """The fields; those of experts only where there are any, as in all releases."""
+        experts = ("num_experts", "expert_intermediate_size")
+        return {name: value for name, value in asdict(self).items() if self.num_experts or name not in experts}
 
 
 def resolve_model(name_or_path: str, settings: Settings) -> Path:
@@ -154,10 +163,11 @@ def check_backend(info: ModelInfo, unfit_for_megatron: str, spec: JobSpec) -> No
 def split_problems(info: ModelInfo, spec: JobSpec, whose: str = "the model's") -> Iterator[Problem]:
     """Sizes of the model that the job's ranks do not divide; `whose`: the model in the messages."""
     tp, pp = spec.learner.tensor_parallel_size, spec.learner.pipeline_parallel_size
+    yield from _expert_problems(info, spec, whose)
     parts = {
         "attention heads": info.num_attention_heads,
         "key-value heads": info.num_key_value_heads,
-        "feed-forward columns": info.intermediate_size,
+        "feed-forward columns": info.expert_intermediate_size or info.intermediate_size,
         "vocabulary entries": info.vocab_size,
     }
     for part, size in parts.items():
@@ -165,6 +175,23 @@ def split_problems(info: ModelInfo, spec: JobSpec, whose: str = "the model's") -
             yield Problem("learner.tensor_parallel_size", f"{tp} does not divide {whose} {size} {part}")
     if info.num_layers % pp:
         yield Problem("learner.pipeline_parallel_size", f"{pp} does not divide {whose} {info.num_layers} layers")
+
+
+def _expert_problems(info: ModelInfo, spec: JobSpec, whose: str) -> Iterator[Problem]:
+    ep, field = spec.learner.expert_parallel_size, "learner.expert_parallel_size"
+    if not info.num_experts:
+        if ep > 1:
+            yield Problem(field, f"{ep} ranks cannot share the experts of {whose} {info.architecture}, which has none")
+        if spec.learner.router_aux_loss_coef:
+            yield Problem("learner.router_aux_loss_coef", f"{whose} {info.architecture} has no experts")
+        return
+    if info.num_experts % ep:
+        yield Problem(field, f"{ep} does not divide {whose} {info.num_experts} experts")
+    if spec.learner.tensor_parallel_size > 1:
+        yield Problem(
+            "learner.tensor_parallel_size",
+            f"it must be 1 for {whose} experts, which learner.expert_parallel_size divides over ranks",
+        )
 
 
 def _size_problems(info: ModelInfo, spec: JobSpec) -> Iterator[Problem]:
@@ -237,6 +264,7 @@ def read_shape(path: Path) -> ModelInfo:
         reject(path, f"num_key_value_heads ({kv_heads}) does not divide num_attention_heads ({heads})")
     if config.get("head_dim") is None and hidden % heads:
         reject(path, f"num_attention_heads ({heads}) does not divide hidden_size ({hidden})")
+    experts = _expert_sizes(names[0], path, config)
     return ModelInfo(
         architecture=names[0],
         num_layers=layers,
@@ -247,7 +275,21 @@ def read_shape(path: Path) -> ModelInfo:
         vocab_size=vocabulary,
         max_position_embeddings=positions,
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+        num_experts=experts[0],
+        expert_intermediate_size=experts[1],
     )
+
+
+def _expert_sizes(architecture: str, path: Path, config: dict[str, Any]) -> tuple[int, int]:
+    """Number and width of a layer's experts, of an architecture with experts that Megatron trains; 0 of others."""
+    match architecture:
+        case "Qwen3MoeForCausalLM":
+            count = "num_experts" if "num_experts" in config else "num_local_experts"  # older and newer releases
+            return read_size(path, config, count), read_size(path, config, "moe_intermediate_size")
+        case "MixtralForCausalLM":
+            return read_size(path, config, "num_local_experts"), read_size(path, config, "intermediate_size")
+        case _:
+            return 0, 0
 
 
 def read_size(path: Path, config: dict[str, Any], key: str) -> int:

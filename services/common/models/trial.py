@@ -28,7 +28,13 @@ PROMPT = "What is 2 + 3?"
 SYSTEM = "Answer with a number."
 
 _TEXTS = frozenset({".json", ".jinja", ".txt", ".model"})
-_MODEL_TYPES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
+_MODEL_TYPES = {
+    "LlamaForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+    "MixtralForCausalLM": "mixtral",
+}
 """Engines choose the model class by the architecture, ranks by the model_type."""
 
 _GIVE_ONE = "; model.chat_template of the job gives one"

@@ -149,7 +149,8 @@ def needed_tensors(info: ModelInfo, config: Mapping[str, Any]) -> Iterator[tuple
     hidden, width = info.hidden_size, info.intermediate_size
     head = config.get("head_dim") or hidden // info.num_attention_heads
     query, key = info.num_attention_heads * head, info.num_key_value_heads * head
-    qwen2, qwen3 = info.architecture == "Qwen2ForCausalLM", info.architecture == "Qwen3ForCausalLM"
+    qwen2 = info.architecture == "Qwen2ForCausalLM"
+    qwen3 = info.architecture in {"Qwen3ForCausalLM", "Qwen3MoeForCausalLM"}
     biased = not qwen2 and bool(config.get("attention_bias"))
     yield EMBEDDING, (info.vocab_size, hidden)
     yield "model.norm.weight", (hidden,)
@@ -169,10 +170,26 @@ def needed_tensors(info: ModelInfo, config: Mapping[str, Any]) -> Iterator[tuple
         if qwen3:
             yield f"{prefix}.self_attn.q_norm.weight", (head,)
             yield f"{prefix}.self_attn.k_norm.weight", (head,)
+        if info.num_experts:
+            yield from _expert_tensors(prefix, info)
+            continue
         for name, shape in (("gate", (width, hidden)), ("up", (width, hidden)), ("down", (hidden, width))):
             yield f"{prefix}.mlp.{name}_proj.weight", shape
             if info.architecture == "LlamaForCausalLM" and config.get("mlp_bias"):
                 yield f"{prefix}.mlp.{name}_proj.bias", shape[:1]
+
+
+def _expert_tensors(prefix: str, info: ModelInfo) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Router and experts of a layer."""
+    hidden, width = info.hidden_size, info.expert_intermediate_size
+    mixtral = info.architecture == "MixtralForCausalLM"
+    block, names = (
+        ("block_sparse_moe", ("w1", "w3", "w2")) if mixtral else ("mlp", ("gate_proj", "up_proj", "down_proj"))
+    )
+    yield f"{prefix}.{block}.gate.weight", (info.num_experts, hidden)
+    for expert in range(info.num_experts):
+        for name, shape in zip(names, ((width, hidden), (width, hidden), (hidden, width)), strict=True):
+            yield f"{prefix}.{block}.experts.{expert}.{name}.weight", shape
 
 
 def check_values(tensors: Iterable[StoredTensor], until: float) -> ValueScan:

@@ -75,8 +75,8 @@ class LearnerSpec(OptimizerFields):
     backend: BackendName = Field(
         default=BackendName.MEGATRON,
         strict=False,
-        description="What computes the models in training: megatron, for tensor and pipeline parallelism (Llama, Qwen2, Qwen3), or fsdp2, "
-        "transformers' own models with weights, gradients and optimizer sharded over the data-parallel ranks.",
+        description="What computes the models in training: megatron, for tensor, pipeline and expert parallelism (Llama, Qwen2, Qwen3, "
+        "Qwen3-MoE, Mixtral), or fsdp2, transformers' own models, everything sharded over the data-parallel ranks.",
     )
     fsdp_size: int | None = Field(
         default=None,
@@ -94,6 +94,20 @@ class LearnerSpec(OptimizerFields):
         le=64,
         description="Context parallelism (CP): ranks that share the positions of a row, for long responses; rows are padded to a multiple "
         "of 2 × CP.",
+    )
+    expert_parallel_size: int = Field(
+        default=1,
+        ge=1,
+        le=4096,
+        description="Expert parallelism (EP), of a mixture of experts: data- and context-parallel ranks that share the experts of a layer; "
+        "it divides data_parallel_size × context_parallel_size.",
+    )
+    router_aux_loss_coef: float = Field(
+        default=0.0,
+        ge=0.0,
+        le=10.0,
+        description="Of a mixture of experts: what the load-balancing loss, 1 for an even load, is multiplied by and added to the loss. "
+        "Off when 0.",
     )
     use_distributed_optimizer: bool = Field(
         default=False, description="Shard the optimizer's state over data- and context-parallel ranks."
@@ -162,6 +176,8 @@ class LearnerSpec(OptimizerFields):
             return self
         for name in (
             "context_parallel_size",
+            "expert_parallel_size",
+            "router_aux_loss_coef",
             "tensor_parallel_size",
             "pipeline_parallel_size",
             "sequence_parallel",
@@ -181,6 +197,17 @@ class LearnerSpec(OptimizerFields):
             raise ValueError(
                 "sequence_parallel splits rows over tensor-parallel ranks: tensor_parallel_size must be above 1"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _experts_are_split_over_ranks(self) -> Self:
+        if self.replicas % self.expert_parallel_size:
+            raise ValueError(
+                f"expert_parallel_size {self.expert_parallel_size} does not divide data_parallel_size × context_parallel_size, "
+                f"{self.replicas}"
+            )
+        if self.router_aux_loss_coef and not self.shared_prompts:
+            raise ValueError("router_aux_loss_coef counts each computed position once: it needs shared_prompts")
         return self
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,15 +132,15 @@ class SavedRole:
         return self._last[1]
 
     def _tensors(self, known: str, *, on: str = "cpu") -> Weights:
-        stage, tensor = self._places[known]
+        place = self._places[known]
         if known == OUTPUT_LAYER and self._is_critic:
-            head = self._saved.weight(stage, tensor)[0]
+            head = self._saved.weight(place)[0]
             return {SCORE: head.to(on)}
         if on == "meta":
-            part = self._saved.shape(stage, tensor)
+            part = self._saved.shape(place)
             whole = torch.empty(self._skeleton.whole_shape(known, part, self._saved.tp_size), device=on)
         else:
-            parts = self._saved.weight(stage, tensor)
+            parts = self._saved.weight(place)
             whole = merge_parts(self._skeleton.bridge, known, parts, self._skeleton.parameter(known))
         return self._skeleton.to_hugging_face(known, whole)
 
@@ -204,7 +204,7 @@ def _model_dir(request: Conversion, checkpoint: Checkpoint) -> Path:
             raise ConfigError(
                 f"{found}: its config or tokenizer is not that of {checkpoint.path}: name its model's directory with --model"
             )
-    shape = asdict(read_shape(found / "config.json"))
+    shape = read_shape(found / "config.json").described()
     different = [name for name, value in shape.items() if own is None and value != identity.get("shape", {}).get(name)]
     if different:
         raise ConfigError(f"{found / 'config.json'}: {', '.join(different)} differ from the checkpoint's")

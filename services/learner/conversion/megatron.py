@@ -11,7 +11,6 @@ import json
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +71,7 @@ def to_megatron(request: Conversion, folder: Path) -> Converted:
         "dataset": "",
         "tokenizer": text_digest(source),
         "weights": weight_digest(source),
-        "shape": asdict(inspect_model(source)),
+        "shape": inspect_model(source).described(),
     }
     _write_manifest(folder, {"identity": identity, WEIGHTS_ONLY: True}, files)
     return Converted(

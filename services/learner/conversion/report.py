@@ -133,7 +133,7 @@ def _of_model(path: Path) -> Report:
             for t in sorted(headers.values(), key=lambda t: t.name)
         ]
         info = inspect_model(path)
-        report.shape = {name: value for name, value in asdict(info).items() if name != "architecture"}
+        report.shape = {name: value for name, value in info.described().items() if name != "architecture"}
         check_tensors(path, headers, info, config)
     except ModelError as error:
         report.problems = [problem.message for problem in error.problems]

@@ -170,6 +170,10 @@ class FSDP2Model:
             raise ValueError("the model is not trained")
         return self.own
 
+    def figures(self) -> dict[str, float]:
+        """Has none."""
+        return {}
+
     def parameters(self) -> Iterable[torch.Tensor]:
         """This rank's rows."""
         return (parameter.to_local() for parameter in self.sharded.values())

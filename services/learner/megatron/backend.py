@@ -10,12 +10,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core.parallel_state import get_context_parallel_group, get_tensor_model_parallel_group
+from megatron.core.parallel_state import (
+    get_context_parallel_group,
+    get_data_parallel_group,
+    get_tensor_model_parallel_group,
+)
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from services.common.config.settings import Platform
 from services.common.spec.job import JobSpec
 from services.common.spec.learner import OptimizerFields
+from services.learner.megatron.experts import Router, router_figures, routers_of
 from services.learner.megatron.model import ModelPart, build_policy, build_value_model, load_weights
 from services.learner.megatron.optimizer import Optimizer
 from services.learner.megatron.parallel import join
@@ -91,7 +96,10 @@ class MegatronBackend:
             dtype, distributed = torch_dtype(self._spec.model.dtype), self._spec.learner.use_distributed_optimizer
             optimizer = Optimizer(fields, dtype, part.model, distributed=distributed)
         self._roles.append(Role(name, part, optimizer))
-        return MegatronModel(part, optimizer, self.layout, self.device)
+        routers = routers_of(part.chunk)
+        for router in routers:
+            router.coefficient = self._spec.learner.router_aux_loss_coef
+        return MegatronModel(part, optimizer, self.layout, self.device, routers)
 
 
 @dataclass
@@ -102,6 +110,7 @@ class MegatronModel:
     _optimizer: Optimizer | None
     _layout: Layout
     _device: torch.device
+    _routers: list[Router]
 
     def parameters(self) -> Iterable[torch.Tensor]:
         """Those of this pipeline stage."""
@@ -116,6 +125,8 @@ class MegatronModel:
 
     def run(self, micro_batches: Sequence[MicroBatch], on_output: OnOutput, *, forward_only: bool) -> None:
         """Runs Megatron's schedule: pipelined where there are stages; gradients are reduced at the end."""
+        if not forward_only and any(router.coefficient for router in self._routers):
+            self._scale_router_loss(micro_batches)
 
         def forward_step(batches: Iterator[MicroBatch], _: object) -> tuple[torch.Tensor, Callable[..., Any]]:
             micro_batch = next(batches)
@@ -151,6 +162,22 @@ class MegatronModel:
 
     def adapter(self, base_model: str) -> None:
         """Has none."""
+
+    def figures(self) -> dict[str, float]:
+        """Those of routers."""
+        config = self.part.bridge.config
+        if config.num_moe_experts is None:
+            return {}
+        return router_figures(self._routers, config.num_layers, config.num_moe_experts, self._device)
+
+    def _scale_router_loss(self, micro_batches: Sequence[MicroBatch]) -> None:
+        """Tells the routers the batch's trained tokens per position."""
+        tokens = sum(int(batch.loss_mask.sum()) for batch in micro_batches) if self._layout.cp_rank == 0 else 0
+        positions = sum(batch.tokens.numel() for batch in micro_batches)
+        totals = torch.tensor([float(tokens), float(positions)], device=self._device)
+        dist.all_reduce(totals, group=get_data_parallel_group(with_context_parallel=True))
+        for router in self._routers:
+            router.tokens_per_position = float(totals[0] / totals[1])
 
     @cached_property
     def _exporter(self) -> Exporter:

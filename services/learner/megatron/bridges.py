@@ -12,10 +12,17 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from transformers import AutoConfig
 
 from services.common.errors import ModelError
-from services.common.models.config import check_trainable, rope_parameters
+from services.common.models.config import check_trainable, expert_numbers, rope_parameters
 from services.common.models.weight_files import EMBEDDING
 from services.learner.megatron.attention import PackedCoreAttention
-from services.learner.megatron.mbridge_models import LLaMABridge, Qwen2Bridge, Qwen3Bridge
+from services.learner.megatron.experts import Router, is_expert, shifted
+from services.learner.megatron.mbridge_models import (
+    LLaMABridge,
+    MixtralBridge,
+    Qwen2Bridge,
+    Qwen3Bridge,
+    Qwen3MoEBridge,
+)
 from services.learner.training.layout import Layout
 
 _LAYER = "model.layers.{layer_number}"
@@ -54,9 +61,13 @@ class _LocalSpec:
             self._DIRECT_MAPPING["output_layer.weight"] = EMBEDDING
 
     def _get_transformer_layer_spec(self, vp_stage: int | None = None) -> Any:  # noqa: ANN401, ARG002
-        spec = get_gpt_layer_local_spec(qk_layernorm=self.config.qk_layernorm, normalization="RMSNorm")
+        spec = get_gpt_layer_local_spec(
+            self.config.num_moe_experts, qk_layernorm=self.config.qk_layernorm, normalization="RMSNorm"
+        )
         layer, attention = spec.submodules, spec.submodules.self_attention.submodules
         attention.core_attention = PackedCoreAttention
+        if self.config.num_moe_experts is not None:
+            layer.mlp.submodules.router = Router
         if not self.config.sequence_parallel:
             return spec
         layer.input_layernorm = layer.pre_mlp_layernorm = SequenceParallelNorm
@@ -86,7 +97,66 @@ class LocalQwen3Bridge(_LocalSpec, Qwen3Bridge):  # type: ignore[misc]
     """Qwen3 (dense): norms on query and key."""
 
 
-_BRIDGES: dict[str, Any] = {"llama": LocalLlamaBridge, "qwen2": LocalQwen2Bridge, "qwen3": LocalQwen3Bridge}
+class _LocalExperts(_LocalSpec):
+    """Mixin of a bridge of a mixture of experts: an expert's weights are its own, and have its number in all ranks' names."""
+
+    mpu: Any
+    _EXPERT: str
+    """A tensor of an expert in a Hugging Face directory."""
+    _PROJECTIONS: dict[str, tuple[str, ...]]
+    """Megatron's name of a layer of an expert → those of Hugging Face."""
+    _ROUTER: str
+
+    def _weight_name_mapping_mcore_local_to_global(
+        self, model: torch.nn.Module, consider_ep: bool = True
+    ) -> dict[str, str]:
+        names: dict[str, str] = super()._weight_name_mapping_mcore_local_to_global(model, consider_ep=False)  # type: ignore[misc]
+        before = self.mpu.ep_rank * (self.config.num_moe_experts // self.mpu.ep_size) if consider_ep else 0
+        return {local: shifted(name, before) for local, name in names.items()}
+
+    def _weight_name_mapping_mlp(self, name: str) -> list[str]:
+        layer = name.split(".")[2]
+        if name.endswith("mlp.router.weight"):
+            return [f"model.layers.{layer}.{self._ROUTER}.weight"]
+        if not is_expert(name):
+            return list(super()._weight_name_mapping_mlp(name))  # type: ignore[misc]
+        *_, expert, projection, _ = name.split(".")
+        return [f"model.layers.{layer}.{self._EXPERT}.{expert}.{part}.weight" for part in self._PROJECTIONS[projection]]
+
+    def _build_base_config(self, **settings: Any) -> Any:  # noqa: ANN401
+        # The probabilities of the chosen experts are scaled to a sum of 1: then their softmax alone is the same.
+        renormalised = getattr(self.hf_config, "norm_topk_prob", True)
+        fixed = {
+            "moe_router_pre_softmax": not renormalised,
+            "moe_grouped_gemm": False,
+            "bias_dropout_fusion": False,  # there is nothing to fuse, and torch would compile it
+            "moe_router_load_balancing_type": "none",  # `Router` has the loss
+            "moe_aux_loss_coeff": 0.0,
+        }
+        return super()._build_base_config(**settings | fixed)  # type: ignore[misc]
+
+
+class LocalQwen3MoEBridge(_LocalExperts, Qwen3MoEBridge):  # type: ignore[misc]
+    """Qwen3 with experts in every layer."""
+
+    _EXPERT, _ROUTER = "mlp.experts", "mlp.gate"
+    _PROJECTIONS = {"linear_fc1": ("gate_proj", "up_proj"), "linear_fc2": ("down_proj",)}  # noqa: RUF012
+
+
+class LocalMixtralBridge(_LocalExperts, MixtralBridge):  # type: ignore[misc]
+    """Mixtral."""
+
+    _EXPERT, _ROUTER = "block_sparse_moe.experts", "block_sparse_moe.gate"
+    _PROJECTIONS = {"linear_fc1": ("w1", "w3"), "linear_fc2": ("w2",)}  # noqa: RUF012
+
+
+_BRIDGES: dict[str, Any] = {
+    "llama": LocalLlamaBridge,
+    "qwen2": LocalQwen2Bridge,
+    "qwen3": LocalQwen3Bridge,
+    "qwen3_moe": LocalQwen3MoEBridge,
+    "mixtral": LocalMixtralBridge,
+}
 
 
 def open_bridge(
@@ -123,6 +193,8 @@ def make_bridge(hf_config: Any, dtype: torch.dtype, overrides: dict[str, Any], *
     """
     if tied is not None:
         hf_config.tie_word_embeddings = tied
+    if getattr(hf_config, "head_dim", 0) is None:  # as Mixtral's, which mbridge does not expect
+        hf_config.head_dim = hf_config.hidden_size // hf_config.num_attention_heads
     bridge = _BRIDGES[hf_config.model_type](hf_config, dtype=dtype)
     bridge.set_extra_args(**overrides)
     return bridge
@@ -131,6 +203,7 @@ def make_bridge(hf_config: Any, dtype: torch.dtype, overrides: dict[str, Any], *
 def check_model(hf_config: Any, model_dir: Path, layout: Layout) -> None:  # noqa: ANN401  transformers comes without types
     """Refuses a model that would be trained wrongly, or not at all: ModelError names the key of config.json."""
     check_trainable(hf_config, str(model_dir))
+    experts = expert_numbers(hf_config)
     divided = {
         "vocab_size": ("tensor_parallel_size", layout.tp_size),
         "num_attention_heads": ("tensor_parallel_size", layout.tp_size),
@@ -138,9 +211,17 @@ def check_model(hf_config: Any, model_dir: Path, layout: Layout) -> None:  # noq
         "intermediate_size": ("tensor_parallel_size", layout.tp_size),
         "num_hidden_layers": ("pipeline_parallel_size", layout.pp_size),
     }
+    sizes = {key: getattr(hf_config, key) for key in divided}
+    if experts is not None:
+        sizes["intermediate_size"], sizes["number of experts"] = experts.width, experts.number
+        divided["number of experts"] = ("expert_parallel_size", layout.ep_size)
+        if layout.tp_size > 1:
+            raise ModelError(f"{model_dir}: it has experts: tensor_parallel_size must be 1, and not {layout.tp_size}")
+    elif layout.ep_size > 1:
+        raise ModelError(f"{model_dir}: it has no experts, and expert_parallel_size is {layout.ep_size}")
     for key, (name, size) in divided.items():
-        if getattr(hf_config, key) % size:
-            raise ModelError(f"{model_dir}: {key} = {getattr(hf_config, key)} is not divisible by {name} = {size}")
+        if sizes[key] % size:
+            raise ModelError(f"{model_dir}: {key} = {sizes[key]} is not divisible by {name} = {size}")
 
 
 def rope_arguments(hf_config: Any) -> dict[str, Any]:  # noqa: ANN401

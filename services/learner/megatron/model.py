@@ -31,7 +31,7 @@ from services.learner.training.value_head import ValueHead
 
 _RECOMPUTE: dict[Recompute, dict[str, Any]] = {
     Recompute.NONE: {},
-    Recompute.SELECTIVE: {"recompute_granularity": "selective", "recompute_modules": ["mlp"]},
+    Recompute.SELECTIVE: {"recompute_granularity": "selective", "recompute_modules": ["mlp", "moe"]},
     Recompute.FULL: {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
 }
 """Fields of Megatron's TransformerConfig."""

@@ -23,9 +23,16 @@ def join(spec: LearnerSpec, platform: Platform) -> Layout:
     if world_size % (tp_size * pp_size * cp_size):
         sizes = f"tensor_parallel_size {tp_size} × pipeline_parallel_size {pp_size} × context_parallel_size {cp_size}"
         raise ConfigError(f"{world_size} ranks cannot be split into {sizes}")
+    replicas = world_size // (tp_size * pp_size)
+    if replicas % spec.expert_parallel_size:
+        raise ConfigError(f"{replicas} ranks cannot share experts in expert_parallel_size {spec.expert_parallel_size}")
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel(
-            tp_size, pp_size, context_parallel_size=cp_size, create_gloo_process_groups=False
+            tp_size,
+            pp_size,
+            context_parallel_size=cp_size,
+            expert_model_parallel_size=spec.expert_parallel_size,
+            create_gloo_process_groups=False,
         )
     return Layout(
         rank=dist.get_rank(),
@@ -37,4 +44,5 @@ def join(spec: LearnerSpec, platform: Platform) -> Layout:
         dp_rank=parallel_state.get_data_parallel_rank(),
         cp_size=cp_size,
         cp_rank=parallel_state.get_context_parallel_rank(),
+        ep_size=spec.expert_parallel_size,
     )

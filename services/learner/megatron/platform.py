@@ -32,6 +32,7 @@ def prepare(platform: Platform) -> None:
         case Platform.CPU:
             _patch_cuda_calls_for_the_cpu()
             _recompute_without_cuda()
+            _dispatch_without_streams()
         case Platform.NPU:
             importlib.import_module("mindspeed.megatron_adaptor")
         case Platform.CUDA:
@@ -89,6 +90,22 @@ def _recompute_without_cuda() -> None:
         owner.get_rng_state = lambda *_, **__: torch.get_rng_state()  # type: ignore[attr-defined]
     tracker_module: Any = importlib.import_module("megatron.core.tensor_parallel.random")
     tracker_module._set_cuda_rng_state = lambda *_, **__: None  # noqa: SLF001
+
+
+@cache
+def _dispatch_without_streams() -> None:
+    """Megatron's exchange of positions between experts' ranks copies its counts to the host on a stream of its own; here they are there."""
+    module: Any = importlib.import_module("megatron.core.transformer.moe.token_dispatcher")
+    dispatcher = module.MoEAlltoAllTokenDispatcher
+    dispatcher.cuda_dtoh_stream = "none"
+
+    def counts_as_lists(self: Any, _: str, tokens_per_expert: torch.Tensor | None = None) -> torch.Tensor | None:  # noqa: ANN401
+        for name in ("input_splits", "output_splits"):
+            if isinstance(counts := getattr(self, name), torch.Tensor):
+                setattr(self, name, counts.tolist())
+        return tokens_per_expert
+
+    dispatcher._maybe_dtoh_and_synchronize = counts_as_lists  # noqa: SLF001
 
 
 def _redirected(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

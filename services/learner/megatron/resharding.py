@@ -14,7 +14,7 @@ import torch
 from services.common.errors import ConfigError
 from services.learner.megatron.parts import merge_parts, split_parts
 from services.learner.megatron.role import Role
-from services.learner.megatron.saved import SavedState
+from services.learner.megatron.saved import Place, SavedState
 from services.learner.training.layout import Layout
 
 OUTPUT_LAYER, INPUT_EMBEDDING = "output_layer.weight", "embedding.word_embeddings.weight"
@@ -58,7 +58,7 @@ class _RoleShare:
 
     def weight(self, name: str) -> torch.Tensor:
         """The parameter of this local name."""
-        mine = self._mine(name, self._saved.weight(*self._source(name)))
+        mine = self._mine(name, self._saved.weight(self._source(name)))
         return mine.clone(memory_format=torch.contiguous_format)
 
     def add_optimizer(self, tensors: dict[str, torch.Tensor], counters: dict[str, object]) -> None:
@@ -68,7 +68,7 @@ class _RoleShare:
         for key, _, _, updated in self._role.groups():
             place = places[key]
             name = names[id(place.parameter)]
-            held = self._saved.optimizer(*self._source(name))
+            held = self._saved.optimizer(self._source(name))
             counters[key] = held.counter
             tensors |= {f"{key}.{state}": value for state, value in held.numbers.items()}
             for state, parts in held.parts.items():
@@ -81,8 +81,8 @@ class _RoleShare:
         merged = merge_parts(bridge, known, parts, parameter)
         return split_parts(bridge, known, merged, parameter, self._layout.tp_size)[self._layout.tp_rank]
 
-    def _source(self, name: str) -> tuple[int, str]:
-        """Stage and tensor of a parameter; the output layer that a last stage shares with the embedding may be saved only as that."""
+    def _source(self, name: str) -> Place:
+        """The place of a parameter; the output layer that a last stage shares with the embedding may be saved only as that."""
         known = self._global[name]
         if known == OUTPUT_LAYER and known not in self._names and self._role.part.tied:
             known = INPUT_EMBEDDING

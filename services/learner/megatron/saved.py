@@ -1,9 +1,10 @@
 """Saved state: the files of all ranks of a checkpoint, read as one, whatever layout they were saved with.
 
 rank = (stage × replicas + replica) × tensor-parallel size + tensor-parallel rank, Megatron's order;
-replica = data-parallel rank × context-parallel size + context-parallel rank: all replicas hold the same weights.
+replica = data-parallel rank × context-parallel size + context-parallel rank: all replicas hold the same weights, but for experts:
+replicas 0, 1, … of expert-parallel size hold one after the other the experts of a layer, and the next as many hold them again.
 
-A file numbers the layers of its stage from 0; here they have their numbers in the whole model.
+A file numbers the layers of its stage, and its experts, from 0; here they have their numbers in the whole model.
 """
 
 from __future__ import annotations
@@ -13,17 +14,35 @@ import re
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 
 from services.common.errors import ConfigError
+from services.learner.megatron.experts import expert_count, is_expert
+from services.learner.megatron.experts import shifted as expert_shifted
 from services.learner.training.rank_file import RankFile, rank_file
 
-SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "context_parallel_size")
+SIZES = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "context_parallel_size",
+    "expert_parallel_size",
+)
 LAYOUT = (*SIZES, "use_distributed_optimizer")
 """Keys of a file's layout that decide which part of the state it holds."""
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
+
+
+class Place(NamedTuple):
+    """Where a parameter is saved."""
+
+    stage: int
+    replica: int
+    """The first that holds it."""
+    name: str
+    """Of its tensor in these files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +67,7 @@ class SavedState:
         first = RankFile(folder / rank_file(0), self._stack)
         self._ranks = {0: first}
         self.about, self.layout = first.about, first.layout
-        self.tp_size, self.pp_size, dp_size, cp_size = (int(str(self.layout[size])) for size in SIZES)
+        self.tp_size, self.pp_size, dp_size, cp_size, self.ep_size = (int(str(self.layout[size])) for size in SIZES)
         self.replicas = dp_size * cp_size
 
     def __enter__(self) -> Self:
@@ -66,39 +85,42 @@ class SavedState:
             self._ranks[rank] = file
         return self._ranks[rank]
 
-    def names(self, prefix: str) -> dict[str, tuple[int, str]]:
-        """Global name in Megatron → stage, and name of the tensor in its files, of the role with this prefix; empty if it has none."""
+    def names(self, prefix: str) -> dict[str, Place]:
+        """Global name in Megatron → its place, of the role with this prefix; empty if it has none."""
         begin = f"{prefix}model."
-        found: dict[str, tuple[int, str]] = {}
-        before = 0
+        found: dict[str, Place] = {}
+        layers = 0
         for stage in range(self.pp_size):
             own = [name for name in self._rank(stage, 0).names if name.startswith(begin)]
-            layers = {int(match[1]) for name in own if (match := _LAYER.search(name))}
-            for name in own:
-                found[_shifted(name.removeprefix(begin), before)] = (stage, name)
-            before += len(layers)
+            for replica in range(self.ep_size):
+                experts = replica * expert_count(own)  # as many in each
+                for name in (name for name in own if replica == 0 or is_expert(name)):
+                    known = expert_shifted(_shifted(name.removeprefix(begin), layers), experts)
+                    found[known] = Place(stage, replica, name)
+            layers += len({int(match[1]) for name in own if (match := _LAYER.search(name))})
         return found
 
-    def weight(self, stage: int, name: str) -> list[torch.Tensor]:
+    def weight(self, place: Place) -> list[torch.Tensor]:
         """A parameter: the part of each tensor-parallel rank."""
-        return [self._rank(stage, tp).tensor(name) for tp in range(self.tp_size)]
+        return [self._rank(place.stage, tp, place.replica).tensor(place.name) for tp in range(self.tp_size)]
 
-    def shape(self, stage: int, name: str) -> list[int]:
+    def shape(self, place: Place) -> list[int]:
         """The shape of one of these parts."""
-        return self._rank(stage, 0).shape(name)
+        return self._rank(place.stage, 0, place.replica).shape(place.name)
 
-    def optimizer(self, stage: int, name: str) -> SavedValues:
+    def optimizer(self, place: Place) -> SavedValues:
         """What the optimizer holds of a parameter, put together over the replicas."""
-        values = [self._optimizer(stage, tp, name) for tp in range(self.tp_size)]
+        values = [self._optimizer(place, tp) for tp in range(self.tp_size)]
         parts = {state: [value.parts[state][0] for value in values] for state in values[0].parts}
         return SavedValues(parts, values[0].numbers, values[0].counter)
 
-    def _optimizer(self, stage: int, tp: int, name: str) -> SavedValues:
-        """What the ranks of one stage and one tensor-parallel part hold."""
-        shape = self._rank(stage, tp).shape(name)
+    def _optimizer(self, place: Place, tp: int) -> SavedValues:
+        """What the ranks that hold one tensor-parallel part of it hold."""
+        name, shape = place.name, self._rank(place.stage, tp, place.replica).shape(place.name)
+        replicas = range(place.replica, self.replicas, self.ep_size) if is_expert(name) else range(self.replicas)
         pieces = {
             start: (end, key, rank)
-            for rank in (self._rank(stage, tp, replica) for replica in range(self.replicas))
+            for rank in (self._rank(place.stage, tp, replica) for replica in replicas)
             for start, end, key in rank.places.get(name, [])
         }
         flat: dict[str, list[torch.Tensor]] = {}

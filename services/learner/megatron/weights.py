@@ -1,4 +1,4 @@
-"""Weights of the policy under their Hugging Face names, gathered over TP and PP on rank 0."""
+"""Weights of the policy under their Hugging Face names, gathered over TP, PP and EP on rank 0."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from services.common.models.weight_files import EMBEDDING, LM_HEAD
+from services.learner.megatron.experts import is_expert
 from services.learner.megatron.model import ModelPart
 from services.learner.training.collectives import gather_json
 from services.learner.training.layout import Layout
@@ -27,9 +28,9 @@ class Exporter:
             for name, parameter in policy.chunk.named_parameters()
             # with tied embeddings the last stage keeps a second copy of the first one's
             if not (policy.tied and name == "output_layer.weight")
+            and (layout.is_first_with_experts if is_expert(name) else layout.is_first_replica)
         ]
-        sends = layout.tp_rank == 0 and layout.is_first_replica
-        mine = [[name, list(self._whole_shape(p))] for name, p in self._parameters] if sends else []
+        mine = [[name, list(self._whole_shape(p))] for name, p in self._parameters] if layout.tp_rank == 0 else []
         self._senders: list[list[tuple[str, list[int]]]] = gather_json(mine, device)
 
     def gather(self, dtype: torch.dtype | None, *, copy: bool = True) -> Weights | None:
@@ -38,8 +39,6 @@ class Exporter:
         `dtype` None keeps that of the parameters; a cast to it is the only change to a weight. `lm_head.weight` is always included:
         otherwise an engine that packs its output layer would keep sampling with a stale one.
         """
-        if not self._layout.is_first_replica:
-            return None
         merged = self._merged(dtype)
         if self._layout.rank != 0:
             for _, tensor in merged:
@@ -65,7 +64,7 @@ class Exporter:
             weights[hf_name] = value.detach().to("cpu", copy=copy).contiguous()
 
     def _merged(self, dtype: torch.dtype | None) -> Iterator[tuple[str, torch.Tensor]]:
-        """This stage's parameters, merged over its tensor-parallel ranks."""
+        """The parameters that this rank is the first to hold, merged over its tensor-parallel ranks."""
         group = parallel_state.get_tensor_model_parallel_group()
         for name, parameter in self._parameters:
             shard = parameter.detach() if dtype is None else parameter.detach().to(dtype)

@@ -45,6 +45,7 @@ class Actor:
         metrics = tally.means(self._layout, self._device, batch.tokens)
         share = effective_sample_share(metrics.pop("ratio"), metrics.pop("ratio_squared"))
         metrics |= {"effective_sample_share": share, LARGEST: tally.largest(self._device)}
+        metrics |= self.model.figures()
         loss = metrics.pop("loss")
         grad_norm, skipped = self.model.optimizer.step(loss, lr, self._device)
         return Update(loss, grad_norm, batch.tokens, skipped, metrics)

@@ -62,6 +62,10 @@ class Model(Protocol):
         """
         ...
 
+    def figures(self) -> dict[str, float]:
+        """Figures of its runs with gradients since the last call, the same on every rank, which all call it at the same time."""
+        ...
+
     def copy_from(self, other: Any) -> None:  # noqa: ANN401  a model of the same back end
         """Takes over the weights of another model of the same architecture and place; a value head stays as it is."""
         ...

@@ -16,7 +16,10 @@ from services.learner.training.rendezvous import join_process_group
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Sizes, and this rank's place, in tensor (TP), pipeline (PP), data (DP) and context (CP) parallelism."""
+    """Sizes, and this rank's place, in tensor (TP), pipeline (PP), data (DP), context (CP) and expert (EP) parallelism.
+
+    The DP × CP ranks that hold the same part of a dense model divide the experts of a layer, EP after EP ranks.
+    """
 
     rank: int
     tp_size: int
@@ -27,6 +30,7 @@ class Layout:
     dp_rank: int
     cp_size: int = 1
     cp_rank: int = 0
+    ep_size: int = 1
 
     @property
     def is_first_stage(self) -> bool:
@@ -46,7 +50,17 @@ class Layout:
     @property
     def is_first_replica(self) -> bool:
         """Whether this rank, of those that hold the same part of the weights, is the first: data and context parallelism repeat them."""
-        return self.dp_rank == 0 and self.cp_rank == 0
+        return self.replica == 0
+
+    @property
+    def replica(self) -> int:
+        """This rank's number among those that hold the same part of a dense model."""
+        return self.dp_rank * self.cp_size + self.cp_rank
+
+    @property
+    def is_first_with_experts(self) -> bool:
+        """Whether this rank, of those that hold the same experts, is the first."""
+        return self.replica < self.ep_size
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -56,6 +70,7 @@ class Layout:
             "pipeline_parallel_size": self.pp_size,
             "data_parallel_size": self.dp_size,
             "context_parallel_size": self.cp_size,
+            "expert_parallel_size": self.ep_size,
         }
 
 

@@ -43,8 +43,8 @@ class RankFile:
     @property
     def layout(self) -> dict[str, object]:
         """The layout and the dtype that it was saved with."""
-        # files of a release without context parallelism do not name its size
-        return {"context_parallel_size": 1, **self.about["layout"]}
+        # files of a release without context or expert parallelism do not name its size
+        return {"context_parallel_size": 1, "expert_parallel_size": 1, **self.about["layout"]}
 
     def tensor(self, name: str) -> torch.Tensor:
         """One tensor. Raises ConfigError when it is missing."""

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 HERE = Path(__file__).parent
-TIMEOUT_S = 280.0
+TIMEOUT_S = 600.0
 """Of one run."""
 
 
