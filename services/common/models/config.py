@@ -3,32 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 from services.common.errors import ModelError
 
 LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """Constants of Megatron's Llama 3 frequency scaling; only the factor is free."""
 _ROPES = ("default", "linear", "llama3")
-
-
-class Experts(NamedTuple):
-    """Experts of each layer of a mixture."""
-
-    number: int
-    width: int
-    """Of an expert's hidden layer."""
-
-
-def expert_numbers(config: Any) -> Experts | None:  # noqa: ANN401  transformers comes without types
-    """Those of a configuration that transformers has made; None for a dense model."""
-    match config.model_type:
-        case "qwen3_moe":
-            return Experts(config.num_experts, config.moe_intermediate_size)
-        case "mixtral":
-            return Experts(config.num_local_experts, config.intermediate_size)
-        case _:
-            return None
 
 
 def check_trainable(config: Any, where: str, *, field: str = "") -> None:  # noqa: ANN401  transformers comes without types
@@ -39,12 +20,11 @@ def check_trainable(config: Any, where: str, *, field: str = "") -> None:  # noq
         "mlp_bias": getattr(config, "mlp_bias", False),
         "use_sliding_window": getattr(config, "use_sliding_window", False),
         "hidden_act": config.hidden_act if config.hidden_act != "silu" else False,
+        # of a mixture, every layer has experts, and every layer attends to all earlier positions
+        "decoder_sparse_step": (step := getattr(config, "decoder_sparse_step", 1)) != 1 and step,
+        "mlp_only_layers": getattr(config, "mlp_only_layers", None),
+        "sliding_window": config.model_type == "mixtral" and config.sliding_window,
     }
-    if expert_numbers(config) is not None:
-        # every layer has experts, and every layer attends to all earlier positions
-        refused["decoder_sparse_step"] = getattr(config, "decoder_sparse_step", 1) != 1 and config.decoder_sparse_step
-        refused["mlp_only_layers"] = getattr(config, "mlp_only_layers", None)
-        refused["sliding_window"] = config.model_type == "mixtral" and config.sliding_window
     for key, value in refused.items():
         if value:
             raise ModelError(f"{where}: {key} = {value!r} is not supported", field=field)

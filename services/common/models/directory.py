@@ -264,7 +264,7 @@ def read_shape(path: Path) -> ModelInfo:
         reject(path, f"num_key_value_heads ({kv_heads}) does not divide num_attention_heads ({heads})")
     if config.get("head_dim") is None and hidden % heads:
         reject(path, f"num_attention_heads ({heads}) does not divide hidden_size ({hidden})")
-    experts = _expert_sizes(names[0], path, config)
+    num_experts, expert_width = expert_sizes(path, config)
     return ModelInfo(
         architecture=names[0],
         num_layers=layers,
@@ -275,18 +275,18 @@ def read_shape(path: Path) -> ModelInfo:
         vocab_size=vocabulary,
         max_position_embeddings=positions,
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-        num_experts=experts[0],
-        expert_intermediate_size=experts[1],
+        num_experts=num_experts,
+        expert_intermediate_size=expert_width,
     )
 
 
-def _expert_sizes(architecture: str, path: Path, config: dict[str, Any]) -> tuple[int, int]:
-    """Number and width of a layer's experts, of an architecture with experts that Megatron trains; 0 of others."""
-    match architecture:
-        case "Qwen3MoeForCausalLM":
+def expert_sizes(path: Path, config: dict[str, Any]) -> tuple[int, int]:
+    """Number and width of a layer's experts, where Megatron trains the mixture; 0 of other models. Raises ModelError as `read_size`."""
+    match config.get("model_type"):
+        case "qwen3_moe":
             count = "num_experts" if "num_experts" in config else "num_local_experts"  # older and newer releases
             return read_size(path, config, count), read_size(path, config, "moe_intermediate_size")
-        case "MixtralForCausalLM":
+        case "mixtral":
             return read_size(path, config, "num_local_experts"), read_size(path, config, "intermediate_size")
         case _:
             return 0, 0

@@ -96,10 +96,7 @@ class MegatronBackend:
             dtype, distributed = torch_dtype(self._spec.model.dtype), self._spec.learner.use_distributed_optimizer
             optimizer = Optimizer(fields, dtype, part.model, distributed=distributed)
         self._roles.append(Role(name, part, optimizer))
-        routers = routers_of(part.chunk)
-        for router in routers:
-            router.coefficient = self._spec.learner.router_aux_loss_coef
-        return MegatronModel(part, optimizer, self.layout, self.device, routers)
+        return MegatronModel(part, optimizer, self.layout, self.device, routers_of(part.chunk))
 
 
 @dataclass
@@ -125,7 +122,7 @@ class MegatronModel:
 
     def run(self, micro_batches: Sequence[MicroBatch], on_output: OnOutput, *, forward_only: bool) -> None:
         """Runs Megatron's schedule: pipelined where there are stages; gradients are reduced at the end."""
-        if not forward_only and any(router.coefficient for router in self._routers):
+        if not forward_only and self.part.bridge.config.moe_aux_loss_coeff:
             self._scale_router_loss(micro_batches)
 
         def forward_step(batches: Iterator[MicroBatch], _: object) -> tuple[torch.Tensor, Callable[..., Any]]:

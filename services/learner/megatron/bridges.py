@@ -12,17 +12,12 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from transformers import AutoConfig
 
 from services.common.errors import ModelError
-from services.common.models.config import check_trainable, expert_numbers, rope_parameters
+from services.common.models.config import check_trainable, rope_parameters
+from services.common.models.directory import expert_sizes
 from services.common.models.weight_files import EMBEDDING
 from services.learner.megatron.attention import PackedCoreAttention
-from services.learner.megatron.experts import Router, is_expert, shifted
-from services.learner.megatron.mbridge_models import (
-    LLaMABridge,
-    MixtralBridge,
-    Qwen2Bridge,
-    Qwen3Bridge,
-    Qwen3MoEBridge,
-)
+from services.learner.megatron.experts import Router, is_expert, shift_experts
+from services.learner.megatron.mbridge_models import LLaMABridge, Qwen2Bridge, Qwen3Bridge
 from services.learner.training.layout import Layout
 
 _LAYER = "model.layers.{layer_number}"
@@ -112,7 +107,7 @@ class _LocalExperts(_LocalSpec):
     ) -> dict[str, str]:
         names: dict[str, str] = super()._weight_name_mapping_mcore_local_to_global(model, consider_ep=False)  # type: ignore[misc]
         before = self.mpu.ep_rank * (self.config.num_moe_experts // self.mpu.ep_size) if consider_ep else 0
-        return {local: shifted(name, before) for local, name in names.items()}
+        return {local: shift_experts(name, before) for local, name in names.items()}
 
     def _weight_name_mapping_mlp(self, name: str) -> list[str]:
         layer = name.split(".")[2]
@@ -124,27 +119,27 @@ class _LocalExperts(_LocalSpec):
         return [f"model.layers.{layer}.{self._EXPERT}.{expert}.{part}.weight" for part in self._PROJECTIONS[projection]]
 
     def _build_base_config(self, **settings: Any) -> Any:  # noqa: ANN401
-        # The probabilities of the chosen experts are scaled to a sum of 1: then their softmax alone is the same.
-        renormalised = getattr(self.hf_config, "norm_topk_prob", True)
-        fixed = {
-            "moe_router_pre_softmax": not renormalised,
-            "moe_grouped_gemm": False,
-            "bias_dropout_fusion": False,  # there is nothing to fuse, and torch would compile it
-            "moe_router_load_balancing_type": "none",  # `Router` has the loss
-            "moe_aux_loss_coeff": 0.0,
+        number, width = expert_sizes(Path("config.json"), self.hf_config.to_dict())
+        experts = {
+            "num_moe_experts": number,
+            "moe_ffn_hidden_size": width,
+            "moe_router_topk": self.hf_config.num_experts_per_tok,
+            # Probabilities of the chosen experts that are scaled to a sum of 1 are a softmax of these alone.
+            "moe_router_pre_softmax": not getattr(self.hf_config, "norm_topk_prob", True),
+            "moe_router_load_balancing_type": "none",  # `Router` has the loss, with Megatron's coefficient
         }
-        return super()._build_base_config(**settings | fixed)  # type: ignore[misc]
+        return super()._build_base_config(**settings | experts)  # type: ignore[misc]
 
 
-class LocalQwen3MoEBridge(_LocalExperts, Qwen3MoEBridge):  # type: ignore[misc]
-    """Qwen3 with experts in every layer."""
+class LocalQwen3MoEBridge(_LocalExperts, Qwen3Bridge):  # type: ignore[misc]
+    """Qwen3 with experts in every layer; mbridge's own takes the experts' weights to be scaled, whatever config.json says."""
 
     _EXPERT, _ROUTER = "mlp.experts", "mlp.gate"
     _PROJECTIONS = {"linear_fc1": ("gate_proj", "up_proj"), "linear_fc2": ("down_proj",)}  # noqa: RUF012
 
 
-class LocalMixtralBridge(_LocalExperts, MixtralBridge):  # type: ignore[misc]
-    """Mixtral."""
+class LocalMixtralBridge(_LocalExperts, LLaMABridge):  # type: ignore[misc]
+    """Mixtral: Llama with experts; mbridge's own does not scale the experts' weights."""
 
     _EXPERT, _ROUTER = "block_sparse_moe.experts", "block_sparse_moe.gate"
     _PROJECTIONS = {"linear_fc1": ("w1", "w3"), "linear_fc2": ("w2",)}  # noqa: RUF012
@@ -203,7 +198,7 @@ def make_bridge(hf_config: Any, dtype: torch.dtype, overrides: dict[str, Any], *
 def check_model(hf_config: Any, model_dir: Path, layout: Layout) -> None:  # noqa: ANN401  transformers comes without types
     """Refuses a model that would be trained wrongly, or not at all: ModelError names the key of config.json."""
     check_trainable(hf_config, str(model_dir))
-    experts = expert_numbers(hf_config)
+    experts, width = expert_sizes(model_dir / "config.json", hf_config.to_dict())
     divided = {
         "vocab_size": ("tensor_parallel_size", layout.tp_size),
         "num_attention_heads": ("tensor_parallel_size", layout.tp_size),
@@ -212,8 +207,8 @@ def check_model(hf_config: Any, model_dir: Path, layout: Layout) -> None:  # noq
         "num_hidden_layers": ("pipeline_parallel_size", layout.pp_size),
     }
     sizes = {key: getattr(hf_config, key) for key in divided}
-    if experts is not None:
-        sizes["intermediate_size"], sizes["number of experts"] = experts.width, experts.number
+    if experts:
+        sizes["intermediate_size"], sizes["number of experts"] = width, experts
         divided["number of experts"] = ("expert_parallel_size", layout.ep_size)
         if layout.tp_size > 1:
             raise ModelError(f"{model_dir}: it has experts: tensor_parallel_size must be 1, and not {layout.tp_size}")

@@ -9,7 +9,7 @@ arXiv:2101.03961, §2.2): 1 when the load is even. Over a batch it is the mean o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
@@ -24,15 +24,12 @@ _EXPERT = re.compile(r"(\.mlp\.experts\.local_experts\.)(\d+)(?=\.)")
 class Router(TopKRouter):  # type: ignore[misc]  # Megatron comes without types
     """Megatron's router of the top experts, which counts what it chooses where gradients are computed."""
 
-    coefficient: float = 0.0
-    """Of the load-balancing loss."""
     tokens_per_position: float = 0.0
     """Trained tokens of the global batch ÷ its positions: Megatron divides every gradient by the trained tokens."""
 
     def __init__(self, config: TransformerConfig, pg_collection: ProcessGroupCollection | None = None) -> None:
         super().__init__(config, pg_collection)
-        self._choices = torch.zeros(config.num_moe_experts)
-        self._entropy = self._loss = self._positions = 0.0
+        self._sums = torch.zeros(config.num_moe_experts + 3)
 
     def gating(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  Megatron's name
         """Logits [s, b, E] in float32; Megatron's own needs Transformer Engine."""
@@ -47,28 +44,24 @@ class Router(TopKRouter):  # type: ignore[misc]  # Megatron comes without types
         choices = chosen.sum(0).float()
         loss, positions = self._load_balancing(probabilities, choices)
         with torch.no_grad():
-            self._choices += choices.cpu()
-            self._entropy -= float(probabilities.xlogy(probabilities).sum())
-            self._loss += float(loss) * positions
-            self._positions += len(chosen)
-        if self.coefficient:
-            scale = self.coefficient * positions * self.tokens_per_position
-            weights = MoEAuxLossAutoScaler.apply(weights, loss * scale)
+            entropy = -probabilities.xlogy(probabilities).sum()
+            figures = torch.stack([entropy, loss * positions, entropy.new_tensor(len(chosen))])
+            self._sums = self._sums.to(choices.device) + torch.cat([choices, figures])
+        if coefficient := self.config.moe_aux_loss_coeff:
+            weights = MoEAuxLossAutoScaler.apply(weights, loss * (coefficient * self.tokens_per_position) * positions)
         return weights, chosen
 
     def take_figures(self) -> torch.Tensor:
         """Since the last call, of this rank: choices of each expert; sums over positions of entropy, nats, and loss; positions: [E + 3]."""
-        taken = torch.cat([self._choices, torch.tensor([self._entropy, self._loss, self._positions])])
-        self._choices = torch.zeros_like(self._choices)
-        self._entropy = self._loss = self._positions = 0.0
+        taken, self._sums = self._sums, torch.zeros_like(self._sums)
         return taken
 
-    def _load_balancing(self, probabilities: torch.Tensor, choices: torch.Tensor) -> tuple[torch.Tensor, float]:
+    def _load_balancing(self, probabilities: torch.Tensor, choices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """This rank's term of the loss of a micro-batch, whose positions TP and CP ranks share; and the number of all its positions."""
         totals = torch.cat([choices, choices.new_tensor([float(len(probabilities))])])
         if self.tp_cp_group.size() > 1:
             dist.all_reduce(totals, group=self.tp_cp_group)
-        positions = float(totals[-1])
+        positions = totals[-1]
         shares = totals[:-1] / (self.topk * positions)
         return len(shares) * (shares * probabilities.sum(0)).sum() / positions, positions
 
@@ -80,15 +73,12 @@ def routers_of(chunk: torch.nn.Module) -> list[Router]:
 
 def router_figures(routers: Iterable[Router], layers: int, experts: int, device: torch.device) -> dict[str, float]:
     """Figures of all layers since the last call, the same on every rank; every rank calls it at the same time."""
-    table = torch.zeros(layers, experts + 3)
+    table = torch.zeros(layers, experts + 3, device=device)
     for router in routers:
         table[router.layer_number - 1] = router.take_figures()
-    table = table.to(device)
     if dist.get_world_size() > 1:
         dist.all_reduce(table)
     choices, (entropy, loss, positions) = table[:, :experts], table[:, experts:].T
-    if not bool((positions > 0).all()):
-        return {}
     return {
         "router_load_max": float((choices.max(1).values / choices.mean(1)).mean()),
         "router_load_min": float((choices.min(1).values / choices.mean(1)).mean()),
@@ -102,17 +92,11 @@ def is_expert(name: str) -> bool:
     return _EXPERT.search(name) is not None
 
 
-def shifted(name: str, experts: int) -> str:
+def shift_experts(name: str, experts: int) -> str:
     """The name with this many experts before those of its rank."""
     return _EXPERT.sub(lambda match: f"{match[1]}{int(match[2]) + experts}", name)
 
 
 def expert_count(names: Iterable[str]) -> int:
     """The experts of a layer that have parameters among these."""
-    return len(set(_numbers(names)))
-
-
-def _numbers(names: Iterable[str]) -> Iterator[int]:
-    for name in names:
-        if match := _EXPERT.search(name):
-            yield int(match[2])
+    return len({match[2] for name in names if (match := _EXPERT.search(name))})

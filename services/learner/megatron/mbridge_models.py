@@ -30,9 +30,7 @@ def _open_package() -> None:
 _open_package()
 
 from mbridge.models.llama import LLaMABridge  # noqa: E402  the package comes first
-from mbridge.models.mixtral import MixtralBridge  # noqa: E402
 from mbridge.models.qwen2 import Qwen2Bridge  # noqa: E402
 from mbridge.models.qwen3 import Qwen3Bridge  # noqa: E402
-from mbridge.models.qwen3moe import Qwen3MoEBridge  # noqa: E402
 
-__all__ = ["LLaMABridge", "MixtralBridge", "Qwen2Bridge", "Qwen3Bridge", "Qwen3MoEBridge"]
+__all__ = ["LLaMABridge", "Qwen2Bridge", "Qwen3Bridge"]

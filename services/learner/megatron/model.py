@@ -194,6 +194,7 @@ def transformer_settings(spec: LearnerSpec) -> dict[str, Any]:
         "calculate_per_token_loss": True,  # micro-batches return sums; Megatron divides by the tokens of the global batch
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
+        "moe_aux_loss_coeff": spec.router_aux_loss_coef,
         **_RECOMPUTE[spec.recompute],
     }
 

@@ -97,7 +97,7 @@ def _dispatch_without_streams() -> None:
     """Megatron's exchange of positions between experts' ranks copies its counts to the host on a stream of its own; here they are there."""
     module: Any = importlib.import_module("megatron.core.transformer.moe.token_dispatcher")
     dispatcher = module.MoEAlltoAllTokenDispatcher
-    dispatcher.cuda_dtoh_stream = "none"
+    dispatcher.cuda_dtoh_stream = "none"  # else its constructor makes one
 
     def counts_as_lists(self: Any, _: str, tokens_per_expert: torch.Tensor | None = None) -> torch.Tensor | None:  # noqa: ANN401
         for name in ("input_splits", "output_splits"):

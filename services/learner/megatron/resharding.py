@@ -14,7 +14,7 @@ import torch
 from services.common.errors import ConfigError
 from services.learner.megatron.parts import merge_parts, split_parts
 from services.learner.megatron.role import Role
-from services.learner.megatron.saved import Place, SavedState
+from services.learner.megatron.saved import SavedPlace, SavedState
 from services.learner.training.layout import Layout
 
 OUTPUT_LAYER, INPUT_EMBEDDING = "output_layer.weight", "embedding.word_embeddings.weight"
@@ -81,7 +81,7 @@ class _RoleShare:
         merged = merge_parts(bridge, known, parts, parameter)
         return split_parts(bridge, known, merged, parameter, self._layout.tp_size)[self._layout.tp_rank]
 
-    def _source(self, name: str) -> Place:
+    def _source(self, name: str) -> SavedPlace:
         """The place of a parameter; the output layer that a last stage shares with the embedding may be saved only as that."""
         known = self._global[name]
         if known == OUTPUT_LAYER and known not in self._names and self._role.part.tied:

@@ -19,8 +19,7 @@ from typing import NamedTuple, Self
 import torch
 
 from services.common.errors import ConfigError
-from services.learner.megatron.experts import expert_count, is_expert
-from services.learner.megatron.experts import shifted as expert_shifted
+from services.learner.megatron.experts import expert_count, is_expert, shift_experts
 from services.learner.training.rank_file import RankFile, rank_file
 
 SIZES = (
@@ -35,7 +34,7 @@ LAYOUT = (*SIZES, "use_distributed_optimizer")
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
 
 
-class Place(NamedTuple):
+class SavedPlace(NamedTuple):
     """Where a parameter is saved."""
 
     stage: int
@@ -85,36 +84,36 @@ class SavedState:
             self._ranks[rank] = file
         return self._ranks[rank]
 
-    def names(self, prefix: str) -> dict[str, Place]:
+    def names(self, prefix: str) -> dict[str, SavedPlace]:
         """Global name in Megatron → its place, of the role with this prefix; empty if it has none."""
         begin = f"{prefix}model."
-        found: dict[str, Place] = {}
+        found: dict[str, SavedPlace] = {}
         layers = 0
         for stage in range(self.pp_size):
             own = [name for name in self._rank(stage, 0).names if name.startswith(begin)]
             for replica in range(self.ep_size):
                 experts = replica * expert_count(own)  # as many in each
                 for name in (name for name in own if replica == 0 or is_expert(name)):
-                    known = expert_shifted(_shifted(name.removeprefix(begin), layers), experts)
-                    found[known] = Place(stage, replica, name)
+                    known = shift_experts(_shift_layers(name.removeprefix(begin), layers), experts)
+                    found[known] = SavedPlace(stage, replica, name)
             layers += len({int(match[1]) for name in own if (match := _LAYER.search(name))})
         return found
 
-    def weight(self, place: Place) -> list[torch.Tensor]:
+    def weight(self, place: SavedPlace) -> list[torch.Tensor]:
         """A parameter: the part of each tensor-parallel rank."""
         return [self._rank(place.stage, tp, place.replica).tensor(place.name) for tp in range(self.tp_size)]
 
-    def shape(self, place: Place) -> list[int]:
+    def shape(self, place: SavedPlace) -> list[int]:
         """The shape of one of these parts."""
         return self._rank(place.stage, 0, place.replica).shape(place.name)
 
-    def optimizer(self, place: Place) -> SavedValues:
+    def optimizer(self, place: SavedPlace) -> SavedValues:
         """What the optimizer holds of a parameter, put together over the replicas."""
         values = [self._optimizer(place, tp) for tp in range(self.tp_size)]
         parts = {state: [value.parts[state][0] for value in values] for state in values[0].parts}
         return SavedValues(parts, values[0].numbers, values[0].counter)
 
-    def _optimizer(self, place: Place, tp: int) -> SavedValues:
+    def _optimizer(self, place: SavedPlace, tp: int) -> SavedValues:
         """What the ranks that hold one tensor-parallel part of it hold."""
         name, shape = place.name, self._rank(place.stage, tp, place.replica).shape(place.name)
         replicas = range(place.replica, self.replicas, self.ep_size) if is_expert(name) else range(self.replicas)
@@ -147,6 +146,6 @@ class SavedState:
         return self.rank((stage * self.replicas + replica) * self.tp_size + tp)
 
 
-def _shifted(name: str, layers: int) -> str:
+def _shift_layers(name: str, layers: int) -> str:
     """The name with this many layers before those of its file."""
     return _LAYER.sub(lambda match: f"decoder.layers.{int(match[1]) + layers}.", name)

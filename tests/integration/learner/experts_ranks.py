@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from services.common.spec.job import JobSpec
 from services.common.spec.learner import Recompute
 from services.common.spec.rollout import DType
 from tests.integration.learner.experts_cases import COEFFICIENT, MODELS, QUICK
+from tests.integration.learner.experts_cases import LAYOUTS as SIZES
 from tests.integration.learner.megatron_cases import STEPS
 from tests.integration.learner.megatron_ranks import (
     BASE,
@@ -25,7 +26,7 @@ from tests.integration.learner.megatron_ranks import (
     variant,
     write,
 )
-from tests.integration.learner.trainers import forget_groups, trainer_of
+from tests.integration.learner.trainers import run_layouts, trainer_of
 
 LAYOUTS: dict[int, dict[str, JobSpec]] = {
     1: {"one": BASE},
@@ -105,18 +106,9 @@ def loaded(model: Path, spec: JobSpec, folder: Path) -> dict[str, Any]:
 
 
 def main(root: Path, *, everything: bool) -> None:
-    """Runs the layouts of this number of ranks; with `everything` also those whose tests are slow."""
-    dist.init_process_group("gloo")
-    out = root / "out"
-    out.mkdir(exist_ok=True)
-    said = {}
-    for name, spec in LAYOUTS[dist.get_world_size()].items():
-        if everything or name in QUICK:
-            said[name] = scenario(name, spec, root, out)
-            forget_groups()
-    if dist.get_rank() == 0:
-        (out / f"megatron-ranks{dist.get_world_size()}.json").write_text(json.dumps(said))
-    dist.destroy_process_group()
+    """The layouts of this number of ranks."""
+    specs = LAYOUTS[int(os.environ["WORLD_SIZE"])]
+    run_layouts(root, SIZES, QUICK, lambda name: scenario(name, specs[name], root, root / "out"), everything=everything)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from tests.integration.learner.experts_cases import COEFFICIENT, EXPERTS, MODELS, TOP
-from tests.integration.learner.megatron_cases import ADAM, STEPS, VOCABULARY, WARMUP_STEPS, arrays
-from tests.integration.learner.megatron_reference import token_losses
+from tests.integration.learner.megatron_cases import ADAM, STEPS, VOCABULARY, arrays
+from tests.integration.learner.megatron_reference import adamw, take_step, token_losses, write_model
 
 SIZES = {
     "hidden_size": 64,
@@ -49,13 +48,7 @@ def build(name: str) -> PreTrainedModel:
 
 def train(model: PreTrainedModel, coefficient: float) -> dict[str, Any]:
     """Trains one sequence after the other, with torch's AdamW; gives losses, gradient norms and what the routers did in each step."""
-    decayed = [p for p in model.parameters() if p.dim() > 1]
-    others = [p for p in model.parameters() if p.dim() == 1]
-    optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": ADAM["weight_decay"]}, {"params": others, "weight_decay": 0.0}],
-        betas=(ADAM["adam_beta1"], ADAM["adam_beta2"]),
-        eps=ADAM["adam_eps"],
-    )
+    optimizer = adamw(model.parameters(), ADAM)
     seen: list[list[torch.Tensor]] = [[] for _ in model.model.layers]
     for layer, kept in zip(model.model.layers, seen, strict=True):
         gate = layer.mlp.gate
@@ -72,12 +65,8 @@ def train(model: PreTrainedModel, coefficient: float) -> dict[str, Any]:
         loss = sum(token_losses(model, item).sum() / tokens for item in batch)
         figures, balance = _routers(seen, batch)
         (loss + coefficient * balance).backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), ADAM["clip_grad"])
-        for group in optimizer.param_groups:
-            group["lr"] = ADAM["lr"] * min(1.0, step / WARMUP_STEPS)
-        optimizer.step()
         said["loss"].append(float(loss))
-        said["grad_norm"].append(float(norm))
+        said["grad_norm"].append(take_step(optimizer, model, step))
         said["routers"].append(figures)
     return said
 
@@ -111,16 +100,7 @@ def main(root: Path) -> None:
     said: dict[str, Any] = {}
     for name in MODELS:
         model = build(name)
-        model.save_pretrained(root / name)
-        (root / name / "tokenizer.json").write_text("{}")
-        with torch.no_grad():
-            logits = {
-                str(i): model(input_ids=torch.from_numpy(np.asarray(item["tokens"])).long()[None, :-1])
-                .logits[0]
-                .contiguous()
-                for i, item in enumerate(arrays())
-            }
-        save_file(logits, root / f"{name}.logits.safetensors")
+        write_model(model, root, name)
         said[name] = {}
         for way, coefficient in (("plain", 0.0), ("balanced", COEFFICIENT)):
             exact = copy.deepcopy(model).double()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-import json
+import os
 import random
 import sys
 from collections.abc import Iterable
@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import xxhash
 from safetensors.torch import save_file
 
@@ -41,15 +40,15 @@ from tests.integration.learner.megatron_cases import (
     arrays,
 )
 from tests.integration.learner.megatron_cases import (
-    ON_FSDP2 as FSDP2_LAYOUTS,
+    LAYOUTS as SIZES,
 )
 from tests.integration.learner.trainers import (
     FSDP2,
     ON_FSDP2,
-    forget_groups,
     leads_data,
     output_layer_of,
     output_weight_of,
+    run_layouts,
     state_tensors,
     trainer_of,
     whole_vocabulary,
@@ -443,20 +442,9 @@ def write(weights: dict[str, torch.Tensor] | None, path: Path) -> None:
 
 
 def main(root: Path, *, everything: bool) -> None:
-    """The layouts of this number of ranks, in one set of processes: starting them costs much. `everything`: those of slow tests too."""
-    out = root / "out"
-    out.mkdir(exist_ok=True)
-    said = {}
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
-    for name, spec in LAYOUTS[dist.get_world_size()].items():
-        if (name in FSDP2_LAYOUTS) is not ON_FSDP2 or (not everything and name not in QUICK):
-            continue
-        said[name] = scenario(name, spec, root, out)
-        forget_groups()
-    if dist.get_rank() == 0:
-        (out / f"{'fsdp2' if ON_FSDP2 else 'megatron'}-ranks{dist.get_world_size()}.json").write_text(json.dumps(said))
-    dist.destroy_process_group()
+    """The layouts of this number of ranks."""
+    specs = LAYOUTS[int(os.environ["WORLD_SIZE"])]
+    run_layouts(root, SIZES, QUICK, lambda name: scenario(name, specs[name], root, root / "out"), everything=everything)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,26 +83,50 @@ def token_losses(model: PreTrainedModel, item: dict[str, Any]) -> torch.Tensor:
 
 def train(model: PreTrainedModel) -> dict[str, list[float]]:
     """Trains in float64, one sequence after the other, with torch's AdamW; gives losses and gradient norms."""
-    decayed = [p for p in model.parameters() if p.dim() > 1]
-    others = [p for p in model.parameters() if p.dim() == 1]
-    optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": ADAM["weight_decay"]}, {"params": others, "weight_decay": 0.0}],
-        betas=(ADAM["adam_beta1"], ADAM["adam_beta2"]),
-        eps=ADAM["adam_eps"],
-    )
+    optimizer = adamw(model.parameters(), ADAM)
     batch = arrays()
     tokens = sum(int(np.sum(item["loss_mask"])) for item in batch)
     said: dict[str, list[float]] = {"loss": [], "grad_norm": []}
     for step in range(1, STEPS + 1):
         optimizer.zero_grad()
         loss = sum(float(_backward(token_losses(model, item).sum() / tokens)) for item in batch)
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), ADAM["clip_grad"])
-        for group in optimizer.param_groups:
-            group["lr"] = ADAM["lr"] * min(1.0, step / WARMUP_STEPS)
-        optimizer.step()
         said["loss"].append(loss)
-        said["grad_norm"].append(float(norm))
+        said["grad_norm"].append(take_step(optimizer, model, step))
     return said
+
+
+def adamw(parameters: Iterable[torch.nn.Parameter], settings: Mapping[str, Any]) -> torch.optim.AdamW:
+    """torch's AdamW, which lets biases and norms not decay."""
+    trained = list(parameters)
+    decayed, others = [p for p in trained if p.dim() > 1], [p for p in trained if p.dim() == 1]
+    return torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": settings["weight_decay"]}, {"params": others, "weight_decay": 0.0}],
+        betas=(settings["adam_beta1"], settings["adam_beta2"]),
+        eps=settings["adam_eps"],
+    )
+
+
+def take_step(optimizer: torch.optim.AdamW, model: PreTrainedModel, step: int) -> float:
+    """Takes a step of the warm-up with clipped gradients; gives their norm before."""
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), ADAM["clip_grad"])
+    for group in optimizer.param_groups:
+        group["lr"] = ADAM["lr"] * min(1.0, step / WARMUP_STEPS)
+    optimizer.step()
+    return float(norm)
+
+
+def write_model(model: PreTrainedModel, root: Path, name: str) -> None:
+    """Writes its Hugging Face directory, and its logits at every token of the batch."""
+    model.save_pretrained(root / name)
+    (root / name / "tokenizer.json").write_text("{}")
+    with torch.no_grad():
+        logits = {
+            str(i): model(input_ids=torch.from_numpy(np.asarray(item["tokens"])).long()[None, :-1])
+            .logits[0]
+            .contiguous()
+            for i, item in enumerate(arrays())
+        }
+    save_file(logits, root / f"{name}.logits.safetensors")
 
 
 def _backward(loss: torch.Tensor) -> torch.Tensor:
@@ -116,16 +141,7 @@ def main(root: Path) -> None:
     said = {}
     for name in ("llama", "qwen2", "qwen3"):
         model = build(name)
-        model.save_pretrained(root / name)
-        (root / name / "tokenizer.json").write_text("{}")
-        with torch.no_grad():
-            logits = {
-                str(i): model(input_ids=torch.from_numpy(np.asarray(item["tokens"])).long()[None, :-1])
-                .logits[0]
-                .contiguous()
-                for i, item in enumerate(arrays())
-            }
-        save_file(logits, root / f"{name}.logits.safetensors")
+        write_model(model, root, name)
         exact = copy.deepcopy(model).double()
         said[name] = train(exact)
         save_file({k: v.contiguous() for k, v in exact.state_dict().items() if k != "lm_head.weight" or name == "qwen2"},

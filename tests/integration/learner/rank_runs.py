@@ -33,6 +33,21 @@ class Outcome:
         weights: dict[str, torch.Tensor] = load_file(self.root / name)
         return weights
 
+    def logit_error(self, layout: str, model: str) -> float:
+        """The largest difference of a layout's logits from those of transformers."""
+        expected = self.weights(f"{model}.logits.safetensors")
+        logits = self.weights(f"out/{layout}.{model}.logits.safetensors")
+        assert logits.keys() == expected.keys()
+        return max(float((logits[k] - expected[k]).abs().max()) for k in expected)
+
+    def check_exported(self, layout: str, model: str) -> None:
+        """A layout's export has the very tensors of the model's directory, and names the output layer."""
+        source = self.weights(f"{model}/model.safetensors")
+        exported = self.weights(f"out/{layout}.{model}.exported.safetensors")
+        assert exported.keys() == source.keys() | {"lm_head.weight"}
+        head = source.get("lm_head.weight", source["model.embed_tokens.weight"])
+        assert all(torch.equal(exported[name], tensor) for name, tensor in (source | {"lm_head.weight": head}).items())
+
 
 def outcome_of(
     kind: str,

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -24,16 +23,15 @@ from services.learner.training.collectives import gather_json
 from services.learner.training.rank_file import rank_file
 from services.learner.training.trainer import Trainer
 from tests.integration.learner.megatron_cases import LAYOUTS, QUICK
-from tests.integration.learner.megatron_cases import ON_FSDP2 as FSDP2_LAYOUTS
 from tests.integration.learner.roles_cases import ACTOR, CASES, DTYPES, QUICK_DTYPES, TEMPERATURE
 from tests.integration.learner.trainers import (
     ON_FSDP2,
     digest,
-    forget_groups,
     gathered,
     head_of,
     held_parts,
     masters_follow,
+    run_layouts,
     state_tensors,
 )
 
@@ -324,18 +322,14 @@ def scenario(name: str, bench: Bench, *, everything: bool) -> dict[str, Any]:
 
 
 def main(root: Path, *, everything: bool) -> None:
-    """The layouts of this number of ranks, in one set of processes; `everything`: those of slow tests too."""
-    (root / "out").mkdir(exist_ok=True)
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
-    ranks, said = dist.get_world_size(), {}
-    mine = [name for name, size in LAYOUTS.items() if size == ranks and (name in FSDP2_LAYOUTS) is ON_FSDP2]
-    for name in (name for name in mine if everything or name in QUICK):
-        said[name] = scenario(name, Bench(root, SIZES[name]), everything=everything)
-        forget_groups()
-    if dist.get_rank() == 0:
-        (root / "out" / f"{'fsdp2' if ON_FSDP2 else 'megatron'}-ranks{ranks}.json").write_text(json.dumps(said))
-    dist.destroy_process_group()
+    """The layouts of this number of ranks."""
+    run_layouts(
+        root,
+        LAYOUTS,
+        QUICK,
+        lambda name: scenario(name, Bench(root, SIZES[name]), everything=everything),
+        everything=everything,
+    )
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from tests.integration.learner.megatron_reference import build
+from tests.integration.learner.megatron_reference import adamw, build
 from tests.integration.learner.roles_cases import ACTOR, CASES, MODELS, STEPS, TEMPERATURE, tokens_of
 
 LARGEST = "max_abs_logprob_difference"
@@ -36,13 +36,7 @@ class Role:
 
     def __post_init__(self) -> None:
         parameters = [p for module in self.modules for p in module.parameters()]
-        decayed, others = [p for p in parameters if p.dim() > 1], [p for p in parameters if p.dim() == 1]
-        s = self.settings
-        self.optimizer = torch.optim.AdamW(
-            [{"params": decayed, "weight_decay": s["weight_decay"]}, {"params": others, "weight_decay": 0.0}],
-            betas=(s["adam_beta1"], s["adam_beta2"]),
-            eps=s["adam_eps"],
-        )
+        self.optimizer = adamw(parameters, self.settings)
 
     def step(self, rate: float) -> float:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]

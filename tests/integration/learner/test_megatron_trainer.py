@@ -39,21 +39,13 @@ def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.mark.parametrize("model", MODELS)
 class TestAgainstPlainTorch:
     def test_loaded_weights_give_the_logits_of_transformers(self, outcome: Outcome, layout: str, model: str) -> None:
-        expected = outcome.weights(f"{model}.logits.safetensors")
-        logits = outcome.weights(f"out/{layout}.{model}.logits.safetensors")
-        assert logits.keys() == expected.keys()
-        largest = max(float((logits[k] - expected[k]).abs().max()) for k in expected)
         # sums over the halves of a weight, or of a row, round differently, and FSDP2 has another attention; the rest computes the very same
-        assert largest <= (1e-5 if layout in OTHER_SUMS + ON_FSDP2 else 0.0)
+        assert outcome.logit_error(layout, model) <= (1e-5 if layout in OTHER_SUMS + ON_FSDP2 else 0.0)
 
     def test_exported_weights_are_those_loaded_and_name_the_output_layer(
         self, outcome: Outcome, layout: str, model: str
     ) -> None:
-        source = outcome.weights(f"{model}/model.safetensors")
-        exported = outcome.weights(f"out/{layout}.{model}.exported.safetensors")
-        assert exported.keys() == source.keys() | {"lm_head.weight"}
-        head = source.get("lm_head.weight", source["model.embed_tokens.weight"])
-        assert all(torch.equal(exported[name], tensor) for name, tensor in (source | {"lm_head.weight": head}).items())
+        outcome.check_exported(layout, model)
 
     def test_a_saved_directory_is_the_loaded_one(self, outcome: Outcome, layout: str, model: str) -> None:
         saved = outcome.root / "out" / f"{layout}.{model}.saved" / "hf"

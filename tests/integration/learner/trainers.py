@@ -5,7 +5,9 @@ A process has one back end: with the argument `fsdp2` that, else Megatron, for w
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from services.learner.backends import open_backend
 from services.learner.training.backend import Model
 from services.learner.training.tensor_file import Weights
 from services.learner.training.trainer import Trainer
+from tests.integration.learner.megatron_cases import ON_FSDP2 as FSDP2_LAYOUTS
 
 ON_FSDP2 = BackendName.FSDP2.value in sys.argv
 FSDP2 = BackendName.FSDP2
@@ -48,6 +51,31 @@ def forget_groups() -> None:
 
     parallel_state.destroy_model_parallel()
     parallel_state._POSITION_EMBEDDING_GLOBAL_RANKS = None  # which 0.12 leaves to the next layout
+
+
+def run_layouts(
+    root: Path,
+    layouts: Mapping[str, int],
+    quick: Collection[str],
+    scenario: Callable[[str], dict[str, Any]],
+    *,
+    everything: bool,
+) -> None:
+    """This back end's layouts of this number of ranks, in one set of processes: starting them costs much. Rank 0 writes what came out.
+
+    `layouts`: their ranks; `quick`: those that are run without `everything`, which runs those of slow tests too.
+    """
+    (root / "out").mkdir(exist_ok=True)
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    ranks, said = dist.get_world_size(), {}
+    mine = [name for name, size in layouts.items() if size == ranks and (name in FSDP2_LAYOUTS) is ON_FSDP2]
+    for name in (name for name in mine if everything or name in quick):
+        said[name] = scenario(name)
+        forget_groups()
+    if dist.get_rank() == 0:
+        (root / "out" / f"{'fsdp2' if ON_FSDP2 else 'megatron'}-ranks{ranks}.json").write_text(json.dumps(said))
+    dist.destroy_process_group()
 
 
 def part_of(model: Model | None) -> Any:
