@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from itertools import pairwise
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import psutil
@@ -22,8 +22,11 @@ pytestmark = pytest.mark.timeout(900)  # the first test also makes the model and
 SAME_WEIGHTS_KL_BOUND = 1e-5
 """Mismatch KL while engine and learner hold the same float32 weights."""
 
-OFF_POLICY_KL_BOUND = 0.1
-"""Mismatch KL of samples up to two steps old, while the demo's learning rate warms up."""
+TYPICAL_KL_BOUND = 0.02
+"""Mismatch KL of the median step, whose samples are up to two steps old, while the demo's learning rate warms up."""
+
+ANY_STEP_KL_BOUND = 1.0
+"""Of every step: one token that has become unlikely can make most of a batch's mean. With weights of another model it is above 5."""
 
 FATES = ("trained", "degenerate", "stale", "failed", "cancelled")
 
@@ -57,7 +60,9 @@ def check_invariants(stack: Stack, spec: dict[str, Any], job_id: str, record: di
     assert record["groups"]["stale"] == record["groups"]["failed"] == 0
 
     assert max(step["policy_age_max"] for step in steps) <= bound
-    assert max(step["mismatch_kl_k3"] for step in steps) < OFF_POLICY_KL_BOUND
+    mismatch = [step["mismatch_kl_k3"] for step in steps]
+    assert median(mismatch) < TYPICAL_KL_BOUND
+    assert max(mismatch) < ANY_STEP_KL_BOUND
     assert steps[0]["mismatch_kl_k3"] < SAME_WEIGHTS_KL_BOUND  # nothing was trained before
     assert all(step["pause_s"] > 0 for step in steps[3:])
 
@@ -106,7 +111,7 @@ def test_every_invariant_holds_on_fsdp2_and_the_policy_learns(
     stack: Stack, demo_spec: dict[str, Any], model: dict[str, Any]
 ) -> None:
     demo_spec["model"] |= model
-    demo_spec["learner"] |= {"steps": 64, "backend": "fsdp2", "lr": 3e-3 if model else demo_spec["learner"]["lr"]}
+    demo_spec["learner"] |= {"steps": 64, "backend": "fsdp2", "lr": 2e-3 if model else demo_spec["learner"]["lr"]}
     job_id = stack.client.submit(demo_spec)["id"]
     check_invariants(stack, demo_spec, job_id, stack.wait(job_id, until=ended, timeout_s=420))
     history = stack.client.history(job_id)
