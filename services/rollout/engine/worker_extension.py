@@ -27,7 +27,7 @@ if current_platform.is_cpu():
     keep_freed_memory()
 
 _PACKS_ALL = (0, 32)
-"""Release of vLLM that was tested to pack every layer's new weights."""
+"""Release of vLLM that was tested to pack new weights of every layer but experts."""
 
 
 class WeightExtension:
@@ -68,7 +68,14 @@ def _tensors(file: Any, left: set[str]) -> Iterator[tuple[str, torch.Tensor]]:  
 
 
 def _pack_again(model: torch.nn.Module) -> None:
-    """Packs for the CPU's kernels what vLLM 0.23 does not: an output layer that shares the embedding's weight sampled with the old one."""
+    """Packs for the CPU's kernels what vLLM leaves as it is in the file when it loads weights again."""
+    if current_platform.is_cpu():
+        _pack_output_layer(model)
+        _pack_experts(model)
+
+
+def _pack_output_layer(model: torch.nn.Module) -> None:
+    """vLLM 0.23 samples with the old weights of an output layer that shares the embedding's."""
     packed: list[Any] = [layer for layer in model.modules() if getattr(layer, "cpu_linear", None) is not None]
     if not packed:
         return
@@ -80,3 +87,11 @@ def _pack_again(model: torch.nn.Module) -> None:
     for layer in packed:
         if layer.weight.numel():  # else vLLM has packed it, and kept nothing else
             dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
+
+
+def _pack_experts(model: torch.nn.Module) -> None:
+    """vLLM 0.32 packs the experts of a layer only once, and then reads the new weights as if they were packed."""
+    for layer in model.modules():
+        kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
+        if kernel is not None:
+            kernel.fused_experts.process_weights_after_loading(layer)
