@@ -1,4 +1,4 @@
-"""The demo's small model: a Llama, or a Gemma, of 0.4 M parameters that is taught short sums, badly, in about a minute.
+"""The demo's small model: a Llama, a Gemma or a mixture of experts that is taught short sums, badly, in about a minute.
 
     demonstrations (chain_sum, some answers wrong) → token rows → AdamW steps → Hugging Face directory (float32)
 
@@ -87,10 +87,23 @@ def make_model(recipe: TinyRecipe, tokenizer: Any) -> Any:  # noqa: ANN401  tran
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
+        **_experts(recipe),
     )
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.generation_config = GenerationConfig(eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id)
     return model
+
+
+def _experts(recipe: TinyRecipe) -> dict[str, Any]:
+    """Settings of a Qwen3-MoE, each layer of which has experts; none of a dense model."""
+    if not recipe.experts:
+        return {}
+    return {
+        "num_experts": recipe.experts,
+        "num_experts_per_tok": recipe.experts_per_token,
+        "moe_intermediate_size": recipe.expert_intermediate_size,
+        "norm_topk_prob": True,
+    }
 
 
 def demonstrations(recipe: TinyRecipe, tokenizer: Any) -> Rows:  # noqa: ANN401

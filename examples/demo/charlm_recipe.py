@@ -16,13 +16,16 @@ class TinyRecipe:
 
     version: int = 1  # of the code: raised when the same values give other weights
 
-    architecture: str = "llama"  # or another model_type of transformers with the same sizes, such as gemma
+    architecture: str = "llama"  # or another model_type of transformers with the same sizes: gemma, qwen3_moe
     hidden_size: int = 128
     intermediate_size: int = 384
     layers: int = 2  # even: pipeline parallelism 2 divides
     heads: int = 4  # even, with the KV heads: tensor parallelism 2 divides
     kv_heads: int = 2
     max_positions: int = 256
+    experts: int = 0  # of a layer of a mixture of experts; 0: a dense model
+    experts_per_token: int = 2
+    expert_intermediate_size: int = 192
 
     min_terms: int = 2  # reasoning-gym's `chain_sum`, in its own words: terms of 0..9 joined by + and -
     max_terms: int = 3
