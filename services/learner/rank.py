@@ -35,15 +35,13 @@ def run_rank(job_id: str, settings: Settings) -> None:
     """Builds this rank's part of the model and runs its loop until the job ends."""
     spec = parse_recorded_spec((settings.job_dir(job_id) / SPEC_FILE).read_text())
     models = RoleModels.of(spec, settings)
-    import torch.distributed as dist
-
     from services.learner.ranks.loop import build_trainer, run_loop
     from services.learner.training.rendezvous import leave_process_group
 
     take_cores(int(os.environ["LOCAL_WORLD_SIZE"]) * spec.learner.threads_per_rank)
     trainer = build_trainer(spec, models, settings.platform)
     freeze_heap()
-    head = _start_head(job_id, spec, models.actor, settings) if dist.get_rank() == 0 else None
+    head = _start_head(job_id, spec, models.actor, settings) if trainer.pools.leads else None
     run_loop(trainer, head.ranks if head else None)
     if head:
         head.join(HEAD_JOIN_S)

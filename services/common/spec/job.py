@@ -20,6 +20,7 @@ from services.common.spec.learner import (
     EvalSpec,
     LearnerSpec,
     OffPolicySpec,
+    Placement,
     ReferenceSpec,
 )
 from services.common.spec.placement import PlacementSpec, RolloutPlacement
@@ -134,6 +135,19 @@ class JobSpec(Section):
     def takes_turns(self) -> bool:
         """Whether engine and learner share devices."""
         return self.placement.rollout is RolloutPlacement.COLOCATED
+
+    @property
+    def pools(self) -> list[list[str]]:
+        """Roles that share ranks; the actor's, whose name is empty, first."""
+        roles = {"critic": self.critic, "reference": self.reference}
+        placed = {role: section.placement for role, section in roles.items() if section is not None}
+        with_actor = [role for role, placement in placed.items() if placement is Placement.ACTOR]
+        return [["", *with_actor], *([role] for role in placed if role not in with_actor)]
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job, in all pools."""
+        return self.learner.world_size * len(self.pools)
 
     @property
     def references(self) -> dict[str, Reference]:

@@ -42,6 +42,14 @@ class Placement(StrEnum):
 
     ACTOR = "actor"
     """The actor's, each with the same part of the model."""
+    OWN = "own"
+    """Ranks of its own, as many as the actor's and in the same layout."""
+
+
+_PLACEMENT = (
+    "Ranks that hold it: actor, those of the actor; own, as many more in the same layout, on devices of their own, which "
+    "compute at the same time."
+)
 
 
 class OptimizerFields(Section):
@@ -223,7 +231,7 @@ class LearnerSpec(OptimizerFields):
 
     @property
     def world_size(self) -> int:
-        """Ranks of the job: TP × PP × DP × CP."""
+        """Ranks of the actor: TP × PP × DP × CP."""
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.replicas
 
 
@@ -243,7 +251,7 @@ class CriticSpec(OptimizerFields):
     warmup_steps: int = Field(
         default=0, ge=0, description="First steps of the job, in which only the critic is trained."
     )
-    placement: Placement = Field(default=Placement.ACTOR, strict=False, description="Ranks that hold it.")
+    placement: Placement = Field(default=Placement.ACTOR, strict=False, description=_PLACEMENT)
 
     @field_validator("path")
     @classmethod
@@ -262,7 +270,7 @@ class ReferenceSpec(Section):
         ge=1,
         description="After every so many steps the actor's weights become the reference. Never when null.",
     )
-    placement: Placement = Field(default=Placement.ACTOR, strict=False, description="Ranks that hold it.")
+    placement: Placement = Field(default=Placement.ACTOR, strict=False, description=_PLACEMENT)
 
     @field_validator("path")
     @classmethod

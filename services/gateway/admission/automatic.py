@@ -23,5 +23,5 @@ def settle(spec: JobSpec, settings: Settings, machine: Machine) -> JobSpec:
         model = model.model_copy(update={"dtype": DType.BFLOAT16 if native else DType.FLOAT32})
     if learner.threads_per_rank == 0:
         cores = machine.cores if spec.takes_turns else settings.learner_cores or machine.cores // 2
-        learner = learner.model_copy(update={"threads_per_rank": max(1, cores // learner.world_size)})
+        learner = learner.model_copy(update={"threads_per_rank": max(1, cores // spec.world_size)})
     return spec.model_copy(update={"model": model, "learner": learner})

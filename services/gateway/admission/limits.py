@@ -55,7 +55,7 @@ class InstallationLimits:
     """Largest values that one job may request."""
 
     ranks: int
-    """TP × PP × DP."""
+    """Of all roles: TP × PP × DP × CP, times the pools."""
     threads: int
     """Of all ranks together."""
     engine_devices: int
@@ -129,10 +129,13 @@ def _compute(spec: JobSpec, limits: InstallationLimits, platform: Platform) -> I
             f"colocated is for CPUs so far, and this installation runs on {platform.value}: leave it out",
         )
     sizes = {name: getattr(learner, name) for name in _RANK_SIZES}
-    yield from _over(f"learner.{max(sizes, key=sizes.__getitem__)}", learner.world_size, "ranks", "ranks", limits)
+    field = f"learner.{max(sizes, key=sizes.__getitem__)}"
+    if learner.world_size <= limits.ranks and len(spec.pools) > 1:
+        field = f"{spec.pools[-1][0]}.placement"
+    yield from _over(field, spec.world_size, "ranks", "ranks", limits)
     if platform is Platform.CPU:
         if learner.threads_per_rank > 1:  # else the problem is one of the ranks, and reported above
-            threads = learner.world_size * learner.threads_per_rank
+            threads = spec.world_size * learner.threads_per_rank
             yield from _over("learner.threads_per_rank", threads, "threads of all ranks", "threads", limits)
         yield from _over("rollout.kv_cache_gib", engine.kv_cache_gib, "GiB", "kv_cache_gib", limits)
     devices = engine.tensor_parallel_size

@@ -163,7 +163,7 @@ class Agent:
             ConfigError: names the field.
             SandboxError: no child can be started.
         """
-        self._nodes.ranks_here(record.spec.learner.world_size)
+        self._nodes.ranks_here(record.spec.world_size)
         began, wait = time.monotonic(), NamedWait(self._store, record, "its model and data are being read")
         async with Sandbox(service="learner-check", log_level=self._settings.log_level) as sandbox:
             data = JobData(sandbox, record.spec, self._settings)
@@ -225,7 +225,7 @@ class Agent:
         """Runs torchelastic once and kills what hangs; returns its exit code. All its files are in a temporary folder."""
         shutil.rmtree(self._metrics_dir, ignore_errors=True)
         self._metrics_dir.mkdir(parents=True)
-        world_size = record.spec.learner.world_size
+        world_size = record.spec.world_size
         first_rank = self._nodes.index * self._nodes.ranks_here(world_size)
         arguments = self._nodes.torchrun_arguments(record.id, world_size)
         command = launch_command(arguments, MAX_RESTARTS, launch.RANK_MODULE)

@@ -20,6 +20,7 @@ from services.learner.megatron.bridges import make_bridge, read_config
 from services.learner.megatron.model import transformer_settings
 from services.learner.megatron.parallel import join
 from services.learner.megatron.parts import is_split
+from services.learner.training.pools import ACTOR, join_ranks
 
 _LAYER = re.compile(r"decoder\.layers\.\d+\.")
 OUTPUT_LAYER, EMBEDDING = "output_layer.weight", "embedding.word_embeddings.weight"
@@ -39,7 +40,8 @@ class Skeleton:
     @classmethod
     def of(cls, model_dir: Path, dtype: torch.dtype) -> Self:
         """Of the config.json in a directory; joins a process group of one. Raises ModelError for an architecture without a bridge."""
-        join(LearnerSpec(), Platform.CPU)
+        join_ranks([[ACTOR]], Platform.CPU)
+        join(LearnerSpec())
         config, settings = read_config(model_dir), transformer_settings(LearnerSpec())
         small = copy.deepcopy(config)
         small.num_hidden_layers = 1

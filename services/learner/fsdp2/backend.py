@@ -21,8 +21,9 @@ from services.learner.fsdp2.state import RankState
 from services.learner.training.backend import LoadedState, StateCopy
 from services.learner.training.batch import RowForm
 from services.learner.training.dtypes import torch_dtype
-from services.learner.training.layout import Layout, join_ranks
+from services.learner.training.layout import Layout
 from services.learner.training.platform import device_of, prepare, seed_all
+from services.learner.training.pools import join_ranks
 
 CAUSAL = "causal."
 
@@ -37,7 +38,7 @@ class FSDP2Backend:
     def __init__(self, spec: JobSpec, platform: Platform) -> None:
         """Joins the other ranks; ConfigError if they cannot be split as the spec says."""
         prepare(platform)
-        join_ranks(platform)
+        self.pools = join_ranks(spec.pools, platform)
         rank, world_size = dist.get_rank(), dist.get_world_size()
         if world_size % (spec.learner.fsdp_size or 1):
             raise ConfigError(f"{world_size} ranks cannot be split into copies on fsdp_size {spec.learner.fsdp_size}")
@@ -75,7 +76,7 @@ class FSDP2Backend:
 
     @property
     def _state(self) -> RankState:
-        return RankState(self._spec, self._platform, self.layout, self._shards, self._models)
+        return RankState(self._spec, self._platform, self.layout, self.pools.name, self._shards, self._models)
 
     def _build(self, model_dir: Path, *, is_trained: bool) -> Any:  # noqa: ANN401  transformers comes without types
         """Trained weights are float32 masters."""

@@ -224,11 +224,15 @@ class FSDP2Model:
         merged = torch.addmm(own.float(), b.to_local(), a.full_tensor(), alpha=adapters.scale_of(self._lora))
         return merged.to(own.dtype)
 
-    def copy_from(self, other: FSDP2Model) -> None:
-        """Row by row, with adapters merged."""
-        with torch.no_grad():
-            for name, parameter in self.loaded.items():
-                parameter.to_local().copy_(other.rows(name))
+    def own_weights(self) -> Weights:
+        """This rank's rows, with adapters merged."""
+        return {name: self.rows(name) for name in self.loaded}
+
+    @torch.no_grad()
+    def take_weights(self, weights: Weights) -> None:
+        """Row by row."""
+        for name, parameter in self.loaded.items():
+            parameter.to_local().copy_(weights[name])
         self.has_initial_base = False
 
     def load_weights(self, model_dir: Path) -> None:

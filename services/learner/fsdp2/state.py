@@ -14,7 +14,7 @@ import json
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -30,7 +30,7 @@ from services.learner.fsdp2.sharding import Shards
 from services.learner.training.backend import LoadedState, StateCopy
 from services.learner.training.layout import Layout
 from services.learner.training.platform import rng_states, set_rng_states
-from services.learner.training.rank_file import FORMAT, RankFile, check_backend, rank_file
+from services.learner.training.rank_file import FORMAT, RankFile, check_backend, pool_of, rank_file
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,8 @@ class RankState:
     spec: JobSpec
     platform: Platform
     layout: Layout
+    pool: str
+    """What the names of this rank's files begin with."""
     shards: Shards
     models: dict[str, FSDP2Model]
     """By role, the actor first, whose name is empty."""
@@ -58,28 +60,36 @@ class RankState:
                 tensors |= {f"{prefix}optimizer.{name}.{key}": value for key, value in state.items()}
         copies = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}
         about = {"format": FORMAT, "step": step, "layout": self._described_layout(), "kl_coefficient": kl_coefficient}
-        return StateCopy(rank_file(self.layout.rank), copies, json.dumps(about))
+        return StateCopy(rank_file(self.layout.rank, self.pool), copies, json.dumps(about))
 
     def load(self, folder: Path, *, optimizer: bool = True, rng: bool = True) -> LoadedState:
         """Restores the state; `Backend.load_state` describes it."""
+        pools = {role: pool_of(role, folder) for role in self.models}
+        parts = [
+            self._load({role for role in pools if pools[role] == pool}, folder, pool, optimizer=optimizer, rng=rng)
+            for pool in dict.fromkeys(pools.values())
+        ]
+        return replace(parts[0], absent=set().union(*(part.absent for part in parts)))
+
+    def _load(self, roles: set[str], folder: Path, pool: str, *, optimizer: bool, rng: bool) -> LoadedState:
+        """Restores these roles from the files of one pool, and from those of this one the random states."""
         with ExitStack() as stack:
-            first = RankFile(folder / rank_file(0), stack)
+            first = RankFile(folder / rank_file(0, pool), stack)
             check_backend(first, BackendName.FSDP2)
             here = self._described_layout()
             same = first.layout == here
             size = int(str(first.layout["fsdp_size"]))
             if same:
-                files = [RankFile(folder / rank_file(self.layout.rank), stack)]
+                files = [RankFile(folder / rank_file(self.layout.rank, pool), stack)]
             else:
                 log.info("loading %s of %s ranks in %s, with new random states", folder, first.layout, here)
-                files = [first, *(RankFile(folder / rank_file(rank), stack) for rank in range(1, size))]
-            absent = {role for role in self.models if role and not _has(first, f"{_prefix(role)}model.")}
+                files = [first, *(RankFile(folder / rank_file(rank, pool), stack) for rank in range(1, size))]
+            absent = {role for role in roles if role and not _has(first, f"{_prefix(role)}model.")}
             rows = _own_rows(files) if same else _new_rows(files, self.shards)
             with torch.no_grad():
-                for role, model in self.models.items():
-                    if role not in absent:
-                        _load_model(model, _prefix(role), first, rows, optimizer=optimizer)
-            if rng and same:
+                for role in roles - absent:
+                    _load_model(self.models[role], _prefix(role), first, rows, optimizer=optimizer)
+            if rng and same and pool == self.pool:
                 states = {name: files[0].tensor(name) for name in files[0].names if name.startswith(_RNG)}
                 set_rng_states(self.platform, {name.removeprefix(_RNG): value for name, value in states.items()})
         return LoadedState(int(first.about["step"]), first.about.get("kl_coefficient"), absent)

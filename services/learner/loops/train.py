@@ -77,7 +77,7 @@ async def _begin(job: JobContext, drain: Drain) -> None:
         job.control.pause()
     if record.cancel_requested:
         job.control.stopping = CANCELLED
-    metrics.observe_job(job.job_id, slots=job.spec.slots, ranks=job.spec.learner.world_size)
+    metrics.observe_job(job.job_id, slots=job.spec.slots, ranks=job.spec.world_size)
     await recover(job, drain)
     job.progress.require_finite()
     if job.control.stopping:

@@ -33,6 +33,7 @@ from services.learner.training.batch import MicroBatch, RowForm
 from services.learner.training.dtypes import torch_dtype
 from services.learner.training.layout import Layout
 from services.learner.training.platform import device_of, seed_all
+from services.learner.training.pools import join_ranks
 from services.learner.training.tensor_file import Weights
 
 
@@ -45,7 +46,8 @@ class MegatronBackend:
     def __init__(self, spec: JobSpec, platform: Platform) -> None:
         """Joins the other ranks; ConfigError if they cannot be split as the spec says."""
         self._spec, self._platform = spec, platform
-        self.layout = join(spec.learner, platform)
+        self.pools = join_ranks(spec.pools, platform)
+        self.layout = join(spec.learner)
         self.device = device_of(platform)
         self._roles: list[Role] = []
         seed_all(spec.learner.seed + self.layout.rank)
@@ -88,7 +90,7 @@ class MegatronBackend:
 
     @property
     def _state(self) -> RankState:
-        return RankState(self._spec, self._platform, self.layout, self._roles)
+        return RankState(self._spec, self._platform, self.layout, self.pools.name, self._roles)
 
     def _keep(self, name: str, part: ModelPart, fields: OptimizerFields | None) -> MegatronModel:
         optimizer = None
@@ -145,9 +147,13 @@ class MegatronModel:
             forward_only=forward_only,
         )
 
-    def copy_from(self, other: MegatronModel) -> None:
+    def own_weights(self) -> Weights:
+        """Those of this pipeline stage."""
+        return self.part.own_weights()
+
+    def take_weights(self, weights: Weights) -> None:
         """Parameter by parameter."""
-        self.part.copy_from(other.part)
+        self.part.take_weights(weights)
 
     def load_weights(self, model_dir: Path) -> None:
         """By the bridge."""

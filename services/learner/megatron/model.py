@@ -27,6 +27,7 @@ from services.learner.megatron.bridges import open_bridge
 from services.learner.training.batch import MicroBatch
 from services.learner.training.dtypes import torch_dtype
 from services.learner.training.layout import Layout
+from services.learner.training.tensor_file import Weights
 from services.learner.training.value_head import ValueHead
 
 _RECOMPUTE: dict[Recompute, dict[str, Any]] = {
@@ -60,12 +61,16 @@ class ModelPart:
         return output
 
     @torch.no_grad()
-    def copy_from(self, other: ModelPart) -> None:
-        """Takes over the weights of another part of the same place and architecture; a value head stays as it is."""
-        theirs = dict(other.chunk.named_parameters())
+    def own_weights(self) -> Weights:
+        """The parameters themselves, by their names in this stage."""
+        return {name: parameter.detach() for name, parameter in self.chunk.named_parameters()}
+
+    @torch.no_grad()
+    def take_weights(self, weights: Weights) -> None:
+        """Takes over those of another part of the same place and architecture; a value head stays as it is."""
         for name, parameter in self.chunk.named_parameters():
             if not isinstance(self.chunk.get_submodule(name.rpartition(".")[0]), ValueHead):
-                parameter.copy_(theirs[name])
+                parameter.copy_(weights[name])
 
     @property
     def tied(self) -> bool:

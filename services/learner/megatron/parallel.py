@@ -5,19 +5,17 @@ from __future__ import annotations
 import torch.distributed as dist
 from megatron.core import parallel_state
 
-from services.common.config.settings import Platform
 from services.common.errors import ConfigError
 from services.common.spec.learner import LearnerSpec
-from services.learner.training.layout import Layout, join_ranks
+from services.learner.training.layout import Layout
 
 
-def join(spec: LearnerSpec, platform: Platform) -> Layout:
-    """Joins the other ranks, and Megatron's groups.
+def join(spec: LearnerSpec) -> Layout:
+    """Divides the joined ranks into Megatron's groups.
 
     Raises:
         ConfigError: the number of ranks does not divide.
     """
-    join_ranks(platform)
     tp_size, pp_size, cp_size = spec.tensor_parallel_size, spec.pipeline_parallel_size, spec.context_parallel_size
     world_size = dist.get_world_size()
     if world_size % (tp_size * pp_size * cp_size):

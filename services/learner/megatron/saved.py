@@ -59,11 +59,11 @@ class SavedValues:
 class SavedState:
     """The ranks' files of a checkpoint, opened when they are needed; a context, which closes them."""
 
-    def __init__(self, folder: Path) -> None:
-        """Opens the first. Raises ConfigError when it is missing or damaged."""
-        self.folder = folder
+    def __init__(self, folder: Path, pool: str = "") -> None:
+        """Opens the first of the pool's. Raises ConfigError when it is missing or damaged."""
+        self.folder, self._pool = folder, pool
         self._stack = ExitStack()
-        first = RankFile(folder / rank_file(0), self._stack)
+        first = RankFile(folder / rank_file(0, pool), self._stack)
         self._ranks = {0: first}
         self.about, self.layout = first.about, first.layout
         self.tp_size, self.pp_size, dp_size, cp_size, self.ep_size = (int(str(self.layout[size])) for size in SIZES)
@@ -78,9 +78,10 @@ class SavedState:
     def rank(self, rank: int) -> RankFile:
         """One rank's file. Raises ConfigError when it is missing or damaged, or of another layout than the first."""
         if rank not in self._ranks:
-            file = RankFile(self.folder / rank_file(rank), self._stack)
+            file = RankFile(self.folder / rank_file(rank, self._pool), self._stack)
             if file.layout != self.layout:
-                raise ConfigError(f"{file.path}: its layout is {file.layout}, and that of {rank_file(0)} {self.layout}")
+                first = self._ranks[0].path.name
+                raise ConfigError(f"{file.path}: its layout is {file.layout}, and that of {first} {self.layout}")
             self._ranks[rank] = file
         return self._ranks[rank]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from services.learner.megatron.saved import LAYOUT, SavedState
 from services.learner.training.backend import LoadedState, StateCopy
 from services.learner.training.layout import Layout
 from services.learner.training.platform import rng_states, set_rng_states
-from services.learner.training.rank_file import FORMAT, check_backend, rank_file
+from services.learner.training.rank_file import FORMAT, check_backend, pool_of, rank_file
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +43,10 @@ class RankState:
     _spec: JobSpec
     _platform: Platform
     _layout: Layout
+    _pool: str
+    """What the names of this rank's files begin with."""
     _roles: list[Role]
-    """The actor first."""
+    """The actor first, if it is in this pool."""
 
     def copy(self, step: int, kl_coefficient: float | None) -> StateCopy:
         """Copies the present state; training may continue. `kl_coefficient`: see LoadedState."""
@@ -64,7 +66,7 @@ class RankState:
             "format": FORMAT, "step": step, "layout": self._described_layout(), "counters": counters, "places": places,
             "kl_coefficient": kl_coefficient,
         }  # fmt: skip
-        return StateCopy(rank_file(self._layout.rank), copies, json.dumps(about))
+        return StateCopy(rank_file(self._layout.rank, self._pool), copies, json.dumps(about))
 
     def load(self, folder: Path, *, optimizer: bool = True, rng: bool = True) -> LoadedState:
         """Restores the state. Without `optimizer` the moments stay new; without `rng`, or in another layout, the random states stay.
@@ -75,33 +77,42 @@ class RankState:
             ConfigError: a file is missing, or lacks a tensor; with `optimizer` also: another dtype, or, in another layout, files of a
                 release that does not say what the optimizer's states belong to.
         """
-        with SavedState(folder) as saved:
+        pools = {role.name: pool_of(role.name, folder) for role in self._roles}
+        parts = [
+            self._load(
+                [role for role in self._roles if pools[role.name] == pool], folder, pool, optimizer=optimizer, rng=rng
+            )
+            for pool in dict.fromkeys(pools.values())
+        ]
+        return replace(parts[0], absent=set().union(*(part.absent for part in parts)))
+
+    def _load(self, roles: list[Role], folder: Path, pool: str, *, optimizer: bool, rng: bool) -> LoadedState:
+        """Restores these roles from the files of one pool, and from those of this one the random states."""
+        with SavedState(folder, pool) as saved:
             check_backend(saved.rank(0), BackendName.MEGATRON)
             self._check_dtype(saved, optimizer=optimizer)
             layout = self._described_layout()
             same = all(saved.layout.get(name) == layout[name] for name in LAYOUT)
             if same:
-                stored, counters = (
-                    saved.rank(self._layout.rank).tensors(),
-                    saved.rank(self._layout.rank).about["counters"],
-                )
+                own = saved.rank(self._layout.rank)
+                stored, counters = own.tensors(), own.about["counters"]
             else:
                 self._report_resharding(saved)
-                stored, counters = reshard(saved, self._roles, self._layout, optimizer=optimizer)
+                stored, counters = reshard(saved, roles, self._layout, optimizer=optimizer)
             about = saved.about
-        absent = {role.name for role in self._roles if role.name and stored.keys().isdisjoint(role.model())}
-        roles = [role for role in self._roles if role.name not in absent]
+        absent = {role.name for role in roles if role.name and stored.keys().isdisjoint(role.model())}
+        roles = [role for role in roles if role.name not in absent]
         with torch.no_grad():
             for name, tensor in self._weights(roles, masters=optimizer).items():
                 if name not in stored:
-                    raise ConfigError(f"{folder / rank_file(self._layout.rank)}: tensor {name} is missing")
+                    raise ConfigError(f"{folder / rank_file(self._layout.rank, pool)}: tensor {name} is missing")
                 tensor.copy_(stored[name])
         for role in roles:
             if optimizer:
                 _load_moments(role, counters, stored)
             elif role.optimizer is not None:
                 role.optimizer.follow_weights()
-        if rng and same:
+        if rng and same and pool == self._pool:
             states = {name.removeprefix("rng."): value for name, value in stored.items() if name.startswith("rng.")}
             set_rng_states(self._platform, states)
             set_tracked_states(states)

@@ -7,10 +7,9 @@ from typing import Any, get_args
 
 import msgpack
 import numpy as np
-import torch
-import torch.distributed as dist
 
 from services.learner.groups.sequence import Sequence
+from services.learner.training.pools import Pools
 
 _MAX_COMMAND_BYTES = 2**31 - 1
 
@@ -103,21 +102,14 @@ def decode_command(payload: bytes) -> Command:
     return known[kind](*body)
 
 
-def share(command: Command | None, device: torch.device) -> Command:
+def share(command: Command | None, pools: Pools) -> Command:
     """Broadcasts rank 0's command; the other ranks pass None. They wait at most the process group's timeout."""
-    if dist.get_world_size() == 1:
+    if pools.alone:
         if command is None:
             raise ValueError("rank 0 gives the command")
         return command
-    payload = encode_command(command) if command is not None else b""
-    size = torch.tensor([len(payload)], dtype=torch.int64, device=device)
-    dist.broadcast(size, src=0)
-    if payload:
-        data = torch.frombuffer(bytearray(payload), dtype=torch.uint8).to(device)
-    else:
-        data = torch.empty(int(size.item()), dtype=torch.uint8, device=device)
-    dist.broadcast(data, src=0)
-    return command if command is not None else decode_command(data.cpu().numpy().tobytes())
+    payload = pools.broadcast(None if command is None else encode_command(command))
+    return decode_command(payload) if command is None else command
 
 
 def _pack_sequence(sequence: Sequence) -> list[Any]:

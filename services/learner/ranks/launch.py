@@ -73,8 +73,8 @@ class Nodes:
         """Ranks that this machine runs of `world_size`; ConfigError if they cannot be spread evenly."""
         if world_size % self.count:
             raise ConfigError(
-                "learner: tensor_parallel_size × pipeline_parallel_size × data_parallel_size × context_parallel_size = "
-                f"{world_size} ranks cannot be spread evenly over the learner's {self.count} nodes"
+                f"{world_size} ranks cannot be spread evenly over the learner's {self.count} nodes: they are learner.tensor_parallel_size "
+                "× pipeline_parallel_size × data_parallel_size × context_parallel_size, and as many again for each role of placement own"
             )
         return world_size // self.count
 

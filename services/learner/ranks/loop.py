@@ -36,7 +36,7 @@ def run_loop(trainer: Trainer, ranks: Ranks | None) -> None:
     while True:
         call = ranks.next(COMMAND_WAIT_S) if ranks is not None else None
         own = None if ranks is None else commands.Idle() if call is None else call.command
-        command = commands.share(own, trainer.device)
+        command = commands.share(own, trainer.pools)
         try:
             result = execute(trainer, command)
         except BaseException as error:

@@ -43,7 +43,7 @@ class Replayer:
         """Loads the pass's initial state; ConfigError if that is not of the pass's initial version."""
         self._task, self._trainer, self._spec = task, trainer, spec
         self._work = Path(task.work)
-        self._leads = trainer.layout.rank == 0
+        self._leads = trainer.pools.leads
         if task.load is not None:
             trainer.load(Path(task.load))
         if trainer.step != task.start:
@@ -80,15 +80,15 @@ class Replayer:
 
     def _compare(self, step: int) -> None:
         from services.learner.replay.compare import differing
-        from services.learner.training.collectives import gather_json
         from services.learner.training.rank_file import rank_file
 
         checkpoint = self._task.checkpoints.get(str(step))
         if checkpoint is None:
             return
         ours = self._save(f"compare-{step}")
-        name = rank_file(self._trainer.layout.rank)
-        found = gather_json(differing(ours / name, Path(checkpoint) / name), self._trainer.device)
+        pools = self._trainer.pools
+        name = rank_file(self._trainer.layout.rank, pools.name)
+        found = pools.gathered(differing(ours / name, Path(checkpoint) / name))
         if self._leads:
             tensors = sum(count for count, _ in found)
             names = [f"rank {rank}: {wrong}" for rank, (_, names) in enumerate(found) for wrong in names]

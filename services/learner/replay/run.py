@@ -84,7 +84,7 @@ def _changed(recorded: Pass, plan: Plan, spec: JobSpec, work: Path) -> Pass:
 def _run(task: Pass, spec: JobSpec, settings: Settings, *listeners: Callable[[dict[str, Any]], None]) -> None:
     file, work = task.write(), Path(task.work)
     environment = rank_environment(settings, Path(task.folder).name, spec, work / "metrics")
-    command = launch_command(Nodes().torchrun_arguments("replay", spec.learner.world_size), 0, RANK_MODULE, str(file))
+    command = launch_command(Nodes().torchrun_arguments("replay", spec.world_size), 0, RANK_MODULE, str(file))
     with (work / "log").open("wb") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
     seen = 0

@@ -15,26 +15,18 @@ from services.learner.algorithms.losses import LossFunction, LossInputs, effecti
 from services.learner.training.backend import Backend, Model
 from services.learner.training.batch import MicroBatch
 from services.learner.training.columns import Columns, needed, of
-from services.learner.training.context_parallel import all_tokens
-from services.learner.training.logprobs import token_logprobs
 from services.learner.training.passes import Passes, PreparedBatch
+from services.learner.training.policy import Policy
 from services.learner.training.tally import Tally
 from services.learner.training.update import LARGEST, Update
 
 
-class Actor:
-    """This rank's part of the policy, in training."""
+class Actor(Policy):
+    """This rank's part of the policy in training."""
 
     def __init__(self, model: Model, spec: JobSpec, backend: Backend, passes: Passes, loss_fn: LossFunction) -> None:
-        self.model, self._spec, self._passes, self.loss_fn = model, spec, passes, loss_fn
-        self._layout, self._device = backend.layout, backend.device
-        self._vocabulary_group, self._context_group = backend.vocabulary_group, backend.context_group
-
-    def logprobs(self, batch: PreparedBatch, model: Model | None = None) -> torch.Tensor:
-        """Log-probs of the batch's response tokens, float32 [N], under the present weights, or those of another policy."""
-        return self._passes.collect(
-            self.model if model is None else model, batch, lambda b, logits: self._logprobs(b, logits)[0]
-        )
+        super().__init__(model, spec, backend, passes)
+        self.loss_fn = loss_fn
 
     def update(self, batch: PreparedBatch, columns: Columns, lr: float, kl_coefficient: float) -> Update:
         """One optimizer step on the batch; its loss is the sum of token losses divided by the number of unmasked tokens."""
@@ -49,16 +41,6 @@ class Actor:
         loss = metrics.pop("loss")
         grad_norm, skipped = self.model.optimizer.step(loss, lr, self._device)
         return Update(loss, grad_norm, batch.tokens, skipped, metrics)
-
-    def _logprobs(self, batch: MicroBatch, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logprobs, entropy = token_logprobs(
-            logits,
-            batch.targets if batch.own is None else batch.targets[batch.own],
-            temperature=self._spec.rollout.temperature,
-            group=self._vocabulary_group,
-            entropy_gradient=self._spec.algorithm.entropy_coefficient > 0.0,
-        )
-        return all_tokens(logprobs, batch, self._context_group), all_tokens(entropy, batch, self._context_group)
 
     def _loss(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from services.common.checkpoints.manifest import WrittenFile
 from services.common.spec.learner import OptimizerFields
 from services.learner.training.batch import MicroBatch, RowForm
 from services.learner.training.layout import Layout
+from services.learner.training.pools import Pools
 from services.learner.training.tensor_file import Weights, write_tensors
 
 OnOutput = Callable[[MicroBatch, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -66,8 +67,12 @@ class Model(Protocol):
         """Figures of its runs with gradients since the last call, the same on every rank, which all call it at the same time."""
         ...
 
-    def copy_from(self, other: Any) -> None:  # noqa: ANN401  a model of the same back end
-        """Takes over the weights of another model of the same architecture and place; a value head stays as it is."""
+    def own_weights(self) -> Weights:
+        """This rank's part of the weights, by its own names, with adapters merged; some are the parameters themselves."""
+        ...
+
+    def take_weights(self, weights: Weights) -> None:
+        """Takes over what `own_weights` of a model of the same back end, architecture and place gave; a value head stays as it is."""
         ...
 
     def load_weights(self, model_dir: Path) -> None:
@@ -95,8 +100,13 @@ class Backend(Protocol):
     """Makes the models of a job's roles on this rank, and keeps their state."""
 
     @property
+    def pools(self) -> Pools:
+        """The ranks of all roles, and this one's place among them."""
+        ...
+
+    @property
     def layout(self) -> Layout:
-        """This rank's place among the others."""
+        """This rank's place in its pool."""
         ...
 
     @property

@@ -1,6 +1,6 @@
 """Estimates of a step: the columns of a batch, from the passes of all roles.
 
-actor, reference, critic ─► log-probs, values ─► KL in the reward ─► advantages, returns
+actor, reference, critic ─► log-probs, values ─► every rank ─► KL in the reward ─► advantages, returns
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from services.learner.algorithms.importance import second_moment_mask
 from services.learner.algorithms.kl import reference_kl
 from services.learner.groups.sequence import Sequence
 from services.learner.training.actor import Actor
-from services.learner.training.backend import Model
 from services.learner.training.batch import response_offsets
 from services.learner.training.columns import Columns
 from services.learner.training.critic import Critic
 from services.learner.training.passes import PreparedBatch
+from services.learner.training.policy import Policy
+from services.learner.training.pools import ACTOR, Pools
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,24 +33,44 @@ class Estimator:
     """Makes the columns of a batch. Every rank makes the same ones, so nothing is sent but the passes' results."""
 
     spec: JobSpec
-    actor: Actor
+    pools: Pools
+    actor: Actor | None
     critic: Critic | None
-    reference: Model | None
+    reference: Policy | None
+    """None where the job has no such role, or other ranks hold it."""
     device: torch.device
 
     def columns(self, batch: PreparedBatch, step: int, kl_coefficient: float) -> Columns:
         """The columns of step `step`, before its first optimizer step."""
-        reference = None if self.reference is None else self.actor.logprobs(batch, self.reference)
-        old = self.actor.logprobs(batch) if self._wants_old_logprobs() else None
+        found = self._passes(batch)
+        old = found.get(ACTOR)
         columns = Columns(
             advantages=self._column([s.advantage for s in batch.sequences]),
             old_logprobs=old,
-            reference_logprobs=reference,
-            values=None if self.critic is None else self.critic.values(batch),
+            reference_logprobs=found.get("reference"),
+            values=found.get("critic"),
             proximal_share=self._proximal_share(batch.sequences, step),
             importance_kept=self._importance_kept(batch.sequences, old),
         )
         return self._estimated(batch.sequences, columns, kl_coefficient) if self.spec.ranks_estimate else columns
+
+    def _passes(self, batch: PreparedBatch) -> dict[str, torch.Tensor]:
+        """What the roles say of the batch, by role; roles with ranks of their own compute at the same time."""
+        wanted, own = [], {}
+        if self.spec.reference is not None:
+            wanted.append("reference")
+            if self.reference is not None:
+                own["reference"] = self.reference.logprobs(batch)
+        if self._wants_old_logprobs():
+            wanted.append(ACTOR)
+            if self.actor is not None:
+                own[ACTOR] = self.actor.logprobs(batch)
+        if self.spec.critic is not None:
+            wanted.append("critic")
+            if self.critic is not None:
+                own["critic"] = self.critic.values(batch)
+        length = response_offsets(batch.sequences)[-1]
+        return {role: self.pools.column(role, own.get(role), length) for role in wanted}
 
     def _wants_old_logprobs(self) -> bool:
         """Whether the log-probs at the start of the step are needed after its first optimizer step, or of the whole batch at once."""

@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from datetime import timedelta
-
-import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
-
-from services.common.config.settings import COLLECTIVE_TIMEOUT_S, Platform
-from services.learner.training.platform import BACKENDS
-from services.learner.training.rendezvous import join_process_group
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +63,3 @@ class Layout:
             "context_parallel_size": self.cp_size,
             "expert_parallel_size": self.ep_size,
         }
-
-
-def join_ranks(platform: Platform) -> None:
-    """Joins the process group that the launcher's environment names; without a launcher: a group of one."""
-    if dist.is_initialized():
-        return
-    backend, timeout = BACKENDS[platform], timedelta(seconds=COLLECTIVE_TIMEOUT_S)
-    if "RANK" in os.environ:
-        join_process_group(backend, timeout)
-    else:
-        dist.init_process_group(backend, timeout=timeout, store=HashStore(), rank=0, world_size=1)

@@ -17,9 +17,14 @@ from services.common.spec.learner import BackendName
 FORMAT = 2
 
 
-def rank_file(rank: int) -> str:
-    """Name of a rank's file in a checkpoint's directory."""
-    return f"rank-{rank:05d}.safetensors"
+def rank_file(rank: int, pool: str = "") -> str:
+    """Name of a rank's file in a checkpoint's directory; `pool`: its role, of a rank that is not the actor's."""
+    return f"{pool}{'-' if pool else ''}rank-{rank:05d}.safetensors"
+
+
+def pool_of(role: str, folder: Path) -> str:
+    """The ranks whose files hold this role: its own, where there are such, or the actor's."""
+    return role if role and (folder / rank_file(0, role)).exists() else ""
 
 
 class RankFile:

@@ -12,14 +12,20 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any, Protocol
 
+import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore
+from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousParameters
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as registry
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
+from torch.distributed.rendezvous import rendezvous
+
+from services.common.errors import ConfigError
 
 STORE = "MILLRACE_RANKS_STORE"
 """Environment variable that names the ranks' file, a new one for each start of them."""
@@ -80,14 +86,75 @@ def register_backend(backend: str, folder: Path) -> None:
     registry.register(backend, create)
 
 
-def join_process_group(backend: str, timeout: timedelta) -> None:
-    """Joins the process group of the launcher's ranks: through its file, or by `env://` on several machines."""
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+class Work(Protocol):
+    """A message under way."""
+
+    def wait(self) -> bool:
+        """Waits for its end."""
+        ...
+
+
+class HostGroup(Protocol):
+    """Gloo's process group as it is used between pools, on tensors in host memory: torch comes without its types."""
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
+        """From rank `root` to all, in place."""
+        ...
+
+    def send(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Work:
+        """To a rank, which calls `recv`."""
+        ...
+
+    def recv(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Work:
+        """From a rank, in place."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What this rank has joined beside torch's own world, which is its pool."""
+
+    pool: int = 0
+    between: HostGroup | None = None
+    """All ranks of all pools; None where there is one pool."""
+
+
+_joined = [Joined()]
+"""Of this process, as torch.distributed keeps its world: trainers that are built later, of a replay or a test, find it here."""
+
+
+def join_process_group(backend: str, timeout: timedelta, pools: int = 1) -> Joined:
+    """Joins this rank's pool, as the world of torch.distributed, and where there are several a group of all ranks; once in a process.
+
+    The launcher's ranks meet through its file, or by `env://` on several machines; without a launcher there is one rank.
+
+    Raises:
+        ConfigError: the ranks cannot be divided into so many pools.
+    """
+    if dist.is_initialized():
+        return _joined[0]
+    store, rank, ranks = _meet()
+    if ranks % pools:
+        raise ConfigError(f"{ranks} ranks cannot be divided into {pools} pools")
+    size = ranks // pools
+    pool = rank // size
+    own = PrefixStore(f"pool-{pool}", store)
+    dist.init_process_group(backend, timeout=timeout, store=own, rank=rank % size, world_size=size)
+    if pools > 1:
+        group: Any = dist.ProcessGroupGloo(PrefixStore("between", store), rank, ranks, timeout)
+        _joined[0] = Joined(pool, group)
+    return _joined[0]
+
+
+def _meet() -> tuple[Store, int, int]:
+    """The store of all ranks, this one's number, and how many there are."""
+    if "RANK" not in os.environ:
+        return HashStore(), 0, 1
     if path := os.environ.get(STORE):
-        store = FileStore(path, world_size)
-        dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=world_size)
-    else:
-        dist.init_process_group(backend, timeout=timeout)
+        rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        return FileStore(path, ranks), rank, ranks
+    met: tuple[Store, int, int] = next(rendezvous("env://"))
+    return met
 
 
 def leave_process_group() -> None:

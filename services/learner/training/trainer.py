@@ -1,4 +1,4 @@
-"""Trainer of one rank: every rank of a job makes the same calls, in the same order.
+"""Trainer of one rank: every rank of a job makes the same calls, in the same order, whatever roles it holds.
 
 sequences ─► actor, reference, critic: log-probs, values ─► columns ─► ┌─ critic: optimizer step ─┐ ─► export (rank 0) | save
                                                                        └─ actor:  optimizer step ─┘ for each mini-batch and epoch
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,14 @@ from services.learner.training.actor import Actor
 from services.learner.training.backend import Backend, Model
 from services.learner.training.background import BackgroundWriter
 from services.learner.training.batch import response_offsets
-from services.learner.training.collectives import any_rank, gather_json
 from services.learner.training.columns import Columns
 from services.learner.training.critic import Critic
 from services.learner.training.directory import write_adapter, write_directory
 from services.learner.training.dtypes import torch_dtype
 from services.learner.training.estimates import Estimator
 from services.learner.training.passes import Passes, PreparedBatch
+from services.learner.training.policy import Policy
+from services.learner.training.pools import ACTOR
 from services.learner.training.schedule import learning_rate
 from services.learner.training.stats import StepStats
 from services.learner.training.update import Update, mean_of
@@ -64,17 +66,21 @@ class Trainer:
         self._model_dir = Path(model_dir)
         self._spec = spec
         self._copies_actor = {"critic": critic_dir is None, "reference": reference_dir is None}
-        self._backend, self.layout, self.device = backend, backend.layout, backend.device
+        self._backend, self.pools = backend, backend.pools
+        self.layout, self.device = backend.layout, backend.device
         self._passes = passes = Passes(spec.learner, backend)
-        self._actor = Actor(backend.policy("", self._model_dir, spec.learner), spec, backend, passes, loss_fn)
+        self._actor: Actor | None = None
         self._critic: Critic | None = None
-        self._reference: Model | None = None
-        if spec.critic is not None:
+        self._reference: Policy | None = None
+        if self.pools.holds(ACTOR):
+            self._actor = Actor(backend.policy(ACTOR, self._model_dir, spec.learner), spec, backend, passes, loss_fn)
+        if self.pools.holds("critic") and spec.critic is not None:
             value_model = backend.value_model("critic", critic_dir or self._model_dir, spec.critic)
             self._critic = Critic(value_model, spec.critic, backend, passes)
-        if spec.reference is not None:
-            self._reference = backend.policy("reference", reference_dir or self._model_dir, None)
-        self._estimator = Estimator(spec, self._actor, self._critic, self._reference, self.device)
+        if self.pools.holds("reference"):
+            frozen = backend.policy("reference", reference_dir or self._model_dir, None)
+            self._reference = Policy(frozen, spec, backend, passes)
+        self._estimator = Estimator(spec, self.pools, self._actor, self._critic, self._reference, self.device)
         self._kl_coefficient = spec.algorithm.kl_coefficient
         self._writer = BackgroundWriter()
         self.step = 0
@@ -101,28 +107,31 @@ class Trainer:
         for part in parts * self._spec.learner.ppo_epochs:
             if self._critic is not None:
                 critic_updates.append(self._critic.update(part, columns, self._rate(self._critic.spec)))
-            if not self._warms_critic_up:
+            if self._actor is not None and not self._warms_critic_up:
                 rate = self._rate(self._spec.learner)
                 actor_updates.append(self._actor.update(part, columns, rate, self._kl_coefficient))
+        actor_updates = self._everywhere(ACTOR, actor_updates)
+        critic_updates = self._everywhere("critic", critic_updates) if self._spec.critic is not None else []
         stats = self._stats(batch, parts, actor_updates, critic_updates, figures)
         self._follow(stats)
         return stats
 
     def logprobs(self, sequences: list[Sequence]) -> list[Float32Array]:
         """The log-prob of each response token under the current weights, float32 [R] per sequence, on every rank."""
-        return self._split(sequences, self._actor.logprobs(self._passes.prepare(sequences)))
+        return self._logprobs(ACTOR, self._actor, sequences)
 
     def values(self, sequences: list[Sequence]) -> list[Float32Array]:
         """The critic's value of each response token, float32 [R] per sequence, on every rank. Raises ValueError without a critic."""
-        if self._critic is None:
+        if self._spec.critic is None:
             raise ValueError("the job has no critic")
-        return self._split(sequences, self._critic.values(self._passes.prepare(sequences)))
+        own = None if self._critic is None else self._critic.values(self._passes.prepare(sequences))
+        return self._split("critic", own, sequences)
 
     def reference_logprobs(self, sequences: list[Sequence]) -> list[Float32Array]:
         """The same under the reference. Raises ValueError without one."""
-        if self._reference is None:
+        if self._spec.reference is None:
             raise ValueError("the job has no reference")
-        return self._split(sequences, self._actor.logprobs(self._passes.prepare(sequences), self._reference))
+        return self._logprobs("reference", self._reference, sequences)
 
     def finite(self) -> bool:
         """Whether every parameter of every rank is finite; the same on all."""
@@ -131,13 +140,15 @@ class Trainer:
             for model in self._models().values()
             for parameter in model.parameters()
         )
-        return not any_rank(not mine, self.device)
+        return all(self.pools.gathered(mine))
 
     def export(self, *, copy: bool = True) -> dict[str, torch.Tensor] | None:
         """Hugging Face name → CPU tensor in `model.dtype`, always with `lm_head.weight`, on rank 0; None elsewhere.
 
         Without `copy` they may be the parameters themselves, which the next step changes.
         """
+        if self._actor is None:
+            return None
         return self._actor.model.gather(torch_dtype(self._spec.model.dtype), copy=copy)
 
     def save(self, folder: Path, *, export: bool = False) -> None:
@@ -149,8 +160,10 @@ class Trainer:
         """
         adaptive = self._spec.algorithm.kl_target is not None
         state = self._backend.copy_state(self.step, self._kl_coefficient if adaptive else None)
-        weights = self._actor.model.gather(None) if export else None
-        adapter = self._actor.model.adapter(str(self._spec.model.path)) if export else None
+        weights = adapter = None
+        if export and self._actor is not None:
+            weights = self._actor.model.gather(None)
+            adapter = self._actor.model.adapter(str(self._spec.model.path))
         template = self._spec.model.chat_template
 
         def write() -> list[WrittenFile]:
@@ -166,7 +179,7 @@ class Trainer:
         """Every rank's report of the last `save` (see BackgroundWriter), the same on all; None while any rank is writing."""
         if wait:
             self._writer.join()
-        reports = gather_json(self._writer.report, self.device)
+        reports = self.pools.gathered(self._writer.report)
         return None if None in reports else reports
 
     def load(self, folder: Path, *, optimizer: bool = True, rng: bool = True) -> None:
@@ -186,23 +199,36 @@ class Trainer:
         Raises:
             ConfigError: the checkpoint is incomplete, or the directory's tensors do not fit the model.
         """
-        absent = self._models().keys() - {""}
-        if hugging_face:
+        absent = self._models().keys() - {ACTOR}
+        if not hugging_face:
+            absent = self._backend.load_state(folder, optimizer=False, rng=False).absent
+        elif self._actor is not None:
             self._actor.model.load_weights(folder)
             self._actor.model.optimizer.follow_weights()
-        else:
-            absent = self._backend.load_state(folder, optimizer=False, rng=False).absent
         self._begin(absent)
         self.step = 0
         dist.barrier()
 
     def _begin(self, absent: set[str]) -> None:
-        """Gives these roles, of which a checkpoint has nothing, the actor's weights, unless they have a directory of their own."""
-        if self._critic is not None and "critic" in absent and self._copies_actor["critic"]:
-            self._critic.model.copy_from(self._actor.model)
-            self._critic.model.optimizer.follow_weights()
-        if self._reference is not None and "reference" in absent and self._copies_actor["reference"]:
-            self._reference.copy_from(self._actor.model)
+        """Gives these roles, of which a checkpoint has nothing, the actor's weights, unless they have a directory of their own.
+
+        `absent`: those of this rank's pool.
+        """
+        everywhere = set().union(*self.pools.gathered(sorted(absent)))
+        for role in sorted(everywhere):
+            if self._copies_actor[role]:
+                self._copy_actor_to(role)
+
+    def _copy_actor_to(self, role: str) -> None:
+        """Every rank calls it; the role's ranks take over the weights of the actor's ranks of the same places."""
+        model, actor = self._models().get(role), None if self._actor is None else self._actor.model
+        if model is None:
+            if actor is not None:
+                self.pools.send(actor.own_weights(), role)
+            return
+        model.take_weights(self.pools.receive() if actor is None else actor.own_weights())
+        if role == "critic":
+            model.optimizer.follow_weights()
 
     def _follow(self, stats: StepStats) -> None:
         """After a step: adapts β, and lets the reference follow the actor, where the job has that."""
@@ -212,12 +238,12 @@ class Trainer:
                 self._kl_coefficient, kl, stats.sequences, target=algorithm.kl_target, horizon=algorithm.kl_horizon
             )
         interval = None if self._spec.reference is None else self._spec.reference.rebase_interval_steps
-        if self._reference is not None and interval is not None and self.step % interval == 0:
-            self._reference.copy_from(self._actor.model)
+        if interval is not None and self.step % interval == 0:
+            self._copy_actor_to("reference")
 
     @property
     def _warms_critic_up(self) -> bool:
-        return self._critic is not None and self.step <= self._critic.spec.warmup_steps
+        return self._spec.critic is not None and self.step <= self._spec.critic.warmup_steps
 
     def _rate(self, optimizer: OptimizerFields) -> float:
         return learning_rate(optimizer, self.step, self._spec.learner.steps)
@@ -262,8 +288,8 @@ class Trainer:
         metrics = dict(figures) if actor is None else actor.metrics | figures
         if self._spec.updates_per_step > 1:
             metrics["optimizer_steps"] = float(len(actor_updates))
-        if critic_updates and self._critic is not None:
-            critic, rate = mean_of(critic_updates), self._rate(self._critic.spec)
+        if critic_updates and self._spec.critic is not None:
+            critic, rate = mean_of(critic_updates), self._rate(self._spec.critic)
             metrics |= critic.metrics
             metrics |= {"value_loss": critic.loss, "critic_grad_norm": critic.grad_norm, "critic_lr": rate}
             skipped = skipped or (f"critic: {critic.skipped}" if critic.skipped else "")
@@ -285,10 +311,19 @@ class Trainer:
         )
 
     def _models(self) -> dict[str, Model]:
-        """Role → its model."""
-        critic = None if self._critic is None else self._critic.model
-        models = {"": self._actor.model, "critic": critic, "reference": self._reference}
-        return {role: model for role, model in models.items() if model is not None}
+        """Role → its model, of the roles that this rank holds."""
+        roles = {ACTOR: self._actor, "critic": self._critic, "reference": self._reference}
+        return {name: role.model for name, role in roles.items() if role is not None}
 
-    def _split(self, sequences: list[Sequence], column: torch.Tensor) -> list[Float32Array]:
-        return np.split(column.cpu().numpy(), response_offsets(sequences)[1:-1])
+    def _everywhere(self, role: str, updates: list[Update]) -> list[Update]:
+        """The role's updates, on every rank."""
+        return [Update(**update) for update in self.pools.shared(role, [asdict(update) for update in updates])]
+
+    def _logprobs(self, role: str, policy: Policy | None, sequences: list[Sequence]) -> list[Float32Array]:
+        own = None if policy is None else policy.logprobs(self._passes.prepare(sequences))
+        return self._split(role, own, sequences)
+
+    def _split(self, role: str, own: torch.Tensor | None, sequences: list[Sequence]) -> list[Float32Array]:
+        """The role's column, on every rank, by sequence."""
+        offsets = response_offsets(sequences)
+        return np.split(self.pools.column(role, own, offsets[-1]).cpu().numpy(), offsets[1:-1])

@@ -75,7 +75,7 @@ def _pack_again(model: torch.nn.Module) -> None:
 
 
 def _pack_output_layer(model: torch.nn.Module) -> None:
-    """vLLM 0.23 samples with the old weights of an output layer that shares the embedding's."""
+    """Of an output layer that shares the embedding's weight: vLLM 0.23 samples with the old one."""
     packed: list[Any] = [layer for layer in model.modules() if getattr(layer, "cpu_linear", None) is not None]
     if not packed:
         return
@@ -90,7 +90,7 @@ def _pack_output_layer(model: torch.nn.Module) -> None:
 
 
 def _pack_experts(model: torch.nn.Module) -> None:
-    """vLLM 0.32 packs the experts of a layer only once, and then reads the new weights as if they were packed."""
+    """Of experts: vLLM 0.32 packs those of a layer only once, and reads new ones as if they were packed."""
     for layer in model.modules():
         kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
         if kernel is not None:

@@ -15,7 +15,7 @@ from services.learner.conversion.request import Conversion, Direction
 from services.learner.conversion.worker import convert
 from tests.integration.learner.layouts_cases import MODELS
 from tests.integration.learner.megatron_ranks import BASE, dapo, variant
-from tests.integration.learner.trainers import part_of, trainer_of
+from tests.integration.learner.trainers import actor_of, part_of, trainer_of
 
 torch.set_num_threads(1)
 
@@ -52,7 +52,7 @@ def begun(model: Path, checkpoint: Path, dtype: DType) -> dict[str, Any]:
     """What a trainer has that begins with the checkpoint, and the source's names that are other than there."""
     trainer = trainer_of(model, variant(BASE, dtype=dtype), dapo)
     with torch.no_grad():
-        for parameter in part_of(trainer._actor.model).chunk.parameters():
+        for parameter in part_of(actor_of(trainer).model).chunk.parameters():
             parameter.zero_()
     trainer.load_weights(checkpoint, hugging_face=False)
     exported, source = trainer.export(), load_file(model / "model.safetensors")

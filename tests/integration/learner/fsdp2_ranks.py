@@ -26,7 +26,7 @@ from services.learner.training.trainer import Trainer
 from tests.integration.learner.fsdp2_cases import ARCHITECTURES, REFUSED
 from tests.integration.learner.megatron_cases import TEMPERATURE, VOCABULARY, arrays
 from tests.integration.learner.megatron_ranks import BASE, dapo, files_of, variant
-from tests.integration.learner.trainers import FSDP2, digest, state_tensors, trainer_of
+from tests.integration.learner.trainers import FSDP2, actor_of, digest, state_tensors, trainer_of
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96,
@@ -74,7 +74,7 @@ def against_transformers(name: str, root: Path, *, shared: bool) -> dict[str, An
     found = trainer.logprobs(batch)
     wrong = max(float(np.abs(e.detach().numpy() - f).max()) for e, f in zip(expected, found, strict=True))
     torch.cat(expected).sum().backward()  # type: ignore[no-untyped-call]
-    actor: Any = trainer._actor
+    actor: Any = actor_of(trainer)
     prepared = trainer._passes.prepare(batch)
     actor.model.optimizer.zero_grad()
     actor.model.run(

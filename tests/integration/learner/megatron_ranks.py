@@ -45,6 +45,7 @@ from tests.integration.learner.megatron_cases import (
 from tests.integration.learner.trainers import (
     FSDP2,
     ON_FSDP2,
+    actor_of,
     leads_data,
     output_layer_of,
     output_weight_of,
@@ -157,7 +158,7 @@ def logits_of(trainer: Trainer) -> dict[str, torch.Tensor]:
     with torch.no_grad():
         for s in whole:  # one at a time, and the same on every data-parallel rank
             batch = trainer._passes.prepare([s] * trainer.layout.dp_size)
-            trainer._actor.model.run(batch.micro_batches, keep, forward_only=True)
+            actor_of(trainer).model.run(batch.micro_batches, keep, forward_only=True)
     return found
 
 
@@ -265,7 +266,7 @@ def output_layer(model: Path, spec: JobSpec) -> dict[str, float]:
         return logits.sum() * 0, torch.ones((), dtype=torch.int)
 
     with torch.no_grad():
-        trainer._actor.model.run(trainer._passes.prepare(sequences()).micro_batches, look, forward_only=True)
+        actor_of(trainer).model.run(trainer._passes.prepare(sequences()).micro_batches, look, forward_only=True)
     stats = trainer.train(sequences())
     mine = {"error": error, "rounded": rounded, "loss": stats.loss, "grad_norm": stats.grad_norm}
     return max(gather_json(mine, trainer.device), key=lambda item: item["error"])
@@ -313,7 +314,7 @@ def resume(model: Path, spec: JobSpec, folder: Path) -> dict[str, Any]:
     restarted.load(folder / "saved")
     steps = restarted.step
     got = restarted.train(sequences()).as_record()
-    a, b = straight._actor.model.gather(None), restarted._actor.model.gather(None)
+    a, b = actor_of(straight).model.gather(None), actor_of(restarted).model.gather(None)
     return {
         "steps": steps,
         "stats": got == expected,
@@ -374,7 +375,7 @@ def beginnings(model: Path, spec: JobSpec, folder: Path) -> dict[str, Any]:
 
 def gathered(trainer: Trainer) -> str:
     """A digest of the weights, on every rank."""
-    weights = trainer._actor.model.gather(None)
+    weights = actor_of(trainer).model.gather(None)
     mine = digest(weights.values()) if weights is not None else ""
     return str(gather_json(mine, trainer.device)[0])
 
@@ -415,7 +416,7 @@ def step_over_a_broken_batch(model: Path, spec: JobSpec, loss: LossFunction) -> 
     bad = trainer.train(sequences()).as_record()
     after = trainer.export()
     skips = gather_json(bad["skipped"], trainer.device)
-    trainer._actor.loss_fn = dapo
+    actor_of(trainer).loss_fn = dapo
     good = trainer.train(sequences()).as_record()
     unchanged = before is None or after is None or all(torch.equal(before[k], after[k]) for k in before)
     return {"bad": bad, "good": good, "unchanged": unchanged, "skips": skips}

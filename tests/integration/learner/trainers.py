@@ -20,6 +20,7 @@ from services.common.spec.job import JobSpec
 from services.common.spec.learner import BackendName
 from services.learner.algorithms.losses import LossFunction
 from services.learner.backends import open_backend
+from services.learner.training.actor import Actor
 from services.learner.training.backend import Model
 from services.learner.training.tensor_file import Weights
 from services.learner.training.trainer import Trainer
@@ -41,6 +42,12 @@ def trainer_of(
     """This rank's trainer, on the back end that the spec names."""
     backend = open_backend(spec, Platform.CPU)
     return Trainer(model, spec, backend, loss, critic_dir=critic_dir, reference_dir=reference_dir)
+
+
+def actor_of(trainer: Trainer) -> Actor:
+    """The policy in training, of a rank that holds it."""
+    assert trainer._actor is not None
+    return trainer._actor
 
 
 def forget_groups() -> None:
@@ -111,7 +118,7 @@ def whole_vocabulary(trainer: Trainer, logits: torch.Tensor) -> torch.Tensor:
 
 def output_layer_of(trainer: Trainer) -> torch.nn.Module | None:
     """The policy's output layer; None on a rank without one."""
-    model: Any = trainer._actor.model
+    model: Any = actor_of(trainer).model
     layer: torch.nn.Module | None
     if ON_FSDP2:
         layer = model._root.causal.get_output_embeddings()
@@ -122,7 +129,7 @@ def output_layer_of(trainer: Trainer) -> torch.nn.Module | None:
 
 def output_weight_of(trainer: Trainer) -> torch.Tensor:
     """This rank's part of its weight, as a step computes with it."""
-    model: Any = trainer._actor.model
+    model: Any = actor_of(trainer).model
     weight: torch.Tensor
     if ON_FSDP2:
         names = model.sharded.keys()

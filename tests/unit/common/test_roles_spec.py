@@ -258,3 +258,31 @@ def test_a_recorded_spec_without_presets_and_roles_keeps_its_values() -> None:
             if section != "data":
                 assert recorded[section][name] == value
     assert parse_recorded_spec(dump_spec(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    ("placements", "pools"),
+    [
+        (("actor", "actor"), [["", "critic", "reference"]]),
+        (("own", "actor"), [["", "reference"], ["critic"]]),
+        (("actor", "own"), [["", "critic"], ["reference"]]),
+        (("own", "own"), [[""], ["critic"], ["reference"]]),
+    ],
+)
+def test_a_role_of_its_own_placement_adds_as_many_ranks_as_the_actor_has(
+    placements: tuple[str, str], pools: list[list[str]]
+) -> None:
+    critic, reference = ({"placement": placement} for placement in placements)
+    spec = job(
+        algorithm={"preset": "ppo"},
+        critic=critic,
+        reference=reference,
+        learner={"tensor_parallel_size": 2, "data_parallel_size": 3},
+    )
+    assert spec.pools == pools
+    assert (spec.learner.world_size, spec.world_size) == (6, 6 * len(pools))
+
+
+def test_a_job_without_roles_has_the_actors_ranks_alone() -> None:
+    assert job().pools == [[""]]
+    assert job().world_size == 1

@@ -52,6 +52,12 @@ def test_automatic_threads_are_the_learners_cores_over_its_ranks(
     assert settle(spec_of(learner={"threads_per_rank": 3}), settings, MACHINE).learner.threads_per_rank == 3
 
 
+def test_automatic_threads_are_shared_with_ranks_of_other_roles() -> None:
+    document = spec_of(learner={"threads_per_rank": 0}).model_dump()
+    spec = JobSpec.model_validate(document | {"reference": {"placement": "own"}})
+    assert settle(spec, Settings(learner_cores=6), MACHINE).learner.threads_per_rank == 3
+
+
 def test_a_settled_spec_is_valid_and_settled_for_good() -> None:
     settled = settle(spec_of({"dtype": "auto"}, {"threads_per_rank": 0}), Settings(), MACHINE)
     again = JobSpec.model_validate(settled.model_dump(mode="json"))

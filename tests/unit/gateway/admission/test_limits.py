@@ -58,6 +58,16 @@ def test_the_jobs_that_come_along_are_taken_by_any_machine(path: Path, machine: 
             "4096 ranks are more than MILLRACE_MAX_RANKS=16 of this installation",
         ),
         (
+            {
+                "learner": {"data_parallel_size": 8},
+                "algorithm": {"preset": "ppo"},
+                "critic": {"placement": "own"},
+                "reference": {"placement": "own"},
+            },
+            "reference.placement",
+            "24 ranks are more than MILLRACE_MAX_RANKS=16 of this installation",
+        ),
+        (
             {"learner": {"tensor_parallel_size": 32}},
             "learner.tensor_parallel_size",
             "32 ranks are more than MILLRACE_MAX_RANKS=16 ",
