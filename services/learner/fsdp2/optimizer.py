@@ -32,7 +32,7 @@ class Optimizer:
             {"params": [self.own[name] for name in self.own if name not in vectors], "weight_decay": spec.weight_decay},
             {"params": [self.own[name] for name in self.own if name in vectors], "weight_decay": 0.0},
         ]
-        betas, fused = (spec.adam_beta1, spec.adam_beta2), device.type in FUSED_ON
+        betas, fused = (spec.adam_beta1, spec.adam_beta2), True if device.type in FUSED_ON else None
         self.adam = torch.optim.AdamW(
             [group for group in groups if group["params"]], lr=spec.lr, betas=betas, eps=spec.adam_eps, fused=fused
         )
