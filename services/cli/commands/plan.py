@@ -29,7 +29,7 @@ def plan(
     *,
     as_json: AsJson = False,
 ) -> None:
-    """Forecast a job's speed with other numbers of rollout servers, from the rates of the steps it has run."""
+    """Forecast a job's speed with other numbers of rollout servers, and colocated, from the rates of the steps it has run."""
     from services.cli.overrides import apply_changes
     from services.cli.views.plan import print_plan
     from services.common.capacity.plan import make_plan, planned_spec

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from services.cli.views.jobs import print_rows
-from services.common.capacity.plan import Limit, Plan, Row
+from services.common.capacity.plan import Forecast, Limit, Plan, Row
 
 SAME = 0.02
 """Two forecasts that differ by a smaller share are shown as one."""
@@ -42,7 +42,8 @@ def print_plan(console: Console, plan: Plan) -> None:
     ])  # fmt: skip
     table = Table(*_COLUMNS, box=None, pad_edge=False)
     for row in plan.rows:
-        table.add_row(*_cells(row, balanced=least <= row.servers <= most))
+        table.add_row(f"{row.servers}{' *' if least <= row.servers <= most else ''}", *_cells(*row.both))
+    table.add_row("colocated", *_cells(plan.colocated.slow, plan.colocated.fast))
     console.print(table)
     now = next((row for row in plan.rows if row.servers == rates.servers), None)
     if now is not None:
@@ -56,12 +57,14 @@ def print_plan(console: Console, plan: Plan) -> None:
             "or less in proportion"
         )
     console.print("each server is supposed to have a device of its own, as quick as the one that was measured")
+    console.print(
+        f"colocated: {rates.servers} server{_s(rates.servers)} and the learner take turns on the devices of both; from no quicker "
+        "there than now to quicker in proportion"
+    )
 
 
-def _cells(row: Row, *, balanced: bool) -> tuple[str, ...]:
-    slow, fast = row.both
+def _cells(slow: Forecast, fast: Forecast) -> tuple[str, ...]:
     return (
-        f"{row.servers}{' *' if balanced else ''}",
         _range(slow.steps_per_h, fast.steps_per_h, ",.0f"),
         _range(slow.samples_per_s, fast.samples_per_s, ",.1f"),
         _range(slow.tokens_per_s, fast.tokens_per_s, ",.0f"),

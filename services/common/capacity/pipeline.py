@@ -76,6 +76,8 @@ class Network:
     """From a publish until the servers sample with the version."""
     pause_s: float = 0.0
     """The end of that time, in which nothing is sampled."""
+    takes_turns: bool = False
+    """Whether nothing is sampled while a step is trained: groups in service stay where they are."""
 
     @property
     def slots(self) -> int:
@@ -245,14 +247,15 @@ class _Flow:
         syncing = now < network.sync_s - _EPSILON
         paused = syncing and now >= network.sync_s - network.pause_s - _EPSILON
         group_s = network.law.group_s(busy, network.servers)
+        held = network.takes_turns and self.step_ends_s is not None
         ends = [] if self.step_ends_s is None else [self.step_ends_s]
         if syncing:
             ends.append(network.sync_s if paused else network.sync_s - network.pause_s)
-        works = not paused and busy > _NOTHING
+        works = not paused and not held and busy > _NOTHING
         seconds = min([end - now for end in ends] + ([ADVANCE * group_s / STAGES] if works or not ends else []))
         if works:
             self._serve(STAGES * seconds / group_s)
-        self.cycle.busy_server_s += seconds * min(busy, network.servers)
+        self.cycle.busy_server_s += 0.0 if held else seconds * min(busy, network.servers)
         self.cycle.wait_s += seconds if self.step_ends_s is None else 0.0
         self.cycle.period_s += seconds
         self.since_publish_s += seconds

@@ -83,11 +83,22 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Colocated:
+    """Forecasts for the run's own servers and learner if they take turns on the devices of both (`placement.rollout: colocated`)."""
+
+    slow: Forecast
+    """If neither is quicker on more devices."""
+    fast: Forecast
+    """If each is quicker in proportion to its devices."""
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Forecasts of a job, and the rates that they follow from."""
 
     rates: Rates
     rows: tuple[Row, ...]
+    colocated: Colocated
     balanced: tuple[int, int]
     """Fewest servers at BALANCED of the speed with any number of them: the smaller and the larger of the two forecasts' numbers."""
 
@@ -105,7 +116,12 @@ class Plan:
             "samples_per_s": self.rates.samples_per_s,
             "tokens_per_s": self.rates.tokens_per_s,
         }
-        return {"rates": rates, "balanced": list(self.balanced), "forecasts": forecasts}
+        return {
+            "rates": rates,
+            "balanced": list(self.balanced),
+            "forecasts": forecasts,
+            "colocated": asdict(self.colocated),
+        }
 
 
 def planned_spec(recorded: JobSpec, document: dict[str, Any]) -> JobSpec:
@@ -131,7 +147,14 @@ def make_plan(rates: Rates, measured: JobSpec, planned: JobSpec, servers: Sequen
 
     The learner's time of a step is taken to be in proportion to its groups. `servers`: the numbers to forecast; without any,
     DEFAULT_COUNTS up to twice the balanced number, that number, and the run's own.
+
+    Raises:
+        ConfigError: engine and learner took turns in the run: its rates are not those of either alone.
     """
+    if measured.takes_turns:
+        raise ConfigError(
+            "placement.rollout: a plan follows from a run of separate engine and learner, and in this one they took turns"
+        )
     networks = [_changed(_calibrated(network, rates), rates, planned) for network in _networks(rates, measured)]
     balanced = sorted(_balance(network) for network in networks)
     usual = {*balanced, rates.servers, *(count for count in DEFAULT_COUNTS if count <= 2 * balanced[1])}
@@ -139,7 +162,20 @@ def make_plan(rates: Rates, measured: JobSpec, planned: JobSpec, servers: Sequen
         Row(count, *(forecast(rates, replace(network, servers=count)) for network in networks))
         for count in sorted(set(servers) or usual)
     ]
-    return Plan(rates, tuple(rows), (balanced[0], balanced[1]))
+    return Plan(rates, tuple(rows), _colocated(rates, networks, planned), (balanced[0], balanced[1]))
+
+
+def _colocated(rates: Rates, networks: Sequence[Network], planned: JobSpec) -> Colocated:
+    """Of the two laws, the slower one without any gain and the faster one with the whole."""
+    engines, ranks = rates.servers * planned.rollout.tensor_parallel_size, planned.world_size
+    share = engines / (engines + ranks)
+    turns = [replace(network, takes_turns=True) for network in networks]
+    slow = [forecast(rates, network) for network in turns]
+    fast = [
+        forecast(rates, replace(_slowed(network, share), learner_s=network.learner_s * (1.0 - share)))
+        for network in turns
+    ]
+    return Colocated(min(slow, key=lambda found: found.steps_per_h), max(fast, key=lambda found: found.steps_per_h))
 
 
 def _networks(rates: Rates, measured: JobSpec) -> list[Network]:

@@ -96,7 +96,8 @@ class Simulation:
         paused = self.held_version() < self.version and (
             self.now >= self.published_at[self.version] + sync_s - self.network.pause_s - 1e-12
         )
-        pace = [0.0 if paused else 1.0 / (law.alone_s + law.per_group_s * max(1, len(s))) for s in self.servers]
+        held = self.network.takes_turns and self.step_ends is not None
+        pace = [0.0 if paused or held else 1.0 / (law.alone_s + law.per_group_s * max(1, len(s))) for s in self.servers]
         ends = [at + sync_s - part for at in self.published_at.values() for part in (0.0, self.network.pause_s)]
         times = [end - self.now for end in ends if end > self.now + 1e-12]
         times += [
@@ -105,7 +106,7 @@ class Simulation:
         times += [self.step_ends - self.now] if self.step_ends is not None else []
         seconds = max(0.0, min(times))
         for server, rate in zip(self.servers, pace, strict=True):
-            self.busy_s += seconds * bool(server)
+            self.busy_s += seconds * (bool(server) and not held)
             for group in list(server):
                 group.work -= rate * seconds
                 if group.work <= 1e-9:

@@ -51,6 +51,27 @@ def test_the_synchronous_mode_leaves_both_sides_idle() -> None:
         assert forecast.steps_per_h < 3600 / 1.3
 
 
+def test_colocated_adds_both_sides_up_and_may_gain_the_devices_of_the_other() -> None:
+    """A step is 1 s of the server, which it fills, and 0.4 s of the learner; both have one device."""
+    found = make_plan(measure(records()), spec(), spec()).colocated
+    assert found.slow.steps_per_h == pytest.approx(3600 / 1.4, rel=0.03)
+    assert found.fast.steps_per_h == pytest.approx(3600 / 0.7, rel=0.03)
+    assert found.slow.learner_idle == pytest.approx(1.0 / 1.4, abs=0.03)
+    assert found.slow.servers_idle == pytest.approx(0.4 / 1.4, abs=0.03)
+
+
+def test_colocated_gains_in_proportion_to_the_devices_of_each() -> None:
+    planned = spec(learner={"data_parallel_size": 3})
+    found = make_plan(measure(records()), spec(learner={"data_parallel_size": 3}), planned).colocated
+    assert found.fast.steps_per_h == pytest.approx(3600 / (1.0 / 4 + 0.4 * 3 / 4), rel=0.03)
+
+
+def test_a_run_that_took_turns_is_refused() -> None:
+    turns = spec(placement={"rollout": "colocated"})
+    with pytest.raises(ConfigError, match=r"placement\.rollout: a plan follows from a run of separate"):
+        make_plan(measure(records()), turns, turns)
+
+
 def test_without_numbers_a_plan_has_the_balanced_one_and_the_runs_own() -> None:
     plan = make_plan(measure(records()), spec(), spec())
     counts = [row.servers for row in plan.rows]
