@@ -140,20 +140,23 @@ def make_smollm2(out: Path) -> bool:
     return build_once(out, RECIPE, build_smollm2)
 
 
+MODELS: dict[str, Callable[[Path], bool]] = {
+    "tiny": make_tiny,
+    "tiny-gemma": lambda out: make_tiny(out, TinyRecipe(architecture="gemma")),
+    "tiny-moe": lambda out: make_tiny(out, TinyRecipe(architecture="qwen3_moe", experts=4)),
+    "smollm2": make_smollm2,
+}
+"""Name → what writes the model into a directory, and says whether it was made now."""
+
+
 def main(arguments: list[str] | None = None) -> int:
     """The command line; 2 when something that a person can mend went wrong."""
     parser = argparse.ArgumentParser(prog="python -m examples.demo.models", description="Makes a model of the demo.")
-    parser.add_argument("model", choices=["tiny", "tiny-gemma", "tiny-moe", "smollm2"])
+    parser.add_argument("model", choices=list(MODELS))
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory to write; kept when finished")
     options = parser.parse_args(arguments)
-    make: dict[str, Callable[[Path], bool]] = {
-        "tiny": make_tiny,
-        "tiny-gemma": lambda out: make_tiny(out, TinyRecipe(architecture="gemma")),
-        "tiny-moe": lambda out: make_tiny(out, TinyRecipe(architecture="qwen3_moe", experts=4)),
-        "smollm2": make_smollm2,
-    }
     try:
-        made = make[options.model](options.out)
+        made = MODELS[options.model](options.out)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
