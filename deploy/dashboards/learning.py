@@ -100,6 +100,20 @@ def dashboard() -> Dashboard:
             Query(of_job("millrace_learner_value"), "{{of}} {{job_id}}"),
         ),
         graph(
+            "Load of experts",
+            "Choices of the busiest and of the least busy expert ÷ the mean over experts, mean over layers: 1 is an even load, 0 an expert "
+            "that no position chooses. 0 for a dense model.",
+            "none",
+            Query(of_job("millrace_learner_router_load_ratio"), "{{expert}} {{job_id}}"),
+        ),
+        graph(
+            "Router entropy and balance",
+            "Mean entropy of the routers, nats, and their load-balancing loss, 1 for an even load. 0 for a dense model.",
+            "none",
+            _of("router_entropy_nats", "entropy"),
+            _of("router_balance_loss", "balance loss"),
+        ),
+        graph(
             "Mismatch KL",
             "Engine's log-probs against the learner's, mean of ratio − log ratio − 1 (k3) and of −log ratio (k1). Grows with policy_age; "
             "large at age 0 means that engine and learner disagree about the same weights.",

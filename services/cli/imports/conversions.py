@@ -43,3 +43,22 @@ def schedule(settings: Settings, draft: Draft, section: str, style: str, ratio: 
 def job_name(text: str) -> str:
     """A job's name that this text gives: lower case, digits and hyphens."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:63].strip("-")
+
+
+def experts(settings: Settings, draft: Draft, key: str) -> None:
+    """Expert parallelism, once the learner's other sizes are known."""
+    size = settings.integer(key) or 1
+    sizes = {
+        name: int(str(draft.fields[field].value)) if (field := f"learner.{name}_parallel_size") in draft.fields else 1
+        for name in ("tensor", "data", "context")
+    }
+    if size == 1:
+        draft.leave(key, "each rank has all experts of its layers")
+    elif sizes["tensor"] > 1:
+        draft.differ(key, "the learner does not train mixtures of experts with tensor parallelism")
+    elif (replicas := sizes["data"] * sizes["context"]) % size:
+        draft.differ(
+            key, f"{size} does not divide the {replicas} data- and context-parallel ranks, which share experts"
+        )
+    else:
+        draft.set("learner.expert_parallel_size", size, key)

@@ -94,6 +94,17 @@ class StepRecord(BaseModel):
     )
     critic_grad_norm: float | None = Field(default=None, description="The critic's, before clipping.")
     critic_lr: float | None = Field(default=None, description="The critic's learning rate of the step.")
+    router_load_max: float | None = Field(
+        default=None,
+        description="Choices of the busiest expert ÷ the mean over experts, mean over layers; only of a mixture of experts.",
+    )
+    router_load_min: float | None = Field(default=None, description="The same of the least busy expert.")
+    router_entropy: float | None = Field(
+        default=None, description="Mean entropy of the routers over positions and layers, nats."
+    )
+    router_balance_loss: float | None = Field(
+        default=None, description="Load-balancing loss, mean over layers; 1 for an even load."
+    )
     padding_share: float | None = Field(default=None, description="Computed positions that hold no token, 0 to 1.")
     record_digest: str | None = Field(default=None, description="Digest of the journal record of its batch.")
     replayed: bool = Field(default=False, description="Trained again from the journal after a restart.")

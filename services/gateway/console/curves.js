@@ -34,6 +34,8 @@ const charts = ({ spec }) => [
   { title: "Value loss", ifAny: true, axis: ZERO, curves: [["value loss", "value_loss"]] },
   { title: "Explained variance", unit: "of the returns", ifAny: true, axis: SHARE, curves: [["explained variance", "explained_variance"]] },
   { title: "Values and returns", ifAny: true, curves: [["values", "value_mean"], ["returns", "return_mean"]] },
+  { title: "Load of experts", unit: "of the mean", ifAny: true, axis: ZERO, curves: [["busiest", "router_load_max"], ["least busy", "router_load_min"]] },
+  { title: "Router entropy", unit: "nats", ifAny: true, axis: ZERO, curves: [["entropy", "router_entropy"]] },
   { title: "Clipped tokens", unit: "share", ifAny: true, axis: ZERO, curves: [["above", "clip_fraction_high"], ["below", "clip_fraction_low"]] },
   { title: "Clipped by dual_clip", unit: "share", ifAny: true, axis: ZERO, curves: [["clipped", "clip_fraction_dual"]] },
   { title: "Masked tokens", unit: "share, by advantage", ifAny: true, axis: ZERO, curves: [

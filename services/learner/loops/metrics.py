@@ -86,6 +86,11 @@ _MASKED = _gauge(
 _VALUE = _gauge(
     "value", "Mean over the step's tokens of the critic's values, and of the returns that they predict.", "of"
 )
+_ROUTER_LOAD = _gauge(
+    "router_load_ratio",
+    "Of a mixture of experts: choices of the busiest or the least busy expert ÷ the mean, mean over layers; 0 for a dense model.",
+    "expert",
+)
 _LENGTH = _gauge("response_length_tokens", "Response length in the newest step's batch: mean or p95.", "statistic")
 
 STEP_GAUGES: Mapping[str, Gauge] = {
@@ -123,6 +128,14 @@ STEP_GAUGES: Mapping[str, Gauge] = {
         "critic_gradient_norm", "The critic's gradient norm before clipping; NaN when not finite."
     ),
     "critic_lr": _gauge("critic_learning_rate", "The critic's learning rate of the newest step."),
+    "router_load_max": _ROUTER_LOAD.labels("busiest"),
+    "router_load_min": _ROUTER_LOAD.labels("least busy"),
+    "router_entropy": _gauge(
+        "router_entropy_nats", "Mean entropy of the routers of a mixture of experts; 0 for a dense model."
+    ),
+    "router_balance_loss": _gauge(
+        "router_balance_loss", "Load-balancing loss of a mixture of experts, 1 for an even load; 0 for a dense model."
+    ),
     "response_length_mean": _LENGTH.labels("mean"),
     "response_length_p95": _LENGTH.labels("p95"),
 }

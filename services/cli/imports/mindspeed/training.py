@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
-from services.cli.imports.conversions import fitting_mini_batch, schedule
+from services.cli.imports.conversions import experts, fitting_mini_batch, schedule
 from services.cli.imports.draft import Draft
 from services.cli.imports.mindspeed.objective import Stage, filters, stage_of
 from services.cli.imports.settings import Settings
@@ -118,16 +118,22 @@ def _optimizer(settings: Settings, draft: Draft, role: str, section: str) -> Non
 
 
 def ranks(settings: Settings, draft: Draft) -> None:
-    """Tensor, pipeline, context and data parallelism of the learner."""
-    npus, shared = f"{RL}.actor_resource.num_npus", 1
+    """Tensor, pipeline, context, data and expert parallelism of the learner."""
+    shared = 1
     for name, theirs in (("tensor", "tensor_model"), ("pipeline", "pipeline_model"), ("context", "context")):
         key = of_role(settings, ACTOR, f"{theirs}_parallel_size")
         size = settings.integer(key) or 1
         shared *= size
         draft.set(f"learner.{name}_parallel_size", size, key)
-    for name in ("expert_model_parallel_size", "num_layers_per_virtual_pipeline_stage"):
-        key = of_role(settings, ACTOR, name)
-        draft.leave(key, "there is no such split of a model", fits=settings.integer(key) in {None, 1})
+    stages = of_role(settings, ACTOR, "num_layers_per_virtual_pipeline_stage")
+    draft.leave(stages, "there is no such split of a model", fits=settings.integer(stages) in {None, 1})
+    _data_parallel(settings, draft, shared)
+    experts(settings, draft, of_role(settings, ACTOR, "expert_model_parallel_size"))
+
+
+def _data_parallel(settings: Settings, draft: Draft, shared: int) -> None:
+    """`shared`: NPUs that share a model."""
+    npus = f"{RL}.actor_resource.num_npus"
     devices = settings.integer(npus)
     if devices is None:
         return
@@ -142,7 +148,11 @@ def ranks(settings: Settings, draft: Draft) -> None:
         fits=not left,
     )
     critic_npus = f"{RL}.critic_resource.num_npus"
-    draft.leave(critic_npus, "the critic has the actor's ranks", fits=settings.integer(critic_npus) in {None, devices})
+    if settings.integer(critic_npus) is not None and stage_of(settings) is Stage.PPO:
+        fits = settings.integer(critic_npus) == devices
+        draft.set("critic.placement", "own", critic_npus, remark="as many ranks as the actor has", fits=fits)
+    else:
+        draft.leave(critic_npus, "only ray_ppo has a critic")
 
 
 def model(settings: Settings, draft: Draft) -> None:

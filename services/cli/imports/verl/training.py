@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.cli.imports.conversions import fitting_mini_batch, schedule
+from services.cli.imports.conversions import experts, fitting_mini_batch, schedule
 from services.cli.imports.draft import Draft
 from services.cli.imports.settings import Settings
 from services.cli.imports.verl.defaults import ACTOR, CRITIC, ROLLOUT
@@ -177,19 +177,17 @@ def ulysses(settings: Settings) -> int:
 
 
 def ranks(settings: Settings, draft: Draft) -> None:
-    """Tensor, pipeline, context and data parallelism of the learner."""
+    """Tensor, pipeline, context, data and expert parallelism of the learner."""
     nodes, per_node = "trainer.nnodes", "trainer.n_gpus_per_node"
     devices = (settings.integer(nodes) or 1) * (settings.integer(per_node) or 1)
     megatron = is_megatron(settings)
     shared = _megatron_sizes(settings, draft) if megatron else _fsdp_sizes(settings, draft)
     divided, left = divmod(devices, shared)
     remark = f"{devices} devices ÷ {shared} that share a model" if shared > 1 else f"{devices} devices"
-    if left:
-        remark = f"{remark} is no integer"
-        draft.set("learner.data_parallel_size", max(1, divided), nodes, per_node, remark=remark, fits=False)
-        return
-    remark += "; they only train here: rollout servers have devices of their own"
-    draft.set("learner.data_parallel_size", divided, nodes, per_node, remark=remark)
+    remark += " is no integer" if left else "; they only train here: rollout servers have devices of their own"
+    draft.set("learner.data_parallel_size", max(1, divided), nodes, per_node, remark=remark, fits=not left)
+    if megatron:
+        experts(settings, draft, f"{ACTOR}.megatron.expert_model_parallel_size")
 
 
 def _megatron_sizes(settings: Settings, draft: Draft) -> int:
@@ -198,7 +196,7 @@ def _megatron_sizes(settings: Settings, draft: Draft) -> int:
         key = f"{ACTOR}.megatron.{theirs}_parallel_size"
         sizes[name] = settings.integer(key) or 1
         draft.set(f"learner.{name}_parallel_size", sizes[name], key)
-    for name in ("expert_model_parallel_size", "expert_tensor_parallel_size", "virtual_pipeline_model_parallel_size"):
+    for name in ("expert_tensor_parallel_size", "virtual_pipeline_model_parallel_size"):
         key = f"{ACTOR}.megatron.{name}"
         draft.leave(key, "there is no such split of a model", fits=settings.integer(key) in {None, 1})
     sequence, distributed = f"{ACTOR}.megatron.sequence_parallel", f"{ACTOR}.megatron.use_distributed_optimizer"

@@ -92,6 +92,13 @@ def value(found: Imported, field: str) -> Any:
         (GRPO, (), "learner.pipeline_parallel_size", 2),
         (DAPO, (), "learner.sequence_parallel", True),
         (DAPO, ("actor_config.context_parallel_size=2",), "learner.context_parallel_size", 2),
+        (
+            DAPO,
+            ("actor_config.tensor_model_parallel_size=1", "actor_config.expert_model_parallel_size=4"),
+            "learner.expert_parallel_size",
+            4,
+        ),
+        (GRPO, (*PPO, "rl_config.critic_resource.num_npus=8"), "critic.placement", "own"),
         (DAPO, (), "learner.steps", 2000),
         (DAPO, (), "learner.max_tokens_per_micro_batch", 4096),
         (
@@ -149,7 +156,10 @@ def test_a_key_becomes_the_field_of_the_same_meaning(
         ("rl_config.verifier_weight=[-1.0]", "rl_config.verifier_weight"),
         ("rl_config.multi_turn_enable=true", "rl_config.multi_turn_enable"),
         ("rl_config.rule_reward=false", "rl_config.rule_reward"),
-        ("actor_config.expert_model_parallel_size=4", "actor_config.expert_model_parallel_size"),
+        (
+            "actor_config.expert_model_parallel_size=4",
+            "actor_config.expert_model_parallel_size",
+        ),  # beside tensor parallelism
         ("megatron_training.data_path=./data", "megatron_training.data_path"),
         ("megatron_training.hidden_dropout=0.1", "megatron_training.hidden_dropout"),
         ("rl_config.actor_resource.num_npus=20", "rl_config.actor_resource.num_npus"),

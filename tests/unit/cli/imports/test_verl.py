@@ -260,6 +260,24 @@ def test_context_parallelism_of_megatron_divides_the_ranks() -> None:
     assert value(found, "learner.data_parallel_size") == 4
 
 
+@pytest.mark.parametrize(
+    ("overrides", "outcome"),
+    [
+        ((), Outcome.BECAME),
+        ((f"{MEGATRON}.context_parallel_size=2",), Outcome.BECAME),
+        ((f"{MEGATRON}.pipeline_model_parallel_size=4",), Outcome.DIFFERS),
+        ((f"{MEGATRON}.tensor_model_parallel_size=2",), Outcome.DIFFERS),
+    ],
+)
+def test_expert_parallelism_is_taken_over_where_the_data_parallel_ranks_can_share_experts(
+    overrides: tuple[str, ...], outcome: Outcome
+) -> None:
+    key = f"{MEGATRON}.expert_model_parallel_size"
+    found = imported("trainer.nnodes=1", "trainer.n_gpus_per_node=8", f"{key}=4", *overrides)
+    assert line(found, key).outcome is outcome
+    assert value(found, "learner.expert_parallel_size") == (4 if outcome is Outcome.BECAME else 1)
+
+
 def test_fsdp_becomes_the_back_end_of_that_name_with_its_adapters() -> None:
     found = imported(
         "trainer.nnodes=1", f"{MODEL}.lora_rank=64", f"{MODEL}.lora_alpha=32", f"{MODEL}.target_modules=[q_proj,v_proj]"

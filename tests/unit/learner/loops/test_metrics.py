@@ -68,6 +68,14 @@ def test_the_figures_of_critic_and_reference_have_gauges_of_their_own() -> None:
     assert masked == [0.02, 0.03]
 
 
+def test_the_figures_of_routers_have_gauges_of_their_own() -> None:
+    figures = {"router_load_max": 1.5, "router_load_min": 0.25, "router_entropy": 0.75, "router_balance_loss": 1.125}
+    metrics.observe_step(record(StepStats(4, 0.25, 1.0, 1e-4, 10, 2, 1, 0.0, metrics=figures)), [0])
+    assert sample("router_load_ratio", expert="busiest") == 1.5
+    assert sample("router_load_ratio", expert="least busy") == 0.25
+    assert (sample("router_entropy_nats"), sample("router_balance_loss")) == (0.75, 1.125)
+
+
 def test_a_step_of_the_critic_alone_shows_no_loss_of_the_actor() -> None:
     metrics.observe_step(record(stats(0.25)), [0])
     before = sample("skipped_steps_total", reason="not_finite")
