@@ -121,6 +121,18 @@ def test_other_ranks_cannot_take_the_optimizer_of_an_earlier_release(settings: S
         tried(settings, spec(**OTHER_LAYOUT))
 
 
+def test_a_size_that_an_earlier_release_did_not_know_is_its_default_there(settings: Settings) -> None:
+    def of_an_earlier_release(manifest: dict[str, Any]) -> None:
+        manifest["state"].pop("names_places")
+        for size in ("context_parallel_size", "expert_parallel_size"):
+            manifest["state"]["identity"]["spec"]["learner"].pop(size, None)
+
+    rewrite(of_an_earlier_release)(settings)
+    assert tried(settings, spec()) == {"path": str(checkpoint(settings)), "step": 10}
+    with pytest.raises(ConfigError, match=r"learner\.context_parallel_size is 1 there and 2 here"):
+        tried(settings, spec(context_parallel_size=2))
+
+
 def test_a_checkpoint_of_weights_only_gives_neither_step_nor_data_position(settings: Settings) -> None:
     rewrite(lambda manifest: manifest["state"].update(weights_only=True))(settings)
     rewrite(lambda manifest: manifest["state"]["identity"].update(dataset="", tokenizer=""))(settings)
