@@ -14,7 +14,7 @@ from services.common.spec.rollout import DType
 from services.learner.conversion.request import Conversion, Direction
 from services.learner.conversion.worker import convert
 from tests.integration.learner.layouts_cases import MODELS
-from tests.integration.learner.megatron_ranks import BASE, dapo, variant
+from tests.integration.learner.trainer_ranks import BASE, dapo, variant
 from tests.integration.learner.trainers import actor_of, part_of, trainer_of
 
 torch.set_num_threads(1)

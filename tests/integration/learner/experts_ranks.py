@@ -15,8 +15,8 @@ from services.common.spec.learner import Recompute
 from services.common.spec.rollout import DType
 from tests.integration.learner.experts_cases import COEFFICIENT, MODELS, QUICK
 from tests.integration.learner.experts_cases import LAYOUTS as SIZES
-from tests.integration.learner.megatron_cases import STEPS
-from tests.integration.learner.megatron_ranks import (
+from tests.integration.learner.trainer_cases import STEPS
+from tests.integration.learner.trainer_ranks import (
     BASE,
     dapo,
     files_of,

@@ -13,8 +13,8 @@ import torch
 from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from tests.integration.learner.experts_cases import COEFFICIENT, EXPERTS, MODELS, TOP
-from tests.integration.learner.megatron_cases import ADAM, STEPS, VOCABULARY, arrays
-from tests.integration.learner.megatron_reference import adamw, take_step, token_losses, write_model
+from tests.integration.learner.trainer_cases import ADAM, STEPS, VOCABULARY, arrays
+from tests.integration.learner.trainer_reference import adamw, take_step, token_losses, write_model
 
 SIZES = {
     "hidden_size": 64,

@@ -24,8 +24,8 @@ from services.learner.groups.sequence import Sequence
 from services.learner.training.collectives import gather_json
 from services.learner.training.trainer import Trainer
 from tests.integration.learner.fsdp2_cases import ARCHITECTURES, REFUSED
-from tests.integration.learner.megatron_cases import TEMPERATURE, VOCABULARY, arrays
-from tests.integration.learner.megatron_ranks import BASE, dapo, files_of, variant
+from tests.integration.learner.trainer_cases import TEMPERATURE, VOCABULARY, arrays
+from tests.integration.learner.trainer_ranks import BASE, dapo, files_of, variant
 from tests.integration.learner.trainers import FSDP2, actor_of, digest, state_tensors, trainer_of
 
 SIZES: dict[str, Any] = {

@@ -9,7 +9,7 @@ import torch
 
 from examples.demo.charlm_tokenizer import make_tokenizer, save_tokenizer
 from tests.integration.learner.layouts_cases import MODELS, VOCABULARY
-from tests.integration.learner.megatron_reference import build
+from tests.integration.learner.trainer_reference import build
 
 
 def main(root: Path) -> None:

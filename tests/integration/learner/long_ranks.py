@@ -16,7 +16,7 @@ SHORT = 100
 
 def make(folder: Path) -> None:
     """A model of one layer, in a process without Megatron."""
-    from tests.integration.learner.megatron_reference import build
+    from tests.integration.learner.trainer_reference import build
 
     torch.manual_seed(3)
     build("llama", layers=1).save_pretrained(folder)
@@ -25,7 +25,7 @@ def make(folder: Path) -> None:
 def train(folder: Path, out: Path, ranks: int) -> None:
     """Rank 0 writes the records, log-probs before the steps, and weights after them."""
     from services.learner.groups.sequence import Sequence
-    from tests.integration.learner.megatron_ranks import BASE, dapo, variant, write
+    from tests.integration.learner.trainer_ranks import BASE, dapo, variant, write
     from tests.integration.learner.trainers import trainer_of
 
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""The jobs that the clean reference process and the Megatron ranks both train: their settings, written out in full, and their batches."""
+"""The jobs that the clean reference process and the ranks of either back end train: their settings, written out in full, and their batches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.integration.learner.megatron_cases import VOCABULARY
+from tests.integration.learner.trainer_cases import VOCABULARY
 
 MODELS = ("llama", "qwen2")
 """Tied, and untied with biases."""

@@ -22,8 +22,8 @@ from services.learner.ranks.loop import build_trainer
 from services.learner.training.collectives import gather_json
 from services.learner.training.rank_file import rank_file
 from services.learner.training.trainer import Trainer
-from tests.integration.learner.megatron_cases import LAYOUTS, QUICK
 from tests.integration.learner.roles_cases import ACTOR, CASES, DTYPES, QUICK_DTYPES, TEMPERATURE
+from tests.integration.learner.trainer_cases import LAYOUTS, QUICK
 from tests.integration.learner.trainers import (
     ON_FSDP2,
     digest,

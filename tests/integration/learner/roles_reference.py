@@ -18,8 +18,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from tests.integration.learner.megatron_reference import adamw, build
 from tests.integration.learner.roles_cases import ACTOR, CASES, MODELS, STEPS, TEMPERATURE, tokens_of
+from tests.integration.learner.trainer_reference import adamw, build
 
 LARGEST = "max_abs_logprob_difference"
 Column = list[torch.Tensor]

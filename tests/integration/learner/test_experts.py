@@ -6,7 +6,7 @@ import pytest
 
 from tests.integration.learner.experts_cases import LAYOUTS, MODELS, QUICK
 from tests.integration.learner.rank_runs import TIMEOUT_S, Outcome, outcome_of
-from tests.integration.learner.test_megatron_trainer import update_error
+from tests.integration.learner.test_trainer import update_error
 
 EVERY_LAYOUT = [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in LAYOUTS]
 FIGURES = ("router_load_max", "router_load_min", "router_entropy")

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(3 * TIMEOUT_S)  # the first test waits for the 
 def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
     """Two ranks, then one, which loads their checkpoint."""
     root: Path = tmp_path_factory.mktemp("fsdp2")
-    run([str(HERE / "megatron_reference.py"), str(root)])
+    run([str(HERE / "trainer_reference.py"), str(root)])
     found = {}
     for ranks in (2, 1):
         launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]

@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.integration.learner.rank_runs import HERE, TIMEOUT_S, run
-from tests.integration.learner.test_megatron_trainer import update_error
+from tests.integration.learner.test_trainer import update_error
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * TIMEOUT_S)]
 

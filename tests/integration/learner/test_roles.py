@@ -1,4 +1,4 @@
-"""Actor, critic and reference in Megatron ranks against plain transformers and torch; and what a job keeps of them when it is loaded."""
+"""Actor, critic and reference in Ranks of either back end against plain transformers and torch; and what a job keeps of them when it is loaded."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.integration.learner.megatron_cases import LAYOUTS, QUICK
 from tests.integration.learner.rank_runs import TIMEOUT_S, Outcome, outcome_of
 from tests.integration.learner.roles_cases import ACTOR, CASES, CRITIC, DTYPES, QUICK_DTYPES, STEPS
-from tests.integration.learner.test_megatron_trainer import update_error
+from tests.integration.learner.test_trainer import update_error
+from tests.integration.learner.trainer_cases import LAYOUTS, QUICK
 
 HERE = Path(__file__).parent
 EVERY_LAYOUT = [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in LAYOUTS]

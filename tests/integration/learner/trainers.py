@@ -24,7 +24,7 @@ from services.learner.training.actor import Actor
 from services.learner.training.backend import Model
 from services.learner.training.tensor_file import Weights
 from services.learner.training.trainer import Trainer
-from tests.integration.learner.megatron_cases import ON_FSDP2 as FSDP2_LAYOUTS
+from tests.integration.learner.trainer_cases import ON_FSDP2 as FSDP2_LAYOUTS
 
 ON_FSDP2 = BackendName.FSDP2.value in sys.argv
 FSDP2 = BackendName.FSDP2

@@ -27,7 +27,7 @@ from services.learner.training.batch import MicroBatch
 from services.learner.training.collectives import gather_json
 from services.learner.training.context_parallel import all_tokens
 from services.learner.training.trainer import Trainer
-from tests.integration.learner.megatron_cases import (
+from tests.integration.learner.trainer_cases import (
     ADAM,
     CLIP_HIGH,
     CLIP_LOW,
@@ -39,7 +39,7 @@ from tests.integration.learner.megatron_cases import (
     WARMUP_STEPS,
     arrays,
 )
-from tests.integration.learner.megatron_cases import (
+from tests.integration.learner.trainer_cases import (
     LAYOUTS as SIZES,
 )
 from tests.integration.learner.trainers import (

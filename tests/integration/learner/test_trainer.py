@@ -1,4 +1,4 @@
-"""Megatron ranks against plain transformers and torch: the same logits, the same losses, the same weights, however the work is split."""
+"""Ranks of either back end against plain transformers and torch: the same logits, the same losses, the same weights, however the work is split."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.integration.learner.megatron_cases import (
+from tests.integration.learner.rank_runs import TIMEOUT_S, Outcome, outcome_of
+from tests.integration.learner.trainer_cases import (
     LAYOUTS,
     LONG,
     MODELS,
@@ -21,7 +22,6 @@ from tests.integration.learner.megatron_cases import (
     WARMUP_STEPS,
     arrays,
 )
-from tests.integration.learner.rank_runs import TIMEOUT_S, Outcome, outcome_of
 
 HERE = Path(__file__).parent
 OTHER_SUMS = ("tp", "sp", "cp", "sp_pp", "sp_dist", "cp_sp", "cp_pp", "cp_dp")
@@ -31,8 +31,8 @@ pytestmark = pytest.mark.timeout(3 * TIMEOUT_S)  # the first test waits for the 
 
 @pytest.fixture(scope="module")
 def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """The runs of `megatron_reference` and `megatron_ranks`."""
-    return outcome_of("megatron", request, tmp_path_factory, slow_argument="everything")
+    """The runs of `trainer_reference` and `trainer_ranks`."""
+    return outcome_of("trainer", request, tmp_path_factory, slow_argument="everything")
 
 
 @pytest.mark.parametrize("layout", EVERY_LAYOUT)

@@ -1,4 +1,4 @@
-"""The batch and the settings that the clean reference process and the Megatron ranks both train on."""
+"""The batch and the settings that the clean reference process and the ranks of either back end train on."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from tests.integration.learner.megatron_cases import (
+from tests.integration.learner.trainer_cases import (
     ADAM,
     CLIP_HIGH,
     CLIP_LOW,
