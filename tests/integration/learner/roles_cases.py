@@ -1,4 +1,4 @@
-"""The jobs that the clean reference process and the ranks of either back end train: their settings, written out in full, and their batches."""
+"""The jobs that the clean reference process and the ranks of either back end train: settings, written out in full, and batches."""
 
 from __future__ import annotations
 

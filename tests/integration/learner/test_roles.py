@@ -1,4 +1,4 @@
-"""Actor, critic and reference in Ranks of either back end against plain transformers and torch; and what a job keeps of them when it is loaded."""
+"""Actor, critic and reference on either back end against plain transformers and torch; and what a job keeps of them when it is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks of either back end against plain transformers and torch: the same logits, the same losses, the same weights, however the work is split."""
+"""Either back end against plain transformers and torch: the same logits, losses and weights, however the work is split."""
 
 from __future__ import annotations
 
