@@ -6,7 +6,8 @@
     rows, shared     Megatron, prompts computed for each response or once
     fsdp2, adapters  the same with shared prompts on FSDP2; low-rank adapters of rank 8 in place of the weights
 
-Each round runs all of them one after the other; the models have random weights of the shape's sizes.
+Each round runs all of them one after the other; the models have random weights of the shape's sizes. A version is the file of weights
+that is published after a step: gathered, with adapters merged, and written.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import Any
 import numpy as np
 
 PLAIN, SHARED = "plain", "shared"
+STEP, VERSION = "step", "version"
 SETTINGS: dict[str, dict[str, Any]] = {
     "rows": {"learner": {"shared_prompts": False}},
     SHARED: {},
@@ -142,13 +144,14 @@ def plain_step(folder: Path, shape: Shape) -> Callable[[], object]:
     return step
 
 
-def trainer_step(folder: Path, shape: Shape, way: str) -> Callable[[], object]:
-    """One step of the learner's trainer."""
+def trainer_actions(folder: Path, shape: Shape, way: str) -> dict[str, Callable[[], object]]:
+    """One step of the learner's trainer, and what it writes for a version."""
     from services.common.config.settings import Platform
     from services.common.models.roles import RoleModels
     from services.common.spec.job import JobSpec
     from services.learner.groups.sequence import Sequence
     from services.learner.ranks.loop import build_trainer
+    from services.learner.training.tensor_file import write_version
 
     spec = JobSpec.model_validate(
         {
@@ -159,17 +162,24 @@ def trainer_step(folder: Path, shape: Shape, way: str) -> Callable[[], object]:
     )
     trainer = build_trainer(spec, RoleModels(folder), Platform.CPU)
     batch = [Sequence(**item) for item in batch_of(shape)]
-    return lambda: trainer.train(batch)
+    version = folder / f"{way}.version"
+
+    def publish() -> None:
+        version.unlink(missing_ok=True)
+        write_version(version, 1, 1, trainer.export(copy=False) or {})
+
+    return {STEP: lambda: trainer.train(batch), VERSION: publish}
 
 
 def serve(way: str, folder: Path, shape: Shape) -> None:
-    """Takes a step for each line of standard input, and answers with its seconds."""
-    step = plain_step(folder, shape) if way == PLAIN else trainer_step(folder, shape, way)
-    step()
+    """Does what each line of standard input names, and answers with its seconds."""
+    actions = {STEP: plain_step(folder, shape)} if way == PLAIN else trainer_actions(folder, shape, way)
+    for action in actions.values():
+        action()
     print("ready", flush=True)
-    for _ in sys.stdin:
+    for line in sys.stdin:
         started = time.perf_counter()
-        step()
+        actions[line.strip()]()
         print(json.dumps(time.perf_counter() - started), flush=True)
 
 
@@ -178,6 +188,8 @@ class Measured:
     """Steps of one way."""
 
     seconds: list[float]
+    version_s: list[float]
+    """Empty of the plain way."""
     peak_bytes: int
     """Of the process's memory."""
 
@@ -195,19 +207,22 @@ def timings(name: str, threads: int, rounds: int, ways: Sequence[str] = WAYS) ->
             for way in ways
         }
         took: dict[str, list[float]] = {way: [] for way in ways}
+        written: dict[str, list[float]] = {way: [] for way in ways}
         try:
             for process in running.values():
                 while (line := _answer(process)) != "ready":
                     print(line)
             for _ in range(rounds):
                 for way, process in running.items():
-                    took[way].append(float(_answer(process, "step\n")))
+                    took[way].append(float(_answer(process, f"{STEP}\n")))
+                    if way != PLAIN:
+                        written[way].append(float(_answer(process, f"{VERSION}\n")))
             peaks = {way: _peak_bytes(process.pid) for way, process in running.items()}
         finally:
             for process in running.values():
                 process.kill()
                 process.wait()
-    return {way: Measured(seconds, peaks[way]) for way, seconds in took.items()}
+    return {way: Measured(seconds, written[way], peaks[way]) for way, seconds in took.items()}
 
 
 def measure(name: str, threads: int, rounds: int) -> None:
@@ -221,6 +236,7 @@ def measure(name: str, threads: int, rounds: int) -> None:
         print(
             f"  {way:8} {median * 1000:8.0f} ms a step ({min(seconds) * 1000:.0f} to {max(seconds) * 1000:.0f})  "
             f"{samples / median:8.1f} samples/s  {plain / median:5.2f} × plain  {found.peak_bytes / 2**20:6.0f} MiB at most"
+            + (f"  version {statistics.median(found.version_s) * 1000:6.0f} ms" if found.version_s else "")
         )
 
 
