@@ -1,6 +1,6 @@
 """The learner alone: optimizer steps of its back ends, against plain transformers on the same batch, in the same run.
 
-    python benchmarks/learner.py [--shape smollm2] [--threads 1] [--rounds 3]
+    python benchmarks/learner.py [--shape smollm2] [--threads 1] [--rounds 3] [--ways plain shared]
 
     plain            padded rows, logits of responses only, torch's AdamW
     rows, shared     Megatron, prompts computed for each response or once
@@ -225,17 +225,17 @@ def timings(name: str, threads: int, rounds: int, ways: Sequence[str] = WAYS) ->
     return {way: Measured(seconds, written[way], peaks[way]) for way, seconds in took.items()}
 
 
-def measure(name: str, threads: int, rounds: int) -> None:
-    """Prints the figures of one shape: medians over the rounds."""
-    shape, took = SHAPES[name], timings(name, threads, rounds)
+def measure(name: str, threads: int, rounds: int, ways: Sequence[str]) -> None:
+    """Prints the figures of one shape: medians over the rounds; ratios to the first of the ways."""
+    shape, took = SHAPES[name], timings(name, threads, rounds, ways)
     samples = shape.groups * shape.group_size
-    plain = statistics.median(took[PLAIN].seconds)
+    first = statistics.median(took[ways[0]].seconds)
     print(f"{name}: {shape.groups} groups of {shape.group_size}, {threads} threads, {rounds} rounds")
     for way, found in took.items():
         seconds, median = found.seconds, statistics.median(found.seconds)
         print(
             f"  {way:8} {median * 1000:8.0f} ms a step ({min(seconds) * 1000:.0f} to {max(seconds) * 1000:.0f})  "
-            f"{samples / median:8.1f} samples/s  {plain / median:5.2f} × plain  {found.peak_bytes / 2**20:6.0f} MiB at most"
+            f"{samples / median:8.1f} samples/s  {first / median:5.2f} × {ways[0]}  {found.peak_bytes / 2**20:6.0f} MiB at most"
             + (f"  version {statistics.median(found.version_s) * 1000:6.0f} ms" if found.version_s else "")
         )
 
@@ -262,6 +262,9 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, action="append", help="which; all by default")
     parser.add_argument("--threads", type=int, default=1, help="computing threads of each")
     parser.add_argument("--rounds", type=int, default=3, help="steps of each; the medians are printed")
+    parser.add_argument(
+        "--ways", nargs="+", choices=WAYS, default=WAYS, help="which; all by default, all in memory at the same time"
+    )
     parser.add_argument("--way", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -275,7 +278,7 @@ def main() -> None:
             f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
         )
         for name in shapes:
-            measure(name, arguments.threads, arguments.rounds)
+            measure(name, arguments.threads, arguments.rounds, arguments.ways)
 
 
 if __name__ == "__main__":
