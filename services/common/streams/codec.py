@@ -27,15 +27,21 @@ def _adapter(kind: type[T]) -> TypeAdapter[T]:
 
 
 @cache
-def _names(kind: type[DataclassInstance]) -> tuple[str, ...]:
-    return tuple(each.name for each in fields(kind))
+def _names(kind: type[DataclassInstance]) -> tuple[tuple[str, bool, Any], ...]:
+    """Name of each field, whether it is left out where it has its default, and that."""
+    return tuple((each.name, "later" in each.metadata, each.default) for each in fields(kind))
 
 
 def _values(value: DataclassInstance) -> dict[str, Any]:
     """The fields of one dataclass, for MessagePack, which calls this again for those within: `asdict` copies every value besides."""
-    values = {name: getattr(value, name) for name in _names(type(value))}
-    if "extra_info" in values:
-        _require_levels(values["extra_info"], MAX_LEVELS)
+    values = {
+        name: found
+        for name, later, default in _names(type(value))
+        if (found := getattr(value, name)) != default or not later
+    }
+    for name in ("extra_info", "config"):
+        if name in values:
+            _require_levels(values[name], MAX_LEVELS)
     return values
 
 

@@ -5,7 +5,8 @@ Arrays are little-endian binary so that a token costs 8 bytes (4 for its id, 4 f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -18,6 +19,10 @@ LOGPROB_DTYPE = np.dtype("<f4")
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
+BoolArray = npt.NDArray[np.bool_]
+
+LATER: Mapping[str, bool] = {"later": True}
+"""Metadata of a field that earlier releases do not know: an entry that does not use it has the bytes that they would write."""
 
 _CHECKED = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -37,11 +42,15 @@ class FinishReason(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
+    TURNS = "turns"
+    """The environment went on after the last turn that the task allows."""
+    CONTEXT = "context"
+    """What the environment said left no room for another turn."""
 
     @property
     def truncated(self) -> bool:
-        """Whether the token limit ended the rollout."""
-        return self is FinishReason.LENGTH
+        """Whether a limit of tokens ended the rollout."""
+        return self in {FinishReason.LENGTH, FinishReason.CONTEXT}
 
 
 class VerdictStatus(StrEnum):
@@ -56,11 +65,37 @@ class VerdictStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chat message of a prompt."""
+    """One chat message of a prompt, or of what an environment says."""
 
     __pydantic_config__ = _CHECKED
-    role: Literal["system", "user", "assistant"]
+    role: Literal["system", "user", "assistant", "tool"]
     content: str
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentCall:
+    """The environment that a task's rollouts are played in, one episode each, and their limits.
+
+    Example: EnvironmentCall("guess_number", {"width": 7}, seed=17, max_turns=3, max_turn_tokens=8, max_observation_tokens=64,
+    step_timeout_s=2.0)
+    """
+
+    __pydantic_config__ = _CHECKED
+    name: str
+    config: dict[str, Any]
+    """JSON values only."""
+    seed: Count
+    """Episodes of the same name, config and seed begin alike."""
+    max_turns: Count
+    """Most turns that are sampled."""
+    max_turn_tokens: Count
+    """Most tokens of one of them; `Task.max_tokens` bounds all that comes after the prompt, observed tokens included."""
+    max_observation_tokens: Count
+    """Most tokens of what the environment says at once; more is a failure of the environment."""
+    step_timeout_s: float
+    """Longest wait for the environment's answer."""
+    turn_timeout_s: float | None = None
+    """Longest time of sampling a turn; None: only the limits of rollout and group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +132,8 @@ class Task:
     """Time limit for sampling, from the first request on; None: only that of the group."""
     min_group_size: Count | None = None
     """With so many complete rollouts at a deadline the group continues without the others; None: it needs all of them."""
+    environment: EnvironmentCall | None = field(default=None, metadata=LATER)
+    """Where the rollouts are played; then `prompt` is empty, as the environment's first messages are the prompt."""
 
     @property
     def member(self) -> str:
@@ -114,18 +151,47 @@ class VersionSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of an episode: tokens that the environment or the chat template wrote, then tokens that the policy sampled."""
+
+    __pydantic_config__ = _CHECKED
+    observed: Count
+    """0 in the first turn: what comes before it is the prompt."""
+    sampled: Annotated[int, Field(ge=1, lt=2**53)]
+    finish_reason: FinishReason
+    """`stop` or `length`."""
+    reward: float | None = None
+    """Of this turn alone, where the environment gives one."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeOutcome:
+    """What the environment said of the whole episode at its end."""
+
+    __pydantic_config__ = _CHECKED
+    reward: float
+    accuracy: Annotated[float, Field(ge=0.0, le=1.0)]
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Rollout:
-    """One completion."""
+    """One completion, or one episode: then its tokens are all that comes after the prompt, in the order of its turns."""
 
     __pydantic_config__ = _CHECKED
     token_ids: bytes
     """int32 little-endian [T]."""
     inference_logprobs: bytes
-    """float32 little-endian [T]: log-prob of each token under the engine, at the sampling temperature."""
+    """float32 little-endian [T]: log-prob of each token under the engine, at the sampling temperature; 0 of an observed one."""
     text: str
     """Decoded response, special tokens left out. Empty once judged: the learner needs no text."""
     finish_reason: FinishReason
     versions: tuple[VersionSpan, ...]
+    """An observed token has the version of the one before it."""
+    turns: tuple[Turn, ...] = field(default=(), metadata=LATER)
+    """Of an episode; empty: all tokens were sampled, in one turn."""
+    outcome: EpisodeOutcome | None = field(default=None, metadata=LATER)
+    """Of an episode that the environment ended."""
 
     def __post_init__(self) -> None:
         tokens, logprobs = len(self.token_ids), len(self.inference_logprobs)
@@ -136,6 +202,23 @@ class Rollout:
         pairs = zip(self.versions, self.versions[1:], strict=False)
         if any(a.start > b.start or a.policy_version >= b.policy_version for a, b in pairs):
             raise ValueError("versions must only grow")
+        if self.turns and self.turns[0].observed:
+            raise ValueError("turns must begin with a sampled token")
+        if self.turns and 4 * sum(turn.observed + turn.sampled for turn in self.turns) != tokens:
+            raise ValueError(f"turns do not have the {tokens // 4} tokens of token_ids")
+
+    @property
+    def sampled(self) -> BoolArray:
+        """Whether the policy sampled each token, bool [T]."""
+        if not self.turns:
+            return np.ones(len(self.token_ids) // 4, np.bool_)
+        counts = [count for turn in self.turns for count in (turn.observed, turn.sampled)]
+        return np.repeat(np.tile([False, True], len(self.turns)), counts)
+
+    @property
+    def sampled_tokens(self) -> int:
+        """How many those are."""
+        return sum(turn.sampled for turn in self.turns) if self.turns else len(self.token_ids) // 4
 
     @property
     def tokens(self) -> Int32Array:

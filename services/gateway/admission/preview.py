@@ -36,7 +36,7 @@ class ShownTask(TypedDict):
     text: str
     """The prompt as the chat template writes it, special tokens included; empty where it was refused."""
     tokens: int
-    prompt: list[tuple[Literal["system", "user", "assistant"], str]]
+    prompt: list[tuple[Literal["system", "user", "assistant", "tool"], str]]
     """Role and content of each message."""
     data_source: str
     ground_truth: str

@@ -11,10 +11,10 @@ from services.common.spec.choices import ProximalPolicy
 from services.common.spec.job import JobSpec
 from services.common.streams.codec import decode
 from services.common.streams.limits import entry_limit
-from services.common.streams.types import Rollout, ScoredGroup
+from services.common.streams.types import BoolArray, Rollout, ScoredGroup
 from services.learner.algorithms.advantages import Responses, estimate, overlong_penalty
 from services.learner.groups.buffer import Judged
-from services.learner.groups.sequence import BoolArray, Sequence
+from services.learner.groups.sequence import Sequence
 from services.learner.groups.validate import judged_rollouts
 
 
@@ -65,8 +65,9 @@ def assemble(groups: list[Judged], spec: JobSpec) -> list[Sequence]:
 
 
 def _loss_mask(rollout: Rollout, spec: JobSpec) -> BoolArray:
+    """What the policy sampled, unless the rollout was cut and such are left out."""
     counts = not (spec.algorithm.mask_truncated and rollout.finish_reason.truncated)
-    return np.full(len(rollout.tokens), counts)
+    return rollout.sampled & counts
 
 
 def _length_penalty(rollout: Rollout, spec: JobSpec) -> float:
@@ -74,6 +75,6 @@ def _length_penalty(rollout: Rollout, spec: JobSpec) -> float:
     if not algorithm.overlong_buffer_enable:
         return 0.0
     return overlong_penalty(
-        len(rollout.tokens), rollout_max_tokens=spec.rollout.rollout_max_tokens, overlong_buffer=algorithm.overlong_buffer,
+        rollout.sampled_tokens, rollout_max_tokens=spec.rollout.rollout_max_tokens, overlong_buffer=algorithm.overlong_buffer,
         penalty_factor=algorithm.overlong_buffer_penalty_factor,
     )  # fmt: skip

@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from services.common.streams.types import Float32Array, Int32Array
-
-BoolArray = npt.NDArray[np.bool_]
+from services.common.streams.types import BoolArray, Float32Array, Int32Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ def step_record(
     elapsed = max(time.monotonic() - flow.since, 1e-9)
     rollouts = [rollout for judged in groups for rollout in judged.scored.group.rollouts]
     verdicts = [verdict for judged in groups for verdict in judged.scored.verdicts if verdict.reward is not None]
-    lengths = np.array([len(rollout.tokens) for rollout in rollouts])
+    lengths = np.array([rollout.sampled_tokens for rollout in rollouts])
     reports = list(job.publisher.reports.values())
     return StepRecord(
         step=job.progress.step,

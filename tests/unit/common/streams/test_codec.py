@@ -14,6 +14,8 @@ from services.common.errors import EntryError
 from services.common.streams.codec import MAX_LEVELS, decode, encode
 from services.common.streams.limits import MIN_ENTRY_BYTES
 from services.common.streams.types import (
+    EnvironmentCall,
+    EpisodeOutcome,
     FinishReason,
     Message,
     Purpose,
@@ -21,6 +23,7 @@ from services.common.streams.types import (
     RolloutGroup,
     ScoredGroup,
     Task,
+    Turn,
     Verdict,
     VerdictStatus,
     VersionSpan,
@@ -46,6 +49,23 @@ def group() -> RolloutGroup:
     return RolloutGroup(task(), "rollout-1", np.arange(7, dtype="<i4").tobytes(), (rollout(), rollout(" 6 ½ ✓")), 0.25)
 
 
+CALL = EnvironmentCall(
+    "guess_number", {"width": 7}, seed=17, max_turns=3, max_turn_tokens=8, max_observation_tokens=64, step_timeout_s=2.0
+)
+TURNS = (Turn(0, 1, FinishReason.STOP), Turn(2, 1, FinishReason.LENGTH, -0.5), Turn(1, 1, FinishReason.STOP))
+OUTCOME = EpisodeOutcome(1.0, 1.0, "guessed in turn 3")
+
+
+def episode() -> Rollout:
+    tokens, logprobs = np.arange(6, dtype="<i4"), np.array([-1, 0, 0, -2, 0, -3], "<f4")
+    spans = (VersionSpan(0, 4), VersionSpan(3, 5))
+    return Rollout(tokens.tobytes(), logprobs.tobytes(), "4 6 5", FinishReason.TURNS, spans, TURNS, OUTCOME)
+
+
+def played() -> RolloutGroup:
+    return replace(group(), task=task(prompt=(), environment=CALL), rollouts=(episode(), rollout()))
+
+
 SCORED = Verdict(VerdictStatus.SCORED, 1.0, 1.0, "gsm8k")
 TIMEOUT = Verdict(VerdictStatus.TIMEOUT, None, None, "math", "no verdict within 5 s")
 """As releases before wrote it."""
@@ -54,12 +74,36 @@ OVER_LIMIT = Verdict(VerdictStatus.TIMEOUT, -1.0, 0.0, "dapo_math", "no verdict 
 
 @pytest.mark.parametrize(
     "value",
-    [task(), group(), ScoredGroup(group(), (SCORED, TIMEOUT), 0.1), ScoredGroup(group(), (SCORED, OVER_LIMIT), 0.1)],
-    ids=["task", "group", "scored", "over limit"],
+    [
+        task(),
+        group(),
+        ScoredGroup(group(), (SCORED, TIMEOUT), 0.1),
+        ScoredGroup(group(), (SCORED, OVER_LIMIT), 0.1),
+        task(prompt=(), environment=CALL),
+        ScoredGroup(played(), (SCORED, TIMEOUT), 0.1),
+    ],
+    ids=["task", "group", "scored", "over limit", "task of an environment", "episodes"],
 )
 def test_what_goes_in_comes_out(value: Task | RolloutGroup | ScoredGroup) -> None:
     kind: Any = type(value)
     assert decode(kind, encode(value, MIN_ENTRY_BYTES), MIN_ENTRY_BYTES) == value
+
+
+def test_an_entry_without_an_environment_has_the_bytes_that_releases_before_wrote_and_read() -> None:
+    scored = ScoredGroup(group(), (SCORED, TIMEOUT), 0.1)
+    document = asdict(scored)
+    del document["group"]["task"]["environment"]
+    for one in document["group"]["rollouts"]:
+        del one["turns"], one["outcome"]
+    before = msgpack.packb(document)
+    assert encode(scored, MIN_ENTRY_BYTES) == before
+    assert decode(ScoredGroup, before, MIN_ENTRY_BYTES) == scored
+
+
+def test_turns_say_which_tokens_the_policy_sampled() -> None:
+    assert episode().sampled.tolist() == [True, False, False, True, False, True]
+    assert rollout().sampled.tolist() == [True] * 5
+    assert (episode().sampled_tokens, rollout().sampled_tokens) == (3, 5)
 
 
 def test_a_token_costs_eight_bytes() -> None:
@@ -94,6 +138,12 @@ def broken(path: str, value: object) -> bytes:
         ("rollouts.0.inference_logprobs", b""),
         ("rollouts.0.versions", []),
         ("rollouts.0.versions", [{"start": 0, "policy_version": 5}, {"start": 2, "policy_version": 4}]),
+        ("rollouts.0.turns", [{"observed": 1, "sampled": 4, "finish_reason": "stop"}]),
+        ("rollouts.0.turns", [{"observed": 0, "sampled": 4, "finish_reason": "stop"}]),
+        ("rollouts.0.turns", [{"observed": 0, "sampled": 0, "finish_reason": "stop"}]),
+        ("rollouts.0.outcome", {"reward": 1.0, "accuracy": 1.5}),
+        ("rollouts.0.outcome", {"reward": float("nan"), "accuracy": 1.0}),
+        ("task.environment", {"name": "guess_number"}),
         ("generate_s", float("inf")),
         ("server", None),
     ],
