@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from services.common.spec.job import JobSpec
+from services.common.streams.types import FinishReason, Turn
 from services.learner.groups.batch import assemble
+from services.learner.groups.buffer import Judged
 from tests.unit.learner.scored_groups import PROMPT, job_spec, judged_group, over_limit
 
 
@@ -96,3 +99,41 @@ def test_the_overlong_punishment_falls_on_rewards_before_the_advantage() -> None
 def test_without_the_overlong_switch_length_costs_nothing() -> None:
     spec = job_spec(rollout={"rollout_max_tokens": 10}, algorithm={"overlong_buffer": 4})
     assert advantages(spec, [1.0, 0.0], [10, 10]) == pytest.approx(grpo([1.0, 0.0]), rel=1e-5)
+
+
+def episodes(group: Judged, *turns: tuple[Turn, ...]) -> Judged:
+    """The group, its rollouts as episodes of these turns."""
+    rollouts = tuple(replace(one, turns=own) for one, own in zip(group.scored.group.rollouts, turns, strict=True))
+    return replace(group, scored=replace(group.scored, group=replace(group.scored.group, rollouts=rollouts)))
+
+
+TWO_TURNS = (Turn(0, 2, FinishReason.STOP), Turn(3, 1, FinishReason.STOP))
+ONE_TURN = (Turn(0, 6, FinishReason.STOP),)
+
+
+def test_what_an_episode_observed_is_computed_and_not_trained() -> None:
+    group = episodes(judged_group(5, [1.0, 0.0], lengths=[6, 6]), TWO_TURNS, ONE_TURN)
+    first, second = assemble([group], job_spec())
+    assert first.tokens.tolist() == [*PROMPT, 100, 101, 102, 103, 104, 105]
+    assert first.loss_mask.tolist() == [True, True, False, False, False, True]
+    assert second.loss_mask.all()
+
+
+def test_the_length_that_is_punished_is_what_was_sampled() -> None:
+    spec = job_spec(
+        rollout={"rollout_max_tokens": 6},
+        algorithm={"overlong_buffer_enable": True, "overlong_buffer": 2, "overlong_buffer_penalty_factor": 1.0},
+    )
+    group = episodes(judged_group(5, [1.0, 1.0], lengths=[6, 6]), TWO_TURNS, ONE_TURN)
+    first, second = assemble([group], spec)
+    assert (first.reward, second.reward) == (1.0, 0.0)
+
+
+def test_an_episode_that_was_cut_is_left_out_where_cut_ones_are() -> None:
+    group = episodes(judged_group(5, [1.0, 0.0], lengths=[6, 6]), TWO_TURNS, ONE_TURN)
+    for reason, counts in ((FinishReason.CONTEXT, False), (FinishReason.LENGTH, False), (FinishReason.TURNS, True)):
+        cut = replace(group.scored.group.rollouts[0], finish_reason=reason)
+        rollouts = (cut, *group.scored.group.rollouts[1:])
+        changed = replace(group, scored=replace(group.scored, group=replace(group.scored.group, rollouts=rollouts)))
+        first, _ = assemble([changed], job_spec(algorithm={"mask_truncated": True}))
+        assert bool(first.loss_mask.any()) is counts
