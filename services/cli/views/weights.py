@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from services.cli.views.jobs import print_rows
+from services.common.spec.learner import BackendName
 
 if TYPE_CHECKING:
     from services.learner.conversion.report import Report
@@ -46,6 +47,7 @@ def print_report(console: Console, report: Report, *, tensors: bool) -> None:
 
 def _checkpoint_rows(report: Report) -> list[tuple[str, object]]:
     sizes = " × ".join(f"{name} {report.layout[key]}" for key, name in _SIZES.items() if key in report.layout)
+    backend = report.layout.get("backend", BackendName.MEGATRON.value)
     distributed = ", distributed optimizer" if report.layout.get("use_distributed_optimizer") else ""
     versions = report.versions
     verified = {True: "yes", False: "no", None: "not asked for"}[report.verified]
@@ -57,6 +59,7 @@ def _checkpoint_rows(report: Report) -> list[tuple[str, object]]:
     return [
         ("job", report.job or "none"),
         ("step", "not known" if report.step is None else report.step),
+        ("backend", backend),
         ("layout", sizes + distributed),
         ("loads in other layouts", other),
         ("roles", "; ".join(roles)),

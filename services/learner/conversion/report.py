@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -30,6 +31,9 @@ from services.common.weights.dtypes import TORCH
 ACTOR = "actor"
 CHECKPOINT, HUGGING_FACE = "checkpoint", "hugging_face"
 _EMBEDDING_COPY = "output_layer.weight"
+_EXPERTS = ".experts.local_experts."
+_RANK_FILE = re.compile(r"(?:[a-z]+-)?rank-(?P<rank>\d{5})\.safetensors")
+"""The actor's ranks, and those of a role that has ranks of its own."""
 """With tied embeddings a second copy on the last stage."""
 
 
@@ -187,13 +191,16 @@ def _add_identity(report: Report, checkpoint: Checkpoint) -> None:
 
 def _add_ranks(report: Report, checkpoint: Checkpoint) -> None:
     """Adds layout, roles and tensors, from the headers of the ranks' files."""
-    names = sorted(file.name for file in checkpoint.files if file.name.startswith("rank-"))
-    if not names:
+    found = sorted(
+        filter(None, (_RANK_FILE.fullmatch(file.name) for file in checkpoint.files)), key=lambda match: match[0]
+    )
+    if not found:
         report.problems.append(f"{checkpoint.path}: its manifest names no rank's file")
-    for rank, name in enumerate(names):
+    for match in found:
+        name, rank = match[0], int(match["rank"])
         about, tensors = _read_rank(checkpoint.path / name)
         layout = about.get("layout", {})
-        if rank == 0:
+        if not report.layout:
             report.dtype = str(layout.get("dtype", ""))
             report.layout = {key: value for key, value in layout.items() if key != "dtype"}
             report.versions["rank_files"] = about.get("format")
@@ -204,9 +211,9 @@ def _add_ranks(report: Report, checkpoint: Checkpoint) -> None:
 
 
 def _count(report: Report, rank: int, tensors: list[Tensor]) -> None:
-    """Adds the tensors of one rank to its roles; of parameters only what no other rank before it holds."""
-    sizes = (int(report.layout.get(f"{kind}_parallel_size", 1)) for kind in ("tensor", "data", "context"))
-    tp_size, dp_size, cp_size = sizes
+    """Adds the tensors of one rank of its pool to its roles; of parameters only what no other rank before it holds."""
+    sizes = (int(report.layout.get(f"{kind}_parallel_size", 1)) for kind in ("tensor", "data", "context", "expert"))
+    tp_size, dp_size, cp_size, ep_size = sizes
     tp_rank, replica = rank % tp_size, rank // tp_size % (dp_size * cp_size)
     tied, sharded = bool(report.shape.get("tie_word_embeddings")), report.layout.get("fsdp_size")
     for tensor in tensors:
@@ -219,7 +226,12 @@ def _count(report: Report, rank: int, tensors: list[Tensor]) -> None:
         is_copy = tied and name == _EMBEDDING_COPY and tensor.shape[0] != 1
         if sharded is not None:
             role.parameters += math.prod(tensor.shape) if head == "model" and rank < int(sharded) else 0
-        elif head == "model" and replica == 0 and not is_copy and (tp_rank == 0 or _is_split(name, tensor.shape)):
+        elif (
+            head == "model"
+            and replica < (ep_size if _EXPERTS in name else 1)
+            and not is_copy
+            and (tp_rank == 0 or _is_split(name, tensor.shape))
+        ):
             role.parameters += math.prod(tensor.shape)
 
 

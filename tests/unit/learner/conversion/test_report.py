@@ -40,8 +40,8 @@ SIZES = {
 PARAMETERS = VOCABULARY * HIDDEN + HIDDEN + QKV + HIDDEN
 
 
-def write_checkpoint(path: Path, **state: Any) -> Path:
-    """Ranks of TP 2, PP 2 and DP 2 with actor and critic, and a manifest."""
+def write_checkpoint(path: Path, *, apart: bool = False, **state: Any) -> Path:
+    """Ranks of TP 2, PP 2 and DP 2 with actor and critic, which has ranks of its own where it is `apart`, and a manifest."""
     path.mkdir(parents=True)
     layout = {
         "tensor_parallel_size": 2,
@@ -54,18 +54,26 @@ def write_checkpoint(path: Path, **state: Any) -> Path:
         tensors = {"rng.cpu": np.zeros(3, np.uint8), "optimizer.0.0.0.exp_avg": np.zeros(2, np.float32)}
         for name in STAGES[rank // 4]:
             tensors[f"model.{name}"] = np.full(SIZES[name], rank, np.float32)
-            head = (1, HIDDEN) if name == "output_layer.weight" else SIZES[name]
-            tensors[f"critic.model.{name}"] = np.full(head, rank, np.float32)
-        save_file(tensors, path / f"rank-{rank:05d}.safetensors", {"about": about})
-    files = [WrittenFile(f.name, f.stat().st_size, digest_of_file(f)) for f in sorted(path.glob("rank-*"))]
+        critic = {
+            f"critic.model.{name}": np.full(
+                (1, HIDDEN) if name == "output_layer.weight" else SIZES[name], rank, np.float32
+            )
+            for name in STAGES[rank // 4]
+        }
+        file = f"rank-{rank:05d}.safetensors"
+        save_file(tensors if apart else tensors | critic, path / file, {"about": about})
+        if apart:
+            save_file(critic, path / f"critic-{file}", {"about": about})
+    files = [WrittenFile(f.name, f.stat().st_size, digest_of_file(f)) for f in sorted(path.glob("*rank-*"))]
     identity = {"job_id": "demo-1", "shape": SHAPE, "spec": {}}
     document = manifest_document(7, {"identity": identity, "lineage": 3} | state, files)
     (path / MANIFEST).write_bytes(dump_manifest(document))
     return path
 
 
-def test_parameters_of_each_role_are_counted_once_over_all_ranks(tmp_path: Path) -> None:
-    report = inspect(write_checkpoint(tmp_path / "step-00000007"))
+@pytest.mark.parametrize("apart", [False, True])
+def test_parameters_of_each_role_are_counted_once_over_all_ranks(tmp_path: Path, apart: bool) -> None:
+    report = inspect(write_checkpoint(tmp_path / "step-00000007", apart=apart))
     assert (report.problems, report.verified) == ([], True)
     assert report.parameters == report.roles["actor"].parameters == PARAMETERS
     assert report.roles["critic"].parameters == PARAMETERS + HIDDEN, "the head is whole on every rank"
