@@ -15,7 +15,7 @@ from services.common.streams.codec import decode
 from services.common.streams.limits import MIN_ENTRY_BYTES
 from services.common.streams.types import ScoredGroup
 from services.learner.storage.journal import Journal
-from tests.e2e.conftest import Stack
+from tests.e2e.conftest import EXPERTS, Stack, make_model
 
 pytestmark = pytest.mark.timeout(900)  # the first test also makes the model and starts the stack
 
@@ -119,6 +119,36 @@ def test_every_invariant_holds_on_fsdp2_and_the_policy_learns(
 
 
 @pytest.mark.slow
+def test_every_invariant_holds_for_a_mixture_of_experts_on_two_ranks(stack: Stack, demo_spec: dict[str, Any]) -> None:
+    make_model(EXPERTS, "experts")
+    demo_spec["model"]["path"] = str(EXPERTS)
+    demo_spec["learner"] |= {"steps": 12, "data_parallel_size": 2, "expert_parallel_size": 2}
+    job_id = stack.client.submit(demo_spec)["id"]
+    check_invariants(stack, demo_spec, job_id, stack.wait(job_id, until=ended, timeout_s=420))
+    assert all(step["router_load_max"] >= 1 >= step["router_load_min"] for step in stack.client.steps(job_id))
+
+
+@pytest.mark.slow
+def test_a_killed_rank_of_the_reference_alone_costs_no_group(stack: Stack, demo_spec: dict[str, Any]) -> None:
+    demo_spec["algorithm"] |= {"preset": "ppo", "kl_coefficient": 0.01}
+    demo_spec |= {"critic": {"placement": "own"}, "reference": {"placement": "own"}, "eval": {"enabled": False}}
+    demo_spec["learner"]["steps"] = last = 20
+    demo_spec["checkpoint"]["interval_steps"] = 5
+    job_id = stack.client.submit(demo_spec)["id"]
+    stack.wait(job_id, until=lambda record: record["step"] >= 7, timeout_s=300)
+    *_, rank = ranks = rank_pids(stack.pid("learner-0"))
+    assert len(ranks) == 3
+    os.kill(rank, signal.SIGKILL)
+    record = stack.wait(job_id, until=ended, timeout_s=420)
+    check_accounting(record)
+    assert record["groups"]["trained"] == last * demo_spec["algorithm"]["filter_groups_train_batch_size"]
+    steps = stack.client.steps(job_id)
+    assert [step["step"] for step in steps] == list(range(1, last + 1))
+    assert {step["lineage"] for step in steps} == {1}
+    assert all(step["value_loss"] is not None and step["reference_kl"] is not None for step in steps)
+
+
+@pytest.mark.slow
 def test_every_invariant_holds_where_engine_and_learner_take_turns(stack: Stack, demo_spec: dict[str, Any]) -> None:
     demo_spec["placement"] = {"rollout": "colocated"}
     demo_spec["learner"] |= {"steps": 20, "threads_per_rank": 0}
@@ -169,7 +199,8 @@ def test_a_killed_learner_rank_resumes_from_checkpoint_and_journal(stack: Stack,
     demo_spec["learner"]["steps"] = 16
     job_id = stack.client.submit(demo_spec)["id"]
     stack.wait(job_id, until=lambda record: record["step"] >= 12, timeout_s=240)
-    os.kill(rank_pid(stack.pid("learner-0")), signal.SIGKILL)
+    (rank,) = rank_pids(stack.pid("learner-0"))
+    os.kill(rank, signal.SIGKILL)
     record = stack.wait(job_id, until=ended, timeout_s=300)
     check_accounting(record)
     groups = [group for groups in journal_groups(stack, job_id).values() for group in groups]
@@ -180,12 +211,11 @@ def test_a_killed_learner_rank_resumes_from_checkpoint_and_journal(stack: Stack,
     assert "training step 11 again from the journal" in log
 
 
-def rank_pid(agent: int) -> int:
-    """The process of rank 0, below the learner's agent."""
+def rank_pids(agent: int) -> list[int]:
+    """The processes of the ranks below the learner's agent, in their order."""
     below = {process.pid: process.cmdline() for process in psutil.Process(agent).children(recursive=True)}
-    (rank,) = [
+    return sorted(
         pid
         for pid, line in below.items()
         if line[-1:] == ["services.learner.rank"] and "services.learner.ranks.launch" not in line
-    ]
-    return rank
+    )
