@@ -80,10 +80,10 @@ class WholeEngine(ScriptedEngine):
     tokens = 0
 
     async def generate(
-        self, prompt_token_ids: list[int], *, count: int, temperature: float, max_tokens: int
+        self, prompt_token_ids: list[int], *, count: int, temperature: float, max_tokens: int, shared: str | None = None
     ) -> AsyncGenerator[Piece, None]:
         """One piece for each rollout."""
-        del prompt_token_ids, temperature, max_tokens
+        del prompt_token_ids, temperature, max_tokens, shared
         self.requests += count
         try:
             await asyncio.sleep(self.seconds)

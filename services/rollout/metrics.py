@@ -25,6 +25,14 @@ GROUPS_IN_FLIGHT = Gauge("millrace_rollout_in_flight_groups", "Groups delivered 
 REQUESTS_IN_FLIGHT = Gauge("millrace_rollout_in_flight_requests", "Rollouts being sampled.")
 POLICY_VERSION = Gauge("millrace_rollout_policy_version", "Policy version that samples the next token; -1 for none.")
 LINEAGE = Gauge("millrace_rollout_lineage", "Lineage of that version; -1 for none.")
+EPISODES = Counter(
+    "millrace_rollout_episodes_total", "Episodes with an environment, by outcome: whole or failed.", ["outcome"]
+)
+TURNS = Histogram(
+    "millrace_rollout_episode_turns",
+    "Turns that the policy sampled in a whole episode.",
+    buckets=(1, 2, 3, 4, 6, 8, 12, 16, 32, 64),
+)
 WEIGHT_SYNCS = Counter(
     "millrace_rollout_weight_syncs_total",
     "Attempts to bring in a new version, by outcome: activated, fetch_failed or activate_failed.",
@@ -57,6 +65,8 @@ CHAT_FIRST_TOKEN_SECONDS = _seconds(
 
 for _outcome in ("sampled", "closed_early", "failed", "dead_letter", "stale_lineage"):
     GROUPS.labels(_outcome)  # a counter that begins at 1 has no increase
+for _outcome in ("whole", "failed"):
+    EPISODES.labels(_outcome)
 for _outcome in ("activated", "fetch_failed", "activate_failed"):
     WEIGHT_SYNCS.labels(_outcome)
 

@@ -41,7 +41,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "__main__", "service", "session", "trials", "samples", "models", "dispatch", "judge", "reward_model", "scorers", "pool",
         "verifiers", "programs", "metrics",
     ),
-    "rollout": ("__main__", "service", "chat", "session", "sampling", "weights", "engine", "metrics"),
+    "rollout": ("__main__", "service", "chat", "session", "sampling", "environment", "weights", "engine", "metrics"),
 }  # fmt: skip
 """Service, or the client's package → its rooms (folders, and modules beside them), each of which may import those after it."""
 CLIENT_NEEDS = {"services.common.errors"}

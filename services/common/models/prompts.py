@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.errors import ModelError, PromptError
+from services.common.models.transcript import ASKED, bridge_text, check_append_only, special_texts
 
 CHARACTERS_PER_TOKEN = 64
 """A prompt with more characters per token of the context is refused as too long without tokenizing it."""
@@ -56,11 +57,7 @@ class PromptEncoder:
         Raises:
             PromptError: the template refuses the messages (their order, a role), or its text is empty or too long.
         """
-        chat = [{"role": role, "content": content} for role, content in messages]
-        if not chat:  # releases of transformers differ here
-            raise PromptError("the model's chat template refuses a prompt without messages")
-        with _library_errors(PromptError, "the model's chat template refuses the prompt"):
-            text: str = self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        text = self._render(messages, generation=True)
         if len(text) > most_chars:
             made = f"{len(text)} characters of the prompt, far more than the context holds"
             raise PromptError(f"the model's chat template makes {made}")
@@ -82,6 +79,25 @@ class PromptEncoder:
                 results.append((None, str(error)))
         return results
 
+    def bridge(self, messages: Sequence[tuple[str, str]], ended: bool, most_chars: int) -> list[int]:
+        """Token ids between a sampled turn and the next one (`transcript`): the messages that answer it, and the generation prompt.
+
+        `ended`: the turn was sampled with its last token. Raises PromptError when the template refuses the messages, their text is too
+        long, or it does not append.
+        """
+        if sum(len(content) for _, content in messages) > most_chars:
+            raise PromptError(f"the messages have more than {most_chars} characters, far more than the context holds")
+        specials = special_texts(self._tokenizer)
+        return self.token_ids(bridge_text(self._append, messages, ended=ended, specials=specials))
+
+    def check_append_only(self, name: str, roles: Sequence[str]) -> None:
+        """Raises ModelError, which names the model, unless transcripts in which these roles answer only grow (`transcript`)."""
+        try:
+            bridge_text(self._append, [(roles[0], ASKED)], ended=True, specials=special_texts(self._tokenizer))
+            check_append_only(self._append, self.token_ids, name, roles)
+        except PromptError as error:
+            raise ModelError(f"{name}: {error}") from error
+
     def encode_text(self, text: str) -> list[int]:
         """Token ids of a plain text, special tokens as in the model's texts. Raises PromptError when there are none."""
         return self._token_ids(text, special=True)
@@ -95,6 +111,17 @@ class PromptEncoder:
         """Texts of token ids, special tokens included. Raises PromptError when the tokenizer refuses them."""
         with _library_errors(PromptError, "the model's tokenizer cannot decode the tokens"):
             return list(self._tokenizer.batch_decode(list(sequences), clean_up_tokenization_spaces=False))
+
+    def _append(self, messages: Sequence[tuple[str, str]], generation: bool) -> str:
+        return self._render(messages, generation=generation)
+
+    def _render(self, messages: Sequence[tuple[str, str]], *, generation: bool) -> str:
+        chat = [{"role": role, "content": content} for role, content in messages]
+        if not chat:  # releases of transformers differ here
+            raise PromptError("the model's chat template refuses a prompt without messages")
+        with _library_errors(PromptError, "the model's chat template refuses the prompt"):
+            text: str = self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=generation)
+        return text
 
     def _token_ids(self, text: str, *, special: bool) -> list[int]:
         with _library_errors(PromptError, "the model's tokenizer refuses the prompt"):

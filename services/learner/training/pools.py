@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from safetensors.torch import load, save
 
 from services.common.config.settings import COLLECTIVE_TIMEOUT_S, Platform
 from services.learner.training.collectives import gather_json
@@ -93,19 +92,24 @@ class Pools:
 
     def send(self, weights: Weights, role: str) -> None:
         """From an actor's rank its weights to the rank of the same place in the role's pool, which calls `receive`."""
-        copies = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in weights.items()}
-        data = torch.frombuffer(bytearray(save(copies)), dtype=torch.uint8)
-        for message in (torch.tensor([len(data)]), data):
-            self._group.send([message], self._first(role) + dist.get_rank(), _TAG).wait()
+        rank = self._first(role) + dist.get_rank()
+        described = [
+            [name, str(value.dtype).removeprefix("torch."), list(value.shape)] for name, value in weights.items()
+        ]
+        header = torch.from_numpy(np.frombuffer(bytearray(json.dumps(described).encode()), np.uint8))
+        for message in (torch.tensor([len(header)]), header, *weights.values()):
+            self._group.send([message.detach().cpu().contiguous()], rank, _TAG).wait()
 
     def receive(self) -> Weights:
-        """The weights that the actor's rank of this place sends."""
-        size, actor = torch.zeros(1, dtype=torch.int64), dist.get_rank()
-        self._group.recv([size], actor, _TAG).wait()
-        data = torch.empty(int(size.item()), dtype=torch.uint8)
-        self._group.recv([data], actor, _TAG).wait()
-        weights: Weights = load(data.numpy().tobytes())
-        return weights
+        """The weights that the actor's rank of this place sends, in host memory."""
+        (length,) = self._received([1], torch.int64).tolist()
+        described = json.loads(self._received([length], torch.uint8).numpy().tobytes())
+        return {name: self._received(shape, getattr(torch, dtype)) for name, dtype, shape in described}
+
+    def _received(self, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
+        message = torch.empty(shape, dtype=dtype)
+        self._group.recv([message], dist.get_rank(), _TAG).wait()
+        return message
 
     def _first(self, role: str) -> int:
         """The first rank of the role's pool, among all ranks."""

@@ -266,14 +266,20 @@ class Engine:
         """
         return await _started(self._prompts).encode(messages, most_chars=self.max_prompt_chars)
 
+    async def bridge(self, messages: Iterable[Message], *, ended: bool) -> list[int]:
+        """Token ids that stand between a sampled turn and the next one: the messages that answer it. Raises as `prompt_token_ids`."""
+        return await _started(self._prompts).bridge(messages, ended=ended, most_chars=self.max_prompt_chars)
+
     async def decode(self, rollouts: Sequence[Sequence[int]]) -> list[str]:
         """Texts of the rollouts, without special tokens. Raises the errors of `prompt_token_ids`."""
         return await _started(self._prompts).decode(rollouts)
 
     async def generate(
-        self, prompt_token_ids: list[int], *, count: int, temperature: float, max_tokens: int
+        self, prompt_token_ids: list[int], *, count: int, temperature: float, max_tokens: int, shared: str | None = None
     ) -> AsyncGenerator[Piece, None]:
         """Samples `count` completions of one prompt; yields pieces as they come. Closing the generator aborts the rest.
+
+        `shared`: requests with the same one reuse each other's cached keys and values, of the present version's weights alone.
 
         Raises:
             PromptError: the engine refuses the prompt (a token that the model does not have).
@@ -286,7 +292,7 @@ class Engine:
         # No seed: seeded requests break the CPU engine when their prompt is computed in two steps.
         stream = self._submit(
             prompt_token_ids, request_id, n=count, temperature=temperature, top_p=1.0, top_k=0, max_tokens=max_tokens,
-            logprobs=0, detokenize=False, flat_logprobs=True, **self._in_pieces,
+            logprobs=0, detokenize=False, flat_logprobs=True, salt=self._salt(shared), **self._in_pieces,
         )  # fmt: skip
         self._stamps[request_id] = stamps
         metrics.BUSY.note(self.requests)
@@ -404,6 +410,9 @@ class Engine:
             if request_id in self._stamps:
                 self._stamps[request_id].change(counts, version.n)
 
+    def _salt(self, shared: str | None) -> str | None:
+        return None if shared is None else f"{shared}:{self._require_version()}"
+
     def _require_version(self) -> PolicyVersion:
         if self.label.version is None:
             raise EngineError("the engine sampled without a policy version")
@@ -419,15 +428,17 @@ class Engine:
         prompt_token_ids: list[int],
         request_id: str,
         priority: int = 0,
+        *,
+        salt: str | None = None,
         **sampling: Any,  # noqa: ANN401
     ) -> AsyncGenerator[Any, None]:
-        """Stream of vLLM's outputs for one request, whose prompt shares its cached keys and values with no other request."""
+        """Stream of vLLM's outputs for one request; it shares cached keys and values with requests of the same `salt` (None: with none)."""
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
 
         parameters = SamplingParams(output_kind=RequestOutputKind.DELTA, **sampling)
-        prompt = tokens_input(prompt_token_ids, cache_salt=request_id)
+        prompt = tokens_input(prompt_token_ids, cache_salt=salt or request_id)
         llm = _started(self._llm)
         stream: AsyncGenerator[Any, None] = llm.generate(prompt, parameters, request_id, priority=priority)
         if not self.requests and not self.chats:

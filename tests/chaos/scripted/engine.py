@@ -137,10 +137,10 @@ class ScriptedEngine(Engine):
         return ScriptedVllm()
 
     async def generate(
-        self, prompt_token_ids: list[int], *, count: int, temperature: float, max_tokens: int
+        self, prompt_token_ids: list[int], *, count: int, temperature: float, max_tokens: int, shared: str | None = None
     ) -> AsyncGenerator[Piece, None]:
         """Every rollout of the group grows by a token at a turn, each under the weights that are in use then."""
-        del temperature, max_tokens
+        del temperature, max_tokens, shared
         row, llm = lifelike.row_of(prompt_token_ids), self._llm
         self.requests += count
         self.progress_at = time.monotonic()

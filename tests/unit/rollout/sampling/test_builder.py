@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from services.common.streams.types import FinishReason, VersionSpan
 from services.rollout.engine.types import Piece, SamplingError
-from services.rollout.sampling.sampler import RolloutBuilder
+from services.rollout.sampling.builder import RolloutBuilder
 
 
 def piece(tokens: list[int], version: int, finish: str | None = None) -> Piece:
