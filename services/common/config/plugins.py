@@ -21,6 +21,8 @@ ADVANTAGES = "millrace.advantages"
 """Entry-point group of advantage estimators (services/learner/algorithms/plugins.py)."""
 LOSSES = "millrace.losses"
 """Entry-point group of token losses (services/learner/algorithms/plugins.py)."""
+ENVIRONMENTS = "millrace.environments"
+"""Entry-point group of environments (services/environment/base.py)."""
 DATA_HANDLERS = "millrace.data_handlers"
 """Entry-point group of data handlers (services/cli/prepare/handlers.py)."""
 

@@ -1,0 +1,1 @@
+"""Environments that come along, a file for each; `ENVIRONMENT` is its class."""

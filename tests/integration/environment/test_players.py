@@ -1,0 +1,156 @@
+"""Whatever an episode's environment does, its place is free in time, nothing of it is left, and no other episode notices."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from services.common.sandbox.pool import Sandbox
+from services.environment.base import Message, Observation
+from services.environment.players import Call, EpisodeFailed, Players, Reason
+from tests.processes import is_at_work
+
+LIMIT_S = 1.0
+SLACK_S = 0.5
+PLACES = 4
+
+
+@pytest.fixture
+async def sandbox(tmp_path: Path) -> AsyncIterator[Sandbox]:
+    """Children that have the odd environments installed, under `odd`."""
+    metadata = tmp_path / "odd_worlds-1.0.dist-info"
+    metadata.mkdir()
+    shutil.copy(Path(__file__).with_name("odd_worlds.py"), tmp_path)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: odd-worlds\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(
+        "[millrace.environments]\nodd = odd_worlds:Odd\nmissing = odd_worlds:Nowhere\n"
+    )
+    path = os.pathsep.join(part for part in (str(tmp_path), os.environ.get("PYTHONPATH")) if part)
+    async with Sandbox(prepare=["services.environment.player:prepare"], environment={"PYTHONPATH": path}) as made:
+        await made.start()
+        yield made
+
+
+@pytest.fixture
+def players(sandbox: Sandbox) -> Players:
+    return Players(sandbox, places=PLACES, queue_s=2 * LIMIT_S)
+
+
+def call(name: str = "odd", seed: int = 3, **config: Any) -> Call:
+    return Call(name, config, seed, {}, step_timeout_s=LIMIT_S, memory_mib=256, most_chars=1000)
+
+
+def children(sandbox: Sandbox) -> list[psutil.Process]:
+    """What lives below the forkserver, and what it has left behind."""
+    assert sandbox.pid is not None
+    return [each for each in psutil.Process(sandbox.pid).children(recursive=True) if is_at_work(each.pid)]
+
+
+async def nothing_is_left(sandbox: Sandbox) -> bool:
+    """Whether all children are gone within the slack."""
+    deadline = time.monotonic() + SLACK_S
+    while (left := children(sandbox)) and time.monotonic() < deadline:
+        await asyncio.sleep(0.01)
+    return not left
+
+
+async def playing(players: Players, at: Call, replies: int = 1) -> list[Observation]:
+    async with players.episode(at) as episode:
+        return [await episode.reset(), *[await episode.step(f"reply {number}") for number in range(replies)]]
+
+
+async def test_an_episode_is_played_in_a_child_that_ends_with_it(sandbox: Sandbox, players: Players) -> None:
+    said = await playing(players, call(), replies=3)
+    assert [observation.messages[0].content for observation in said] == ["seed 3, 0", "ok", "ok", "ok"]
+    assert await nothing_is_left(sandbox)
+
+
+async def test_as_many_episodes_as_there_are_places_are_played_at_once_and_all_get_their_turn(players: Players) -> None:
+    def won(number: int) -> Call:
+        return call("guess_number", seed=number, lows=[5, 5])
+
+    games = await asyncio.gather(*(playing(players, won(number), replies=2) for number in range(6 * PLACES)))
+    assert {game[0] for game in games} == {Observation((Message("user", "5-11?"),))}
+
+
+WRONG = [
+    ("sleeps", "step", Reason.TIMEOUT), ("sleeps", "reset", Reason.TIMEOUT), ("sleeps", "make", Reason.TIMEOUT),
+    ("computes", "step", Reason.TIMEOUT), ("exits", "step", Reason.DIED), ("exits", "make", Reason.DIED), ("dies", "reset", Reason.DIED),
+    ("stops", "step", Reason.KILLED), ("eats", "step", Reason.DIED), ("shouts", "step", Reason.DIED), ("raises", "step", Reason.ERROR),
+    ("nonsense", "reset", Reason.ERROR), ("unrewarded", "step", Reason.BAD_OBSERVATION), ("breeds", "step", Reason.TIMEOUT),
+    ("raises", "make", Reason.CONFIG),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("what", "at", "reason"), WRONG, ids=[f"{what} at {at}" for what, at, _ in WRONG])
+async def test_a_failed_episode_says_why_in_time_and_leaves_nothing(
+    sandbox: Sandbox, players: Players, what: str, at: str, reason: Reason
+) -> None:
+    beside = asyncio.create_task(playing(players, call("guess_number"), replies=2))
+    began = time.monotonic()
+    with pytest.raises(EpisodeFailed, match=r"^environment odd ") as failed:
+        await playing(players, call(what=what, at=at))
+    assert time.monotonic() - began < LIMIT_S + SLACK_S
+    assert (failed.value.reason, failed.value.permanent) == (reason, reason is Reason.CONFIG)
+    assert len(await beside) == 3, "another episode does not notice"
+    assert await nothing_is_left(sandbox)
+
+
+async def test_a_child_that_is_killed_from_outside_is_no_fault_of_the_environment(
+    sandbox: Sandbox, players: Players
+) -> None:
+    async with players.episode(call()) as episode:
+        await episode.reset()
+        (child,) = children(sandbox)
+        child.send_signal(signal.SIGKILL)
+        with pytest.raises(EpisodeFailed) as failed:
+            await episode.step("still there?")
+    assert (failed.value.reason, failed.value.permanent) == (Reason.KILLED, False)
+
+
+async def test_an_episode_that_is_left_ends_its_child_at_once(sandbox: Sandbox, players: Players) -> None:
+    task = asyncio.create_task(playing(players, call(what="sleeps")))
+    while not children(sandbox):
+        await asyncio.sleep(0.01)
+    task.cancel()
+    began = time.monotonic()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert time.monotonic() - began < SLACK_S
+    assert await nothing_is_left(sandbox)
+
+
+async def test_without_a_place_in_time_an_episode_fails_and_with_one_it_does_not(sandbox: Sandbox) -> None:
+    players = Players(sandbox, places=1, queue_s=0.2)
+    async with players.episode(call()):
+        with pytest.raises(EpisodeFailed, match=r"had no place within 0\.2 s") as failed:
+            await playing(players, call())
+    assert not failed.value.permanent
+    assert len(await playing(players, call())) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "said"),
+    [
+        ("nowhere", {}, "there is no environment 'nowhere'"),
+        ("missing", {}, "cannot be imported"),
+        ("guess_number", {"width": 1}, "width must be 2 to 1000"),
+        ("odd", {"speed": 1}, "refuses its config: TypeError"),
+    ],
+)
+async def test_a_name_or_setting_that_cannot_be_played_fails_for_good(
+    players: Players, name: str, config: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(EpisodeFailed) as failed:
+        await playing(players, call(name, **config))
+    assert failed.value.permanent
+    assert said in str(failed.value)
