@@ -62,8 +62,10 @@ class Call:
     seed: int
     task: dict[str, Any]
     """The row's `extra_info`."""
+    queue_s: float
+    """Longest wait for a place."""
     step_timeout_s: float
-    """Of each answer; the first also makes the environment."""
+    """Of each answer, and of the making of the environment."""
     memory_mib: int = 1024
     most_chars: int = 1 << 16
     """Of one observation."""
@@ -74,6 +76,8 @@ class Episode:
 
     def __init__(self, call: Call, child: Child) -> None:
         self._call, self._child = call, child
+        self.turn = 0
+        """Replies that were asked for."""
 
     async def reset(self) -> Observation:
         """Begins it."""
@@ -95,14 +99,14 @@ class Episode:
 class Players:
     """Children that play episodes."""
 
-    def __init__(self, sandbox: Sandbox, *, places: int, queue_s: float) -> None:
-        """`places`: episodes at once; `queue_s`: longest wait for one of them."""
-        self._sandbox, self._places, self._queue_s = sandbox, asyncio.Semaphore(places), queue_s
+    def __init__(self, sandbox: Sandbox, *, places: int) -> None:
+        """`places`: episodes at once."""
+        self._sandbox, self._places = sandbox, asyncio.Semaphore(places)
 
     @asynccontextmanager
     async def episode(self, call: Call) -> AsyncIterator[Episode]:
         """An episode, as long as the context. Raises EpisodeFailed when it has no place in time, or cannot be made."""
-        await self._take_place(call.name)
+        await self._take_place(call)
         try:
             metrics.EPISODES_IN_FLIGHT.inc()
             child = await self._make(call)
@@ -114,13 +118,13 @@ class Players:
             metrics.EPISODES_IN_FLIGHT.dec()
             self._places.release()
 
-    async def _take_place(self, name: str) -> None:
+    async def _take_place(self, call: Call) -> None:
         try:
-            async with asyncio.timeout(self._queue_s):
+            async with asyncio.timeout(call.queue_s):
                 await self._places.acquire()
         except TimeoutError:
             metrics.FAILURES.labels(reason=Reason.NO_PLACE).inc()
-            raise EpisodeFailed(name, Reason.NO_PLACE, f"had no place within {self._queue_s:g} s") from None
+            raise EpisodeFailed(call.name, Reason.NO_PLACE, f"had no place within {call.queue_s:g} s") from None
 
     async def _make(self, call: Call) -> Child:
         limits = Limits(

@@ -25,7 +25,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "catalog", "hubs", "checkpoints", "data", "sandbox", "models", "streams", "capacity", "jobs", "weight_sync", "service", "config",
         "redis", "spec", "weights", "batches", "durable", "differences", "errors", "pb",
     ),
-    "environment": ("players", "player", "registry", "worlds", "base", "metrics"),
+    "environment": ("server", "players", "player", "registry", "worlds", "base", "metrics"),
     "gateway": (
         "__main__", "app", "header_deadline", "routes", "history", "dependencies", "fetches", "admission", "trackers", "events", "openai",
         "metrics", "middleware", "errors", "system_metrics", "samples", "search", "schemas",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
+import grpc.aio
 
 from services.common.config.settings import address
 from services.common.errors import ConfigError
@@ -27,3 +29,24 @@ def bind(server: Any, host: str, port: int, purpose: str) -> int:  # noqa: ANN40
         return int(server.add_insecure_port(where))
     except RuntimeError as error:
         raise ConfigError(f"cannot serve {purpose} on {where}: the address is taken or not of this machine") from error
+
+
+class TokenInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses every call without the token, whatever its method."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Passes the call on, or refuses it; the refusal is a status only, so it fits a streaming call too."""
+        if carries_token(handler_call_details, self._token):
+            return await continuation(handler_call_details)
+        return grpc.unary_unary_rpc_method_handler(_refuse)
+
+
+async def _refuse(_request: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, REFUSED)

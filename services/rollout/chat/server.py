@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -26,7 +26,7 @@ from services.common.config.inference import (
 from services.common.errors import MillraceError, PromptError
 from services.common.pb import inference_pb2 as pb
 from services.common.pb import inference_pb2_grpc as pb_grpc
-from services.common.service.grpc_server import REFUSED, bind, carries_token
+from services.common.service.grpc_server import TokenInterceptor, bind
 from services.common.service.logs import log_context
 from services.common.streams.types import Message
 from services.common.weights.snapshot import PolicyVersion
@@ -155,23 +155,6 @@ class InferenceService(pb_grpc.InferenceServicer):
         return ChatSampling(max_tokens, request.temperature, request.top_p, tuple(request.stop))
 
 
-class TokenInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses every call without the token, whatever its method."""
-
-    def __init__(self, token: str) -> None:
-        self._token = token
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Passes the call on, or refuses it; the refusal is a status only, so it fits a streaming call too."""
-        if carries_token(handler_call_details, self._token):
-            return await continuation(handler_call_details)
-        return grpc.unary_unary_rpc_method_handler(_refuse)
-
-
 @asynccontextmanager
 async def serving(service: InferenceService, host: str, port: int, token: str | None) -> AsyncIterator[int]:
     """Serves on a port, which it yields; 0 takes a free one. Raises ConfigError when it cannot listen there."""
@@ -212,7 +195,3 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], refusal: ChatRefus
     details = [(REASON_HEADER, str(refusal.reason))]
     details += [(PARAM_HEADER, refusal.param)] if refusal.param else []
     await context.abort(_STATUS[refusal.reason], str(refusal), trailing_metadata=tuple(details))
-
-
-async def _refuse(_request: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, REFUSED)

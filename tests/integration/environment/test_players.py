@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 import signal
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 from services.common.sandbox.pool import Sandbox
 from services.environment.base import Message, Observation
 from services.environment.players import Call, EpisodeFailed, Players, Reason
+from tests.integration.environment.odd_package import install
 from tests.processes import is_at_work
 
 LIMIT_S = 1.0
@@ -27,26 +27,18 @@ PLACES = 4
 @pytest.fixture
 async def sandbox(tmp_path: Path) -> AsyncIterator[Sandbox]:
     """Children that have the odd environments installed, under `odd`."""
-    metadata = tmp_path / "odd_worlds-1.0.dist-info"
-    metadata.mkdir()
-    shutil.copy(Path(__file__).with_name("odd_worlds.py"), tmp_path)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: odd-worlds\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text(
-        "[millrace.environments]\nodd = odd_worlds:Odd\nmissing = odd_worlds:Nowhere\n"
-    )
-    path = os.pathsep.join(part for part in (str(tmp_path), os.environ.get("PYTHONPATH")) if part)
-    async with Sandbox(prepare=["services.environment.player:prepare"], environment={"PYTHONPATH": path}) as made:
+    async with Sandbox(prepare=["services.environment.player:prepare"], environment=install(tmp_path)) as made:
         await made.start()
         yield made
 
 
 @pytest.fixture
 def players(sandbox: Sandbox) -> Players:
-    return Players(sandbox, places=PLACES, queue_s=2 * LIMIT_S)
+    return Players(sandbox, places=PLACES)
 
 
 def call(name: str = "odd", seed: int = 3, **config: Any) -> Call:
-    return Call(name, config, seed, {}, step_timeout_s=LIMIT_S, memory_mib=256, most_chars=1000)
+    return Call(name, config, seed, {}, queue_s=2 * LIMIT_S, step_timeout_s=LIMIT_S, memory_mib=256, most_chars=1000)
 
 
 def children(sandbox: Sandbox) -> list[psutil.Process]:
@@ -130,10 +122,10 @@ async def test_an_episode_that_is_left_ends_its_child_at_once(sandbox: Sandbox, 
 
 
 async def test_without_a_place_in_time_an_episode_fails_and_with_one_it_does_not(sandbox: Sandbox) -> None:
-    players = Players(sandbox, places=1, queue_s=0.2)
+    players = Players(sandbox, places=1)
     async with players.episode(call()):
         with pytest.raises(EpisodeFailed, match=r"had no place within 0\.2 s") as failed:
-            await playing(players, call())
+            await playing(players, replace(call(), queue_s=0.2))
     assert not failed.value.permanent
     assert len(await playing(players, call())) == 2
 
