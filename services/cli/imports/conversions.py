@@ -1,4 +1,4 @@
-"""Conversions that several sources need: mini-batches, schedules and names."""
+"""Conversions that several sources need: mini-batches, schedules, experts and names."""
 
 from __future__ import annotations
 
@@ -62,3 +62,16 @@ def experts(settings: Settings, draft: Draft, key: str) -> None:
         )
     else:
         draft.set("learner.expert_parallel_size", size, key)
+
+
+def router_losses(settings: Settings, draft: Draft, coefficient: str, balancing: str, z_loss: str) -> None:
+    """Losses of the routers: keys of Megatron's moe_aux_loss_coeff, moe_router_load_balancing_type and moe_z_loss_coeff."""
+    value, kind = settings.number(coefficient), settings.text(balancing)
+    if value and kind != "none":
+        remark = "" if kind else "there it counts unless moe_router_load_balancing_type is none"
+        draft.set("learner.router_aux_loss_coef", value, coefficient, remark=remark)
+    else:
+        draft.leave(coefficient, "there is no load-balancing loss")
+    same = kind in {None, "none"} or (kind == "aux_loss" and value is not None)
+    draft.leave(balancing, "learner.router_aux_loss_coef is that of aux_loss, 0 by default", fits=same)
+    draft.leave(z_loss, "routers have no z-loss", fits=not settings.number(z_loss))

@@ -89,7 +89,7 @@ LEFT_OUT = left_out() | {
 DERIVATIONS = (
     objective.stage, objective.advantages, objective.kl, objective.filter_groups, objective.overlong_buffer, rewards.verifiers,
     training.model, training.data, training.rollouts, training.batches, training.actor, training.critic, training.ranks,
-    training.off_policy,
+    training.routers, training.off_policy,
 )  # fmt: skip
 SOURCE = Source(NAME, DEFAULTS, FIELDS, FIXED, DERIVATIONS, {}, LEFT_OUT)
 SECTIONS = frozenset({COMMON, ACTOR, CRITIC, RL, GENERATE})

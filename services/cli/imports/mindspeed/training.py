@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
-from services.cli.imports.conversions import experts, fitting_mini_batch, schedule
+from services.cli.imports.conversions import experts, fitting_mini_batch, router_losses, schedule
 from services.cli.imports.draft import Draft
 from services.cli.imports.mindspeed.objective import Stage, filters, stage_of
 from services.cli.imports.settings import Settings
@@ -153,6 +153,12 @@ def _data_parallel(settings: Settings, draft: Draft, shared: int) -> None:
         draft.set("critic.placement", "own", critic_npus, remark="as many ranks as the actor has", fits=fits)
     else:
         draft.leave(critic_npus, "only ray_ppo has a critic")
+
+
+def routers(settings: Settings, draft: Draft) -> None:
+    """Losses of the routers of a mixture of experts."""
+    names = ("moe_aux_loss_coeff", "moe_router_load_balancing_type", "moe_z_loss_coeff")
+    router_losses(settings, draft, *(of_role(settings, ACTOR, name) for name in names))
 
 
 def model(settings: Settings, draft: Draft) -> None:

@@ -188,8 +188,8 @@ DERIVATIONS = (
     sampling.name, sampling.sources, sampling.lengths, sampling.truncation, training.engine_layout,
     objective.advantages, objective.loss, objective.mean, objective.kl, objective.filter_groups, objective.overlong_buffer,
     objective.correction,
-    training.batches, training.actor_optimizer, training.critic, training.memory, training.ranks, training.adapters,
-    sampling.off_policy, sampling.steps, sampling.checkpoints, sampling.evaluation,
+    training.batches, training.actor_optimizer, training.critic, training.memory, training.ranks, training.routers,
+    training.adapters, sampling.off_policy, sampling.steps, sampling.checkpoints, sampling.evaluation,
 )  # fmt: skip
 
 

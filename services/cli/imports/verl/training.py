@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.cli.imports.conversions import experts, fitting_mini_batch, schedule
+from services.cli.imports.conversions import experts, fitting_mini_batch, router_losses, schedule
 from services.cli.imports.draft import Draft
 from services.cli.imports.settings import Settings
 from services.cli.imports.verl.defaults import ACTOR, CRITIC, ROLLOUT
@@ -188,6 +188,12 @@ def ranks(settings: Settings, draft: Draft) -> None:
     draft.set("learner.data_parallel_size", max(1, divided), nodes, per_node, remark=remark, fits=not left)
     if megatron:
         experts(settings, draft, f"{ACTOR}.megatron.expert_model_parallel_size")
+
+
+def routers(settings: Settings, draft: Draft) -> None:
+    """Losses of the routers of a mixture of experts."""
+    names = ("moe_aux_loss_coeff", "moe_router_load_balancing_type", "moe_z_loss_coeff")
+    router_losses(settings, draft, *(f"{TRANSFORMER}.{name}" for name in names))
 
 
 def _megatron_sizes(settings: Settings, draft: Draft) -> int:

@@ -99,6 +99,7 @@ def value(found: Imported, field: str) -> Any:
             4,
         ),
         (GRPO, (*PPO, "rl_config.critic_resource.num_npus=8"), "critic.placement", "own"),
+        (GRPO, ("megatron_training.moe_aux_loss_coeff=0.001",), "learner.router_aux_loss_coef", 0.001),
         (DAPO, (), "learner.steps", 2000),
         (DAPO, (), "learner.max_tokens_per_micro_batch", 4096),
         (
@@ -160,6 +161,11 @@ def test_a_key_becomes_the_field_of_the_same_meaning(
             "actor_config.expert_model_parallel_size=4",
             "actor_config.expert_model_parallel_size",
         ),  # beside tensor parallelism
+        ("actor_config.moe_z_loss_coeff=0.001", "actor_config.moe_z_loss_coeff"),
+        (
+            "megatron_training.moe_router_load_balancing_type=aux_loss",
+            "megatron_training.moe_router_load_balancing_type",
+        ),
         ("megatron_training.data_path=./data", "megatron_training.data_path"),
         ("megatron_training.hidden_dropout=0.1", "megatron_training.hidden_dropout"),
         ("rl_config.actor_resource.num_npus=20", "rl_config.actor_resource.num_npus"),

@@ -15,6 +15,8 @@ FILES = Path(__file__).parent / "files"
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 GRPO = ("algorithm.adv_estimator=grpo", f"{ROLLOUT}.n=4")
 MEGATRON = f"{ACTOR}.megatron"
+TRANSFORMER = f"{MEGATRON}.override_transformer_config"
+AUX_LOSS = f"+{TRANSFORMER}.moe_aux_loss_coeff=0.01"
 MODEL = "actor_rollout_ref.model"
 
 
@@ -184,6 +186,8 @@ def line(found: Imported, key: str) -> Line:
         ((f"{MEGATRON}.tensor_model_parallel_size=2",), "learner.tensor_parallel_size", 2),
         ((f"{MEGATRON}.tensor_model_parallel_size=2",), "learner.sequence_parallel", True),
         ((f"{MEGATRON}.context_parallel_size=2",), "learner.context_parallel_size", 2),
+        ((AUX_LOSS,), "learner.router_aux_loss_coef", 0.01),
+        ((AUX_LOSS, f"+{TRANSFORMER}.moe_router_load_balancing_type=none"), "learner.router_aux_loss_coef", 0.0),
         (("trainer.nnodes=2", "trainer.n_gpus_per_node=4"), "learner.data_parallel_size", 8),
         (("trainer.n_gpus_per_node=8", f"{ACTOR}.ulysses_sequence_parallel_size=2"), "learner.data_parallel_size", 4),
         (
@@ -248,6 +252,13 @@ def test_a_key_becomes_the_field_of_the_same_meaning(overrides: tuple[str, ...],
         (("trainer.total_epochs=2",), "trainer.total_epochs"),
         ((f"{ACTOR}.shuffle=True",), f"{ACTOR}.shuffle"),
         (("algorithm.rollout_correction.rollout_rs=token_k1",), "algorithm.rollout_correction.rollout_rs"),
+        ((f"+{TRANSFORMER}.moe_router_load_balancing_type=aux_loss",), f"{TRANSFORMER}.moe_router_load_balancing_type"),
+        (
+            (AUX_LOSS, f"+{TRANSFORMER}.moe_router_load_balancing_type=seq_aux_loss"),
+            f"{TRANSFORMER}.moe_router_load_balancing_type",
+        ),
+        ((AUX_LOSS, f"+{TRANSFORMER}.moe_z_loss_coeff=0.001"), f"{TRANSFORMER}.moe_z_loss_coeff"),
+        ((f"{MEGATRON}.expert_tensor_parallel_size=2",), f"{MEGATRON}.expert_tensor_parallel_size"),
     ],
 )
 def test_a_key_without_the_same_meaning_differs(overrides: tuple[str, ...], key: str) -> None:
