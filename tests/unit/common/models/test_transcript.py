@@ -258,4 +258,7 @@ def test_the_demos_model_takes_turns_with_users_and_tools(tmp_path: Path) -> Non
     save_tokenizer(make_tokenizer(256), tmp_path)
     made = PromptEncoder(tmp_path)
     made.check_append_only("tiny", ["user", "tool"])
-    assert made.decode_raw([made.bridge([("user", "higher")], True, MOST)]) == ["<|user|>higher<|assistant|>"]
+    for role in ("user", "tool"):
+        bridge = made.bridge([(role, "higher")], True, MOST)
+        assert made.decode_raw([bridge]) == ["<|user|>higher<|assistant|>"]
+        assert len(bridge) == len("higher") + 2
