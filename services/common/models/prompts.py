@@ -80,11 +80,12 @@ class PromptEncoder:
                 results.append((None, str(error)))
         return results
 
-    def bridge(self, messages: Sequence[tuple[str, str]], ended: bool, most_chars: int) -> list[int]:
+    def bridge(self, messages: Sequence[tuple[str, str]], last: int, most_chars: int) -> list[int]:
         """Token ids between a sampled turn and the next one (`transcript`): the messages that answer it, and the generation prompt.
 
-        `ended`: the sampled ids end with the template's end-of-turn token; otherwise it comes first. Raises PromptError when the template
-        refuses the messages, their text is too long, or it does not append.
+        `last`: the last sampled token. Where it is not the template's end-of-turn token (a turn that was cut, or that ended with another
+        of the model's end tokens), that comes first. Raises PromptError when the template refuses the messages, their text is too long, or
+        it does not append.
         """
         if sum(len(content) for _, content in messages) > most_chars:
             raise PromptError(f"the messages have more than {most_chars} characters, far more than the context holds")
@@ -92,7 +93,7 @@ class PromptEncoder:
         token_ids = self._token_ids(text.partition(ANSWERED)[2], special=False)
         if token_ids[0] != end_of_turn:
             raise PromptError("the model's chat template closes an answer otherwise when messages follow it")
-        return token_ids[1:] if ended else token_ids
+        return token_ids[1:] if last == end_of_turn else token_ids
 
     @cached_property
     def end_of_turn(self) -> int:

@@ -31,7 +31,7 @@ class Encoder(Protocol):
 
     def render(self, messages: Chat, most_chars: int) -> str: ...  # noqa: D102
     def token_ids(self, rendered: str) -> list[int]: ...  # noqa: D102
-    def bridge(self, messages: Chat, ended: bool, most_chars: int) -> list[int]: ...  # noqa: D102
+    def bridge(self, messages: Chat, last: int, most_chars: int) -> list[int]: ...  # noqa: D102
     def decode_raw(self, sequences: Sequence[Sequence[int]]) -> list[str]: ...  # noqa: D102
 
 
@@ -75,7 +75,7 @@ def _check_conversation(encoder: Encoder, name: str, roles: Sequence[str], *, th
         chat += [("assistant", reply.content), message]
         longer = encoder.render(chat, MAX_CHARS)
         expected = encoder.token_ids(prompt + _written(longer.removeprefix(prompt), reply))
-        expected += encoder.bridge([message], False, MAX_CHARS)
+        expected += encoder.bridge([message], expected[-1], MAX_CHARS)
         if difference := _difference(encoder, expected, encoder.token_ids(longer)):
             rewrites = "its chat template rewrites earlier turns, which were sampled as they are"
             raise ModelError(

@@ -84,6 +84,8 @@ def encoder(template: str, *, absorbs: bool = False) -> PromptEncoder:
     return PromptEncoder(folder)
 
 
+OTHER = 0
+"""A token that ends no turn."""
 VOCABULARY = 256 + 9 + 27 + len(SPECIALS)
 
 
@@ -97,18 +99,20 @@ def sampled_ids(text: str) -> list[int]:
 def played(template: str, turns: Sequence[tuple[str, str, str]], *, ended: bool = True) -> list[int]:
     """A transcript as the rollout service builds it: a prompt, then turn, answer and bridge; each a reply, a role and its message."""
     made = encoder(template)
-    (end,) = made._tokenizer(ENDS[template], add_special_tokens=False)["input_ids"]
+    assert made.decode_raw([[made.end_of_turn]]) == [ENDS[template]]
     ids = made.encode([("user", "go")], MOST)
     for reply, role, message in turns:
-        ids += sampled_ids(reply) + ([end] if ended else [])
-        ids += made.bridge([(role, message)], ended, MOST)
+        ids += sampled_ids(reply) + ([made.end_of_turn] if ended else [])
+        ids += made.bridge([(role, message)], ids[-1], MOST)
     return ids
 
 
 @pytest.mark.parametrize("template", list(ENDS), ids=["chatml", "headers"])
 @given(
     turns=st.lists(
-        st.tuples(st.text("abc", max_size=6), st.sampled_from(["user", "tool"]), TEXTS), min_size=1, max_size=3
+        st.tuples(st.text("abc", min_size=1, max_size=6), st.sampled_from(["user", "tool"]), TEXTS),
+        min_size=1,
+        max_size=3,
     )
 )
 @settings(max_examples=60, deadline=None)
@@ -133,13 +137,12 @@ def test_sampled_tokens_stay_as_they_were_where_text_would_have_others(reply: st
     assert again != ids, "a tokenizer that is asked again gives other tokens: the property above is no matter of course"
 
 
-def test_a_bridge_depends_on_the_messages_and_on_the_end_of_the_turn_alone() -> None:
+def test_a_bridge_closes_a_turn_that_has_another_end() -> None:
     made = encoder(CHATML)
-    (end,) = made._tokenizer("<|im_end|>", add_special_tokens=False)["input_ids"]
-    closed = made.bridge([("user", "cab")], True, MOST)
-    assert made.bridge([("user", "cab")], False, MOST) == [end, *closed]
+    closed = made.bridge([("user", "cab")], made.end_of_turn, MOST)
+    assert made.bridge([("user", "cab")], OTHER, MOST) == [made.end_of_turn, *closed]
     assert made.decode_raw([closed]) == ["\n<|im_start|>user\ncab<|im_end|>\n<|im_start|>assistant\n"]
-    assert made.decode_raw([encoder(HEADERS).bridge([("tool", "cab")], True, MOST)]) == [
+    assert made.decode_raw([encoder(HEADERS).bridge([("tool", "cab")], encoder(HEADERS).end_of_turn, MOST)]) == [
         "<|start|>ipython<|stop|>\n\ncab<|eot|><|start|>assistant<|stop|>\n\n"
     ]
 
@@ -154,34 +157,31 @@ def test_a_bridge_has_the_tokens_of_a_whole_transcript_whatever_comes_before(
     made, chat = encoder(template, absorbs=absorbs), [("user", "go")]
     for reply in replies:
         chat += [("assistant", reply), ("tool", message)]
-    whole, cut, ended = made.encode(chat, MOST), *(made.bridge([("tool", message)], at, MOST) for at in (False, True))
+    whole, cut, ended = (
+        made.encode(chat, MOST),
+        *(made.bridge([("tool", message)], last, MOST) for last in (OTHER, made.end_of_turn)),
+    )
     assert whole[-len(cut) :] == cut
     assert cut[1:] == ended
 
 
 @given(
     turns=st.lists(
-        st.tuples(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=8), TEXTS, st.booleans()),
-        min_size=1,
-        max_size=3,
+        st.tuples(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=8), TEXTS), min_size=1, max_size=3
     )
 )
 @settings(max_examples=60, deadline=None)
-def test_any_sampled_tokens_stay_and_bridges_do_not_depend_on_them(turns: list[tuple[list[int], str, bool]]) -> None:
-    made, ids = encoder(CHATML), encoder(CHATML).encode([("user", "go")], MOST)
-    texts: list[str] = []
-    for sampled, message, ended in turns:
-        bridge = made.bridge([("user", message)], ended, MOST)
-        ids, texts = [*ids, *sampled, *bridge], [*texts, *made.decode_raw([sampled]), *made.decode_raw([bridge])]
-        end = "" if ended else "<|im_end|>"
-        assert texts[-1] == f"{end}\n<|im_start|>user\n{message}<|im_end|>\n<|im_start|>assistant\n"
-    if all(sampled[-1] < 128 for sampled, *_ in turns) and "\ufffd" not in "".join(texts):
-        assert made.decode_raw([ids]) == ["<|im_start|>user\ngo<|im_end|>\n<|im_start|>assistant\n" + "".join(texts)]
+def test_a_bridge_depends_on_the_last_sampled_token_alone(turns: list[tuple[list[int], str]]) -> None:
+    made = encoder(CHATML)
+    for sampled, message in [*turns, ([7, made.end_of_turn], "a"), ([made.end_of_turn, 7], "a")]:
+        (text,) = made.decode_raw([made.bridge([("user", message)], sampled[-1], MOST)])
+        closing = "" if sampled[-1] == made.end_of_turn else "<|im_end|>"
+        assert text == f"{closing}\n<|im_start|>user\n{message}<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_messages_that_are_too_long_are_not_rendered() -> None:
     with pytest.raises(PromptError, match="more than 10 characters"):
-        encoder(CHATML).bridge([("user", "a" * 11)], True, 10)
+        encoder(CHATML).bridge([("user", "a" * 11)], OTHER, 10)
 
 
 @pytest.mark.parametrize("template", NAMED.values(), ids=NAMED)
@@ -211,7 +211,7 @@ def test_a_template_that_forgets_thoughts_is_refused_with_the_first_token_that_d
 def test_thoughts_that_only_a_users_message_removes_stay_between_tools(template: str) -> None:
     made = encoder(template)
     made.check_append_only("qwen", ["tool"])
-    assert made.decode_raw([made.bridge([("tool", "cab")], False, MOST)])[0].startswith(
+    assert made.decode_raw([made.bridge([("tool", "cab")], OTHER, MOST)])[0].startswith(
         "<|im_end|>\n<|im_start|>user\ncab<|im_end|>"
     )
 
@@ -234,7 +234,7 @@ def test_a_template_that_changes_an_answer_is_refused() -> None:
     with pytest.raises(ModelError, match=r"^model: .*does not write an answer as it is"):
         encoder(loud).check_append_only("model", ["user"])
     with pytest.raises(PromptError, match="does not write an answer as it is"):
-        encoder(loud).bridge([("user", "a")], True, MOST)
+        encoder(loud).bridge([("user", "a")], OTHER, MOST)
 
 
 @pytest.mark.parametrize("template", [MANNERED, HEADERS.replace("<|eot|>", "")], ids=["words", "next header"])
@@ -259,6 +259,6 @@ def test_the_demos_model_takes_turns_with_users_and_tools(tmp_path: Path) -> Non
     made = PromptEncoder(tmp_path)
     made.check_append_only("tiny", ["user", "tool"])
     for role in ("user", "tool"):
-        bridge = made.bridge([(role, "higher")], True, MOST)
+        bridge = made.bridge([(role, "higher")], made.end_of_turn, MOST)
         assert made.decode_raw([bridge]) == ["<|user|>higher<|assistant|>"]
         assert len(bridge) == len("higher") + 2
