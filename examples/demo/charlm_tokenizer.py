@@ -18,10 +18,11 @@ PHRASES = (QUESTION, " + ", " - ", " =")
 VOCAB_SIZE = 272
 """5 special tokens, 256 bytes, 4 phrases; filled up to a multiple of 16, so that ranks share it evenly."""
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}"
+    "{% for message in messages %}<|{{ 'user' if message['role'] == 'tool' else message['role'] }}|>{{ message['content'] }}"
     "{% if message['role'] == 'assistant' %}<|end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+"""A tool answers as a user does: the vocabulary has no token for it."""
 
 
 def make_tokenizer(max_positions: int) -> Any:  # noqa: ANN401  transformers is untyped here

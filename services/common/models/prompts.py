@@ -10,11 +10,12 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from services.common.errors import ModelError, PromptError
-from services.common.models.transcript import ASKED, bridge_text, check_append_only, special_texts
+from services.common.models.transcript import ANSWERED, ASKED, check_append_only
 
 CHARACTERS_PER_TOKEN = 64
 """A prompt with more characters per token of the context is refused as too long without tokenizing it."""
@@ -57,7 +58,7 @@ class PromptEncoder:
         Raises:
             PromptError: the template refuses the messages (their order, a role), or its text is empty or too long.
         """
-        text = self._render(messages, generation=True)
+        text = self._render(messages)
         if len(text) > most_chars:
             made = f"{len(text)} characters of the prompt, far more than the context holds"
             raise PromptError(f"the model's chat template makes {made}")
@@ -79,24 +80,39 @@ class PromptEncoder:
                 results.append((None, str(error)))
         return results
 
-    def bridge(self, messages: Sequence[tuple[str, str]], ended: bool, most_chars: int) -> list[int]:
+    def bridge(self, messages: Sequence[tuple[str, str]], last: int, most_chars: int) -> list[int]:
         """Token ids between a sampled turn and the next one (`transcript`): the messages that answer it, and the generation prompt.
 
-        `ended`: the turn was sampled with its last token. Raises PromptError when the template refuses the messages, their text is too
-        long, or it does not append.
+        `last`: the last sampled token. Where it is not the template's end-of-turn token (a turn that was cut, or that ended with another
+        of the model's end tokens), that comes first. Raises PromptError when the template refuses the messages, their text is too long, or
+        it does not append.
         """
         if sum(len(content) for _, content in messages) > most_chars:
             raise PromptError(f"the messages have more than {most_chars} characters, far more than the context holds")
-        specials = special_texts(self._tokenizer)
-        return self.token_ids(bridge_text(self._append, messages, ended=ended, specials=specials))
+        end_of_turn, text = self.end_of_turn, self._render([("user", ASKED), ("assistant", ANSWERED), *messages])
+        token_ids = self._token_ids(text.partition(ANSWERED)[2], special=False)
+        if token_ids[0] != end_of_turn:
+            raise PromptError("the model's chat template closes an answer otherwise when messages follow it")
+        return token_ids[1:] if last == end_of_turn else token_ids
+
+    @cached_property
+    def end_of_turn(self) -> int:
+        """The token that the template writes after an answer, over which nothing merges. Raises PromptError when there is none."""
+        text = self._render([("user", ASKED), ("assistant", ANSWERED)], generation=False)
+        _, answer, closing = text.rpartition(ANSWERED)
+        if not answer:
+            raise PromptError("the model's chat template does not write an answer as it is")
+        token_ids = self._token_ids(closing, special=False) if closing.strip() else []
+        with _library_errors(PromptError, "the model's tokenizer does not list its added tokens"):
+            added = self._tokenizer.added_tokens_decoder
+        if not token_ids or token_ids[0] not in added:
+            closed = f"with a special token, but with {closing[:40]!r}"
+            raise PromptError(f"the model's chat template does not close an answer {closed}")
+        return token_ids[0]
 
     def check_append_only(self, name: str, roles: Sequence[str]) -> None:
         """Raises ModelError, which names the model, unless transcripts in which these roles answer only grow (`transcript`)."""
-        try:
-            bridge_text(self._append, [(roles[0], ASKED)], ended=True, specials=special_texts(self._tokenizer))
-            check_append_only(self._append, self.token_ids, name, roles)
-        except PromptError as error:
-            raise ModelError(f"{name}: {error}") from error
+        check_append_only(self, name, roles)
 
     def encode_text(self, text: str) -> list[int]:
         """Token ids of a plain text, special tokens as in the model's texts. Raises PromptError when there are none."""
@@ -112,10 +128,7 @@ class PromptEncoder:
         with _library_errors(PromptError, "the model's tokenizer cannot decode the tokens"):
             return list(self._tokenizer.batch_decode(list(sequences), clean_up_tokenization_spaces=False))
 
-    def _append(self, messages: Sequence[tuple[str, str]], generation: bool) -> str:
-        return self._render(messages, generation=generation)
-
-    def _render(self, messages: Sequence[tuple[str, str]], *, generation: bool) -> str:
+    def _render(self, messages: Sequence[tuple[str, str]], *, generation: bool = True) -> str:
         chat = [{"role": role, "content": content} for role, content in messages]
         if not chat:  # releases of transformers differ here
             raise PromptError("the model's chat template refuses a prompt without messages")

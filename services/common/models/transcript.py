@@ -2,81 +2,103 @@
 
     prompt │ sampled │ bridge │ sampled │ bridge │ …       bridge = end of the turn + new messages + generation prompt
 
-A bridge is the template's text for a stand-in conversation with the new messages, less its text without them. It begins at a special
-token, over which no tokenizer merges, so that its ids are those that stand there in a whole transcript too.
+A bridge is what the template writes after a stand-in for the sampled turn. It begins with the token that ends a turn, over which no
+tokenizer merges, so that its ids are those that stand there in a whole transcript too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import NamedTuple, Protocol
 
 from services.common.errors import ModelError, PromptError
 
 Chat = Sequence[tuple[str, str]]
 """Role and content of each message."""
-Render = Callable[[Chat, bool], str]
-"""The template's text of a chat, with the generation prompt or without it."""
 
-ASKED, ANSWERED, THOUGHT = "question", "answer", "<think>\nthought\n</think>\n\nanswer"
-"""Contents of stand-ins, which no template changes."""
-_SHOWN_CHARS = 40
-
-
-def bridge_text(render: Render, messages: Chat, *, ended: bool, specials: Sequence[str]) -> str:
-    """The text after a sampled turn, up to the next one.
-
-    `ended`: the turn was sampled with its last token; one that was cut is closed first. `specials`: the texts of special tokens.
-
-    Raises:
-        PromptError: the template does not close an answer with a special token, or rewrites it when messages follow.
-    """
-    before = render([("user", ASKED), ("assistant", ANSWERED)], False)
-    after = render([("user", ASKED), ("assistant", ANSWERED), *messages], True)
-    if not after.startswith(before):
-        raise PromptError("the model's chat template rewrites a turn when messages follow it")
-    closing = before[before.rindex(ANSWERED) + len(ANSWERED) :]
-    end = max((text for text in specials if text and closing.startswith(text)), key=len, default="")
-    if not end:
-        raise PromptError(
-            f"the model's chat template does not close an answer with a special token, but with {closing[:_SHOWN_CHARS]!r}"
-        )
-    return (closing.removeprefix(end) if ended else closing) + after[len(before) :]
+ASKED, ANSWERED = "stand-in.question", "stand-in.answer"
+"""Contents that no template changes, or writes of its own accord."""
+TURNS = 4
+"""Of the conversations that are tried: enough for a template that rewrites only what lies further back."""
+MAX_CHARS = 262_144
+"""Of what the template makes of such a conversation."""
+_SHOWN_TOKENS = 8
 
 
-def check_append_only(render: Render, token_ids: Callable[[str], list[int]], name: str, roles: Sequence[str]) -> None:
-    """Checks that every transcript begins as the one before it, whatever `roles` answer the policy, and whatever it says.
+class Encoder(Protocol):
+    """A chat template with its tokenizer: `prompts.PromptEncoder`, whose methods these are."""
+
+    def render(self, messages: Chat, most_chars: int) -> str: ...  # noqa: D102
+    def token_ids(self, rendered: str) -> list[int]: ...  # noqa: D102
+    def bridge(self, messages: Chat, last: int, most_chars: int) -> list[int]: ...  # noqa: D102
+    def decode_raw(self, sequences: Sequence[Sequence[int]]) -> list[str]: ...  # noqa: D102
+
+
+class _Reply(NamedTuple):
+    content: str
+    thought: str
+    answer: str
+
+
+def check_append_only(encoder: Encoder, name: str, roles: Sequence[str]) -> None:
+    """Checks that every transcript begins as the one before it, when these roles answer the policy, whether it thinks or not.
 
     Raises:
-        ModelError: the template rewrites an earlier turn; names the model and the first token that differs. Or it refuses a role.
+        ModelError: the template rewrites an earlier turn; names the model and the first token that differs. Or it does not take a role.
     """
-    for role in roles:
-        for answer in (ANSWERED, THOUGHT):
-            chat: list[tuple[str, str]] = [("user", ASKED)]
-            for _ in range(3):
-                asked = render(chat, True)
-                chat.append(("assistant", answer))
-                answered = render(chat, False)
-                _require_begin(asked + answer, answered, token_ids, name)
-                chat.append((role, ASKED))
-                _require_begin(answered, render(chat, True), token_ids, name)
+    try:
+        for role in roles:
+            _check_role(encoder, role)
+        for thinks in (False, True):
+            _check_conversation(encoder, name, roles, thinks=thinks)
+    except PromptError as error:
+        raise ModelError(f"{name}: {' '.join(str(error).split())}") from error
 
 
-def _require_begin(before: str, after: str, token_ids: Callable[[str], list[int]], name: str) -> None:
-    if after.startswith(before):
-        return
-    wanted, found = token_ids(before), token_ids(after)
-    at = next((i for i, (a, b) in enumerate(zip(wanted, found, strict=False)) if a != b), min(len(wanted), len(found)))
-    place = next(
-        (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))
-    )
-    there, here = (text[place : place + _SHOWN_CHARS] for text in (before, after))
-    raise ModelError(
-        f"{name}: its chat template rewrites earlier turns, which were sampled as they are: at token {at} it writes {here!r} in place of "
-        f"{there!r} when another turn follows (model.chat_template sets another template)"
-    )
+def _check_role(encoder: Encoder, role: str) -> None:
+    said = "stand-in.observation"
+    try:
+        text = encoder.render([("user", ASKED), ("assistant", ANSWERED), (role, said)], MAX_CHARS)
+    except PromptError as error:
+        raise PromptError(f"messages of role {role!r}: {error}") from error
+    if said not in text:
+        raise PromptError(f"the model's chat template leaves out or changes messages of role {role!r}")
 
 
-def special_texts(tokenizer: Any) -> list[str]:  # noqa: ANN401  transformers is untyped here
-    """The texts of all tokens over which the tokenizer merges nothing."""
-    return [str(token) for token in tokenizer.get_added_vocab()]
+def _check_conversation(encoder: Encoder, name: str, roles: Sequence[str], *, thinks: bool) -> None:
+    """The prompt of each turn must be that of the turn before, the reply, and the bridge."""
+    chat = [("user", "Begin.")]
+    prompt = encoder.render(chat, MAX_CHARS)
+    for turn in range(1, TURNS + 1):
+        reply, message = _reply(turn, thinks=thinks), (roles[turn % len(roles)], f"Observed {turn}.")
+        chat += [("assistant", reply.content), message]
+        longer = encoder.render(chat, MAX_CHARS)
+        expected = encoder.token_ids(prompt + _written(longer.removeprefix(prompt), reply))
+        expected += encoder.bridge([message], expected[-1], MAX_CHARS)
+        if difference := _difference(encoder, expected, encoder.token_ids(longer)):
+            rewrites = "its chat template rewrites earlier turns, which were sampled as they are"
+            raise ModelError(
+                f"{name}: {rewrites}: after turn {turn} {difference} (model.chat_template sets another template)"
+            )
+        prompt = longer
+
+
+def _reply(turn: int, *, thinks: bool) -> _Reply:
+    thought, answer = f"Thought {turn}." if thinks else "", f"Answer {turn}."
+    return _Reply(f"<think>\n{thought}\n</think>\n\n{answer}" if thinks else answer, thought, answer)
+
+
+def _written(text: str, reply: _Reply) -> str:
+    """The reply as the template writes it after its prompt, perhaps with spaces or an empty thought; as it is if a part is left out."""
+    before, answer, _ = text.partition(reply.answer)
+    return before + answer if answer and reply.thought in before else reply.content
+
+
+def _difference(encoder: Encoder, expected: Sequence[int], found: Sequence[int]) -> str:
+    """Number and text of the first token that differs, with some that follow; empty if none does."""
+    at = next((at for at, (old, new) in enumerate(zip_longest(expected, found)) if old != new), None)
+    if at is None:
+        return ""
+    there, here = encoder.decode_raw([ids[at : at + _SHOWN_TOKENS] for ids in (expected, found)])
+    return f"token {at} is that of {here!r} in place of {there!r}"

@@ -266,9 +266,9 @@ class Engine:
         """
         return await _started(self._prompts).encode(messages, most_chars=self.max_prompt_chars)
 
-    async def bridge(self, messages: Iterable[Message], *, ended: bool) -> list[int]:
-        """Token ids that stand between a sampled turn and the next one: the messages that answer it. Raises as `prompt_token_ids`."""
-        return await _started(self._prompts).bridge(messages, ended=ended, most_chars=self.max_prompt_chars)
+    async def bridge(self, messages: Iterable[Message], *, last: int) -> list[int]:
+        """Token ids between a sampled turn, whose `last` token is known, and the next one. Raises as `prompt_token_ids`."""
+        return await _started(self._prompts).bridge(messages, last=last, most_chars=self.max_prompt_chars)
 
     async def decode(self, rollouts: Sequence[Sequence[int]]) -> list[str]:
         """Texts of the rollouts, without special tokens. Raises the errors of `prompt_token_ids`."""

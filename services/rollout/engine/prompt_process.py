@@ -66,10 +66,10 @@ class PromptProcess:
         values = [(message.role, message.content) for message in messages]
         return _result(await self._encoding.run((values, most_chars)))
 
-    async def bridge(self, messages: Iterable[Message], *, ended: bool, most_chars: int) -> list[int]:
-        """Token ids between a sampled turn, which `ended` with its last token or was cut, and the next one."""
+    async def bridge(self, messages: Iterable[Message], *, last: int, most_chars: int) -> list[int]:
+        """Token ids between a sampled turn, whose `last` token is known, and the next one."""
         values = [(message.role, message.content) for message in messages]
-        return await self._request("the model's chat template", "bridge", values, ended, most_chars)
+        return await self._request("the model's chat template", "bridge", values, last, most_chars)
 
     async def encode_text(self, text: str) -> list[int]:
         """Token ids of a plain text, without the chat template, special tokens added as the model's texts have them."""

@@ -118,7 +118,8 @@ class Episodes:
     async def _answer(self, episode: Episode) -> list[int] | None:
         """The environment's answer to the turn that ended, as tokens that the next turn begins with; None at the end of the episode."""
         builder, call = episode.builder, self._call
-        (reply,) = await self._engine.decode([builder.end_turn()])
+        sampled = builder.end_turn()
+        (reply,) = await self._engine.decode([sampled])
         observation = await episode.world.step(reply)
         if observation.done:
             builder.end_episode(FinishReason.STOP, self._outcome(observation))
@@ -127,8 +128,7 @@ class Episodes:
         if len(builder.turns) >= call.max_turns:
             builder.end_episode(FinishReason.TURNS)
             return None
-        was_cut = builder.turns[-1].finish_reason is FinishReason.LENGTH
-        observed = await self._engine.bridge(observation.messages, ended=not was_cut)
+        observed = await self._engine.bridge(observation.messages, last=sampled[-1])
         if len(observed) > call.max_observation_tokens:
             said = f"environment {call.name} said {len(observed)} tokens at once"
             raise EnvironmentFailed(f"{said}, and max_observation_tokens is {call.max_observation_tokens}")

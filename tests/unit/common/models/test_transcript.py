@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -29,24 +30,44 @@ HEADERS = (
     "{% endfor %}{% if add_generation_prompt %}<|start|>assistant<|stop|>\n\n{% endif %}"
 )
 """Llama 3: headers, and nothing after the end of a turn."""
-FORGETFUL = (
+KEEPS_THOUGHTS = "loop.index0 > last.user and (loop.last or thought)"
+THINKER = (
     "{% set last = namespace(user=-1) %}{% for m in messages %}{% if m.role == 'user' %}{% set last.user = loop.index0 %}{% endif %}"
-    "{% endfor %}{% for m in messages %}{% set text = m.content %}{% if m.role == 'assistant' and loop.index0 < last.user %}"
-    "{% set text = text.split('</think>')[-1].lstrip('\n') %}{% endif %}<|im_start|>{{ m.role }}\n{{ text }}<|im_end|>\n{% endfor %}"
+    "{% endfor %}{% for m in messages %}{% if m.role == 'assistant' %}{% set thought = m.content.split('</think>')[0].split('<think>')[-1]"
+    ".strip('\n') if '</think>' in m.content else '' %}{% set said = m.content.split('</think>')[-1].lstrip('\n') %}<|im_start|>assistant\n"
+    f"{{% if {KEEPS_THOUGHTS} %}}<think>\n{{{{ thought }}}}\n</think>\n\n{{% endif %}}{{{{ said }}}}<|im_end|>\n{{% else %}}"
+    "<|im_start|>{{ 'user' if m.role == 'tool' else m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""Qwen3: the thoughts of earlier turns are left out when a user speaks again."""
+"""Qwen3: the thoughts before the last user's message are left out, and the last answer has a thought, an empty one if need be."""
+ALL_THOUGHTS = THINKER.replace(KEEPS_THOUGHTS, "true")
+"""The same, and every answer keeps its thought."""
+STARTED = "<|im_start|>assistant\n{% endif %}"
+OPENED = {
+    template: template.removesuffix(STARTED) + STARTED.replace("\n", "\n<think>\n")
+    for template in (THINKER, ALL_THOUGHTS)
+}
+"""The generation prompt begins the thought itself: DeepSeek-R1, Qwen3.5."""
+SPACED = (
+    "<|begin|>{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} {{ m.content }}<|eot|>{% endif %}"
+    "{% endfor %}"
+)
+"""Mistral: no generation prompt, and the space before an answer is the policy's to sample. It says nothing of tools."""
 MANNERED = "{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"
 """No special token closes a turn."""
 NO_TOOLS = CHATML.replace("{% if m.role == 'tool' %}", "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}")
 SPECIALS = ("<|im_start|>", "<|im_end|>", "<|begin|>", "<|start|>", "<|stop|>", "<|eot|>")
+NAMED = {"chatml": CHATML, "headers": HEADERS, "all thoughts": ALL_THOUGHTS}
 ENDS = {CHATML: "<|im_end|>", HEADERS: "<|eot|>"}
 TEXTS = st.text(st.sampled_from("abc \n<>|é"), max_size=8)
 
 
 @cache
-def encoder(template: str) -> PromptEncoder:
-    """A tokenizer made to be ambiguous: runs of a, b and c merge in several ways, so that text has other tokens than were sampled."""
+def encoder(template: str, *, absorbs: bool = False) -> PromptEncoder:
+    """A tokenizer made to be ambiguous: runs of a, b and c merge in several ways, so that text has other tokens than were sampled.
+
+    `absorbs`: special tokens take the white space after them in, as Phi-3's do.
+    """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -56,11 +77,16 @@ def encoder(template: str) -> PromptEncoder:
     core = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
-    core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
+    core.add_special_tokens([AddedToken(token, special=True, normalized=False, rstrip=absorbs) for token in SPECIALS])
     folder = Path(mkdtemp())
     made: Any = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", chat_template=template)  # noqa: S106
     made.save_pretrained(folder)
     return PromptEncoder(folder)
+
+
+OTHER = 0
+"""A token that ends no turn."""
+VOCABULARY = 256 + 9 + 27 + len(SPECIALS)
 
 
 def sampled_ids(text: str) -> list[int]:
@@ -73,18 +99,20 @@ def sampled_ids(text: str) -> list[int]:
 def played(template: str, turns: Sequence[tuple[str, str, str]], *, ended: bool = True) -> list[int]:
     """A transcript as the rollout service builds it: a prompt, then turn, answer and bridge; each a reply, a role and its message."""
     made = encoder(template)
-    (end,) = made._tokenizer(ENDS[template], add_special_tokens=False)["input_ids"]
+    assert made.decode_raw([[made.end_of_turn]]) == [ENDS[template]]
     ids = made.encode([("user", "go")], MOST)
     for reply, role, message in turns:
-        ids += sampled_ids(reply) + ([end] if ended else [])
-        ids += made.bridge([(role, message)], ended, MOST)
+        ids += sampled_ids(reply) + ([made.end_of_turn] if ended else [])
+        ids += made.bridge([(role, message)], ids[-1], MOST)
     return ids
 
 
 @pytest.mark.parametrize("template", list(ENDS), ids=["chatml", "headers"])
 @given(
     turns=st.lists(
-        st.tuples(st.text("abc", max_size=6), st.sampled_from(["user", "tool"]), TEXTS), min_size=1, max_size=3
+        st.tuples(st.text("abc", min_size=1, max_size=6), st.sampled_from(["user", "tool"]), TEXTS),
+        min_size=1,
+        max_size=3,
     )
 )
 @settings(max_examples=60, deadline=None)
@@ -109,43 +137,120 @@ def test_sampled_tokens_stay_as_they_were_where_text_would_have_others(reply: st
     assert again != ids, "a tokenizer that is asked again gives other tokens: the property above is no matter of course"
 
 
-def test_a_bridge_depends_on_the_messages_and_on_the_end_of_the_turn_alone() -> None:
+def test_a_bridge_closes_a_turn_that_has_another_end() -> None:
     made = encoder(CHATML)
-    (end,) = made._tokenizer("<|im_end|>", add_special_tokens=False)["input_ids"]
-    closed = made.bridge([("user", "cab")], True, MOST)
-    assert made.bridge([("user", "cab")], False, MOST) == [end, *closed]
+    closed = made.bridge([("user", "cab")], made.end_of_turn, MOST)
+    assert made.bridge([("user", "cab")], OTHER, MOST) == [made.end_of_turn, *closed]
     assert made.decode_raw([closed]) == ["\n<|im_start|>user\ncab<|im_end|>\n<|im_start|>assistant\n"]
-    assert made.decode_raw([encoder(HEADERS).bridge([("tool", "cab")], True, MOST)]) == [
+    assert made.decode_raw([encoder(HEADERS).bridge([("tool", "cab")], encoder(HEADERS).end_of_turn, MOST)]) == [
         "<|start|>ipython<|stop|>\n\ncab<|eot|><|start|>assistant<|stop|>\n\n"
     ]
 
 
+@pytest.mark.parametrize("absorbs", [False, True])
+@pytest.mark.parametrize("template", NAMED.values(), ids=NAMED)
+@given(replies=st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3), message=TEXTS)
+@settings(max_examples=30, deadline=None)
+def test_a_bridge_has_the_tokens_of_a_whole_transcript_whatever_comes_before(
+    template: str, absorbs: bool, replies: list[str], message: str
+) -> None:
+    made, chat = encoder(template, absorbs=absorbs), [("user", "go")]
+    for reply in replies:
+        chat += [("assistant", reply), ("tool", message)]
+    whole, cut, ended = (
+        made.encode(chat, MOST),
+        *(made.bridge([("tool", message)], last, MOST) for last in (OTHER, made.end_of_turn)),
+    )
+    assert whole[-len(cut) :] == cut
+    assert cut[1:] == ended
+
+
+@given(
+    turns=st.lists(
+        st.tuples(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=8), TEXTS), min_size=1, max_size=3
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_a_bridge_depends_on_the_last_sampled_token_alone(turns: list[tuple[list[int], str]]) -> None:
+    made = encoder(CHATML)
+    for sampled, message in [*turns, ([7, made.end_of_turn], "a"), ([made.end_of_turn, 7], "a")]:
+        (text,) = made.decode_raw([made.bridge([("user", message)], sampled[-1], MOST)])
+        closing = "" if sampled[-1] == made.end_of_turn else "<|im_end|>"
+        assert text == f"{closing}\n<|im_start|>user\n{message}<|im_end|>\n<|im_start|>assistant\n"
+
+
 def test_messages_that_are_too_long_are_not_rendered() -> None:
     with pytest.raises(PromptError, match="more than 10 characters"):
-        encoder(CHATML).bridge([("user", "a" * 11)], True, 10)
+        encoder(CHATML).bridge([("user", "a" * 11)], OTHER, 10)
 
 
-@pytest.mark.parametrize("template", list(ENDS), ids=["chatml", "headers"])
-def test_templates_that_append_are_accepted_for_users_and_tools(template: str) -> None:
-    encoder(template).check_append_only("model", ["user", "tool"])
+@pytest.mark.parametrize("template", NAMED.values(), ids=NAMED)
+@pytest.mark.parametrize("absorbs", [False, True])
+def test_templates_that_append_are_accepted_for_users_and_tools(template: str, absorbs: bool) -> None:
+    for roles in (["user"], ["tool"], ["user", "tool"]):
+        encoder(template, absorbs=absorbs).check_append_only("model", roles)
 
 
-def test_a_template_that_forgets_thoughts_is_refused_with_the_first_token_that_differs() -> None:
-    with pytest.raises(
-        ModelError, match=r"^qwen: its chat template rewrites earlier turns.* at token \d+ it writes 'answer"
-    ) as refused:
-        encoder(FORGETFUL).check_append_only("qwen", ["user"])
-    assert "in place of '<think>" in str(refused.value)
-    encoder(FORGETFUL).check_append_only("qwen", ["tool"])  # which forgets nothing
+def test_a_template_that_leaves_the_first_space_of_an_answer_to_the_policy_is_accepted() -> None:
+    encoder(SPACED).check_append_only("mistral", ["user"])
 
 
-def test_a_template_without_an_end_of_turn_is_refused() -> None:
+@pytest.mark.parametrize("template", [THINKER, OPENED[THINKER]], ids=["closed", "opened"])
+@pytest.mark.parametrize("roles", [["user"], ["tool", "user"]])
+def test_a_template_that_forgets_thoughts_is_refused_with_the_first_token_that_differs(
+    template: str, roles: list[str]
+) -> None:
+    with pytest.raises(ModelError, match=r"^qwen: its chat template rewrites earlier turns") as refused:
+        encoder(template).check_append_only("qwen", roles)
+    assert "\n" not in str(refused.value)
+    thought = r"after turn \d token \d+ is that of 'Answer.*' in place of '<think>"
+    assert re.search(thought, str(refused.value))
+
+
+@pytest.mark.parametrize("template", [THINKER, ALL_THOUGHTS, OPENED[ALL_THOUGHTS]])
+def test_thoughts_that_only_a_users_message_removes_stay_between_tools(template: str) -> None:
+    made = encoder(template)
+    made.check_append_only("qwen", ["tool"])
+    assert made.decode_raw([made.bridge([("tool", "cab")], OTHER, MOST)])[0].startswith(
+        "<|im_end|>\n<|im_start|>user\ncab<|im_end|>"
+    )
+
+
+@pytest.mark.parametrize("template", [ALL_THOUGHTS, OPENED[ALL_THOUGHTS]])
+def test_a_template_that_keeps_all_thoughts_is_accepted(template: str) -> None:
+    encoder(template).check_append_only("qwen", ["user"])
+
+
+def test_a_template_that_says_nothing_of_a_role_is_refused() -> None:
+    silent = CHATML.replace("{% if m.role == 'tool' %}", "{% if m.role == 'tool' %}{% elif m.role == 'other' %}")
+    with pytest.raises(ModelError, match=r"^model: .*leaves out or changes messages of role 'tool'"):
+        encoder(silent).check_append_only("model", ["user", "tool"])
+
+
+def test_a_template_that_changes_an_answer_is_refused() -> None:
+    loud = CHATML.replace(
+        "{{ m.role }}\n{{ m.content }}", "{{ m.role }}\n{{ m.content | upper if m.role == 'assistant' else m.content }}"
+    )
+    with pytest.raises(ModelError, match=r"^model: .*does not write an answer as it is"):
+        encoder(loud).check_append_only("model", ["user"])
+    with pytest.raises(PromptError, match="does not write an answer as it is"):
+        encoder(loud).bridge([("user", "a")], OTHER, MOST)
+
+
+@pytest.mark.parametrize("template", [MANNERED, HEADERS.replace("<|eot|>", "")], ids=["words", "next header"])
+def test_a_template_without_an_end_of_turn_is_refused(template: str) -> None:
     with pytest.raises(ModelError, match=r"^model: .*does not close an answer with a special token"):
-        encoder(MANNERED).check_append_only("model", ["user"])
+        encoder(template).check_append_only("model", ["user"])
+
+
+def test_a_template_that_closes_its_last_answer_alone_is_refused() -> None:
+    last = HEADERS.replace("<|eot|>", "{% if loop.last or m.role != 'assistant' %}<|eot|>{% endif %}")
+    with pytest.raises(ModelError, match=r"^model: .*closes an answer otherwise when messages follow"):
+        encoder(last).check_append_only("model", ["user"])
 
 
 def test_a_template_that_refuses_the_role_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"^model: .*no tools"):
+    with pytest.raises(ModelError, match=r"^model: messages of role 'tool': .*no tools"):
         encoder(NO_TOOLS).check_append_only("model", ["tool"])
 
 
@@ -153,4 +258,7 @@ def test_the_demos_model_takes_turns_with_users_and_tools(tmp_path: Path) -> Non
     save_tokenizer(make_tokenizer(256), tmp_path)
     made = PromptEncoder(tmp_path)
     made.check_append_only("tiny", ["user", "tool"])
-    assert made.decode_raw([made.bridge([("user", "higher")], True, MOST)]) == ["<|user|>higher<|assistant|>"]
+    for role in ("user", "tool"):
+        bridge = made.bridge([(role, "higher")], made.end_of_turn, MOST)
+        assert made.decode_raw([bridge]) == ["<|user|>higher<|assistant|>"]
+        assert len(bridge) == len("higher") + 2

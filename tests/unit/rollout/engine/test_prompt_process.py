@@ -138,6 +138,19 @@ async def test_a_request_that_is_cancelled_spoils_no_other(sandbox: Sandbox, tmp
     await prompts.close()
 
 
+async def test_a_bridge_closes_a_turn_that_was_cut_and_a_template_that_closes_none_fails_the_prompt(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    closing = await opened(sandbox, tmp_path / "closing", TEMPLATE.replace("{% endfor %}", "<s> {% endfor %}"))
+    assert await closing.bridge(ASK, last=1, most_chars=MOST) == [2, 3, 4, 1, 5]
+    assert await closing.bridge(ASK, last=4, most_chars=MOST) == [1, 2, 3, 4, 1, 5]
+    await closing.close()
+    open_ended = await opened(sandbox, tmp_path / "open")
+    with pytest.raises(PromptError, match="does not close an answer with a special token"):
+        await open_ended.bridge(ASK, last=1, most_chars=MOST)
+    await open_ended.close()
+
+
 def regex(pattern: str) -> Callable[[dict[str, object]], None]:
     def put(document: dict[str, object]) -> None:
         document["pre_tokenizer"] = {

@@ -47,9 +47,9 @@ class Scripted:
 
     def __init__(self, versions: Iterable[int] = (0,) * 99, delays: Iterable[float] = (0.0,) * 99) -> None:
         self.asked: list[tuple[list[int], int, int, str | None]] = []
-        self.bridged: list[tuple[list[str], bool]] = []
+        self.bridged: list[tuple[list[str], int]] = []
         self._versions, self._delays = iter(versions), iter(delays)
-        self.reason = "stop"
+        self.reason, self.last = "stop", END
 
     async def prompt_token_ids(self, messages: Iterable[Message]) -> list[int]:
         return list(PROMPT)
@@ -57,8 +57,8 @@ class Scripted:
     async def decode(self, rollouts: Sequence[Sequence[int]]) -> list[str]:
         return [" ".join(str(token) for token in tokens if token != END) for tokens in rollouts]
 
-    async def bridge(self, messages: Sequence[Message], *, ended: bool) -> list[int]:
-        self.bridged.append(([message.content for message in messages], ended))
+    async def bridge(self, messages: Sequence[Message], *, last: int) -> list[int]:
+        self.bridged.append(([message.content for message in messages], last))
         return [50 + len(message.content) for message in messages]
 
     async def generate(
@@ -69,7 +69,7 @@ class Scripted:
         await asyncio.sleep(next(self._delays))
         for index in range(count):
             yield Piece(index, [20 + index], [-0.5], version, None)
-            yield Piece(index, [100 + number, END], [-1.0, -0.25], version, self.reason)
+            yield Piece(index, [100 + number, self.last], [-1.0, -0.25], version, self.reason)
 
 
 @dataclass
@@ -181,12 +181,13 @@ async def test_no_turn_may_take_more_than_what_the_task_and_the_context_leave() 
     assert [most for *_, most, _ in engine.asked][:3] == [30, 32 - 4, 32 - 8]
 
 
-async def test_a_turn_that_was_cut_is_closed_by_the_bridge() -> None:
+@pytest.mark.parametrize(("reason", "last"), [("length", 7), ("stop", 8), ("stop", END)])
+async def test_a_bridge_follows_the_last_token_that_was_sampled_whatever_ended_the_turn(reason: str, last: int) -> None:
     engine = Scripted()
-    engine.reason = "length"
+    engine.reason, engine.last = reason, last
     group = await sample(engine, Opened(Counting(2, []), Counting(1, [])))
-    assert engine.bridged == [(["x"], False)]
-    assert group.rollouts[0].turns[0].finish_reason is FinishReason.LENGTH
+    assert engine.bridged == [(["x"], last)]
+    assert group.rollouts[0].turns[0].finish_reason == reason
 
 
 async def test_a_failed_environment_leaves_its_rollout_out_and_never_gives_a_reward() -> None:
