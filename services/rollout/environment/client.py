@@ -49,10 +49,11 @@ class EnvironmentClient:
         if task.environment is None:
             raise PromptError("the task has no environment")
         stream: _Stream = self._stub.Play(metadata=self._metadata)
+        episode = _Episode(stream, task, task.environment, self._address)
         try:
-            yield _Episode(stream, task, task.environment, self._address)
+            yield episode
         finally:
-            stream.cancel()
+            episode.end()
 
 
 class _Episode:
@@ -61,6 +62,8 @@ class _Episode:
     def __init__(self, stream: _Stream, task: Task, call: EnvironmentCall, address: str) -> None:
         self._stream, self._task, self._call, self._address = stream, task, call, address
         self._turn = 0
+        self._answer = asyncio.create_task(self._read())
+        """The next message: it is read before it is asked for, as a service that gives an episode up says why at any time."""
 
     async def reset(self) -> Observation:
         """Begins it."""
@@ -84,11 +87,9 @@ class _Episode:
         name, limit_s = self._call.name, limit_s + MARGIN_S
         try:
             async with asyncio.timeout(limit_s):
-                with suppress(
-                    grpc.aio.AioRpcError, asyncio.InvalidStateError
-                ):  # it has ended: what it said last is the reason
+                with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # it has ended: the answer is why
                     await self._stream.write(message)
-                answer = await self._stream.read()
+                answer = await self._answer
         except TimeoutError:
             self._stream.cancel()
             raise EnvironmentFailed(
@@ -101,7 +102,19 @@ class _Episode:
             raise EnvironmentFailed(f"environment {name}: the service at {self._address} ended the stream")
         if answer.HasField("failed"):
             raise EnvironmentFailed(answer.failed.detail, permanent=answer.failed.permanent)
+        self._answer = asyncio.create_task(self._read())
         return _observation(answer.observed, name)
+
+    def end(self) -> None:
+        """Ends the stream, and so the environment."""
+        self._answer.cancel()
+        self._answer.add_done_callback(
+            lambda answer: answer.cancelled() or answer.exception()
+        )  # an error that nobody waits for
+        self._stream.cancel()
+
+    async def _read(self) -> object:
+        return await self._stream.read()
 
 
 def _observation(observed: pb.Observed, name: str) -> Observation:
