@@ -35,6 +35,7 @@ MODELS = DEPLOY.parent / ".millrace" / "models"
 JOB_TIMEOUT_S = 1200.0
 SCRAPE_S = 2
 SETTLE_S = 3.0 * SCRAPE_S
+MODEL = "tiny-moe"
 REWARD_MODEL = "tiny-reward"
 REWARD: dict[str, Any] = {
     "verifiers": {"*": "all"},
@@ -57,13 +58,13 @@ LEARNING: dict[str, dict[str, Any]] = {
     "critic": {"value_clip": 0.5},
     "reference": {},
 }  # fmt: skip
-"""All that the dashboards show of learning: a critic, a reference, a correction, and several optimizer steps a batch."""
+"""All that the dashboards show of learning: a critic, a reference, a correction, several optimizer steps a batch; MODEL has experts."""
 ENDED = ("succeeded", "failed", "cancelled")
 
 
 def record(steps: int) -> None:
     """The whole course; exits where the job fails or a query returns nothing."""
-    maker = [sys.executable, "-m", "examples.demo.models", "tiny", "--out", str(MODELS / "tiny")]
+    maker = [sys.executable, "-m", "examples.demo.models", MODEL, "--out", str(MODELS / MODEL)]
     subprocess.run(maker, check=True)
     with tempfile.TemporaryDirectory(prefix="millrace-record-") as folder:
         home, rewarding = Path(folder) / "home", Path(folder) / "reward"
@@ -118,7 +119,7 @@ def _stack(home: Path, rewarding: Path, judge_url: str) -> Iterator[UpState]:
 
 def _train(state: UpState, steps: int) -> None:
     spec: dict[str, Any] = yaml.safe_load((DEPLOY / "config/jobs/demo.yaml").read_text())
-    spec["model"]["path"] = str(MODELS / "tiny")
+    spec["model"]["path"] = str(MODELS / MODEL)
     spec["learner"]["steps"] = steps
     spec["reward"] = REWARD
     for section, changes in LEARNING.items():
