@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
-from services.common.spec.base import RECORDED, Section
+from services.common.spec.base import RECORDED, FieldError, Section
 from services.common.spec.reference import check_model_path
 
 
@@ -171,16 +171,15 @@ class LearnerSpec(OptimizerFields):
     @model_validator(mode="after")
     def _packing_is_recorded(self, info: ValidationInfo) -> Self:
         if self.packing and info.context is not RECORDED:
-            raise ValueError("packing is replaced by shared_prompts, which computes less: leave it out")
+            raise FieldError("packing", "is replaced by shared_prompts, which computes less: leave it out")
         return self
 
     @model_validator(mode="after")
     def _settings_are_the_backends(self) -> Self:
         if self.backend is not BackendName.FSDP2:
             if self.fsdp_size is not None:
-                raise ValueError(
-                    "fsdp_size is a setting of backend fsdp2: leave it out, or set learner.backend to fsdp2"
-                )
+                message = "is a setting of backend fsdp2: leave it out, or set learner.backend to fsdp2"
+                raise FieldError("fsdp_size", message)
             return self
         for name in (
             "context_parallel_size",
@@ -192,30 +191,28 @@ class LearnerSpec(OptimizerFields):
             "use_distributed_optimizer",
         ):
             if getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(
-                    f"{name} is a setting of backend megatron: fsdp2 shards everything over the data-parallel ranks"
-                )
+                message = "is a setting of backend megatron: leave it out, fsdp2 shards everything over the data-parallel ranks"
+                raise FieldError(name, message)
         if self.fsdp_size is not None and self.data_parallel_size % self.fsdp_size:
-            raise ValueError(f"fsdp_size {self.fsdp_size} does not divide data_parallel_size {self.data_parallel_size}")
+            message = f"{self.fsdp_size} does not divide data_parallel_size ({self.data_parallel_size})"
+            raise FieldError("fsdp_size", message)
         return self
 
     @model_validator(mode="after")
     def _positions_are_split_over_ranks(self) -> Self:
         if self.sequence_parallel and self.tensor_parallel_size == 1:
-            raise ValueError(
-                "sequence_parallel splits rows over tensor-parallel ranks: tensor_parallel_size must be above 1"
-            )
+            message = "splits rows over tensor-parallel ranks: tensor_parallel_size must be above 1"
+            raise FieldError("sequence_parallel", message)
         return self
 
     @model_validator(mode="after")
     def _experts_are_split_over_ranks(self) -> Self:
         if self.replicas % self.expert_parallel_size:
-            raise ValueError(
-                f"expert_parallel_size {self.expert_parallel_size} does not divide data_parallel_size × context_parallel_size, "
-                f"{self.replicas}"
-            )
+            message = f"{self.expert_parallel_size} does not divide data_parallel_size × context_parallel_size ({self.replicas})"
+            raise FieldError("expert_parallel_size", message)
         if self.router_aux_loss_coef and not self.shared_prompts:
-            raise ValueError("router_aux_loss_coef counts each computed position once: it needs shared_prompts")
+            message = "counts each computed position once: set shared_prompts, or leave it out"
+            raise FieldError("router_aux_loss_coef", message)
         return self
 
     @property

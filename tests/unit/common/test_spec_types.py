@@ -131,12 +131,12 @@ def test_a_job_of_a_release_without_shared_prompts_keeps_its_rows(packing: bool)
 
 def test_positions_are_split_only_over_several_ranks() -> None:
     body = "model: {path: tiny}\ndata: {train: {source: a.jsonl}}\nlearner: {sequence_parallel: true"
-    with pytest.raises(ConfigError, match=r"^learner: Value error, sequence_parallel .* tensor_parallel_size must be"):
+    with pytest.raises(ConfigError, match=r"^learner\.sequence_parallel: .* tensor_parallel_size must be"):
         parse_spec(body + "}")
     assert parse_spec(body + ", tensor_parallel_size: 4}").learner.row_multiple == 4
     assert parse_spec("model: {path: tiny}\ndata: {train: {source: a.jsonl}}").learner.row_multiple == 1
 
 
 def test_a_new_job_is_told_what_has_replaced_packing() -> None:
-    with pytest.raises(ConfigError, match=r"^learner: Value error, packing is replaced by shared_prompts"):
+    with pytest.raises(ConfigError, match=r"^learner\.packing: is replaced by shared_prompts"):
         parse_spec("model: {path: tiny}\ndata: {train: {source: a.jsonl}}\nlearner: {packing: true}")

@@ -9,8 +9,13 @@ import pytest
 
 from services.common.errors import ConfigError
 from services.common.spec.job import JobSpec, parse_spec
+from services.common.spec.learner import LearnerSpec
 
 FSDP2 = {"backend": "fsdp2"}
+OF_MEGATRON: dict[str, Any] = {
+    "context_parallel_size": 2, "expert_parallel_size": 2, "router_aux_loss_coef": 0.01, "tensor_parallel_size": 2,
+    "pipeline_parallel_size": 2, "sequence_parallel": True, "use_distributed_optimizer": True,
+}  # fmt: skip
 ADAPTERS = {"path": "tiny", "lora": {}}
 
 
@@ -41,28 +46,34 @@ def test_sizes_that_go_together_make_the_ranks_and_what_divides_a_row(
 
 
 @pytest.mark.parametrize(
-    ("learner", "said"),
+    ("learner", "field", "said"),
     [
-        ({"fsdp_size": 2}, "fsdp_size is a setting of backend fsdp2: leave it out, or set learner.backend to fsdp2"),
-        (FSDP2 | {"data_parallel_size": 4, "fsdp_size": 3}, "fsdp_size 3 does not divide data_parallel_size 4"),
-        (FSDP2 | {"fsdp_size": 0}, "fsdp_size"),
-        (FSDP2 | {"context_parallel_size": 2}, "context_parallel_size is a setting of backend megatron"),
-        (FSDP2 | {"expert_parallel_size": 2}, "expert_parallel_size is a setting of backend megatron"),
-        (FSDP2 | {"router_aux_loss_coef": 0.1}, "router_aux_loss_coef is a setting of backend megatron"),
-        (FSDP2 | {"tensor_parallel_size": 2}, "tensor_parallel_size is a setting of backend megatron"),
-        (FSDP2 | {"use_distributed_optimizer": True}, "use_distributed_optimizer is a setting of backend megatron"),
-        ({"context_parallel_size": 65}, "context_parallel_size"),
-        ({"expert_parallel_size": 2}, "expert_parallel_size 2 does not divide data_parallel_size × context_parallel_size, 1"),
-        ({"data_parallel_size": 4, "expert_parallel_size": 3}, "expert_parallel_size 3 does not divide"),
-        ({"router_aux_loss_coef": -0.1}, "router_aux_loss_coef"),
-        ({"router_aux_loss_coef": 0.1, "shared_prompts": False}, "router_aux_loss_coef counts each computed position once"),
-        ({"backend": "deepspeed"}, "backend"),
+        ({"fsdp_size": 2}, "fsdp_size", "is a setting of backend fsdp2: leave it out, or set learner.backend to fsdp2"),
+        (FSDP2 | {"data_parallel_size": 4, "fsdp_size": 3}, "fsdp_size", "3 does not divide data_parallel_size (4)"),
+        (FSDP2 | {"data_parallel_size": 2, "fsdp_size": 4}, "fsdp_size", "4 does not divide data_parallel_size (2)"),
+        (FSDP2 | {"fsdp_size": 0}, "fsdp_size", "greater than or equal to 1"),
+        ({"context_parallel_size": 65}, "context_parallel_size", "less than or equal to 64"),
+        ({"expert_parallel_size": 2}, "expert_parallel_size", "2 does not divide data_parallel_size × context_parallel_size (1)"),
+        ({"data_parallel_size": 4, "expert_parallel_size": 3}, "expert_parallel_size", "3 does not divide"),
+        ({"tensor_parallel_size": 4, "expert_parallel_size": 4}, "expert_parallel_size", "4 does not divide"),
+        ({"router_aux_loss_coef": -0.1}, "router_aux_loss_coef", "greater than or equal to 0"),
+        ({"router_aux_loss_coef": 0.1, "shared_prompts": False}, "router_aux_loss_coef", "set shared_prompts, or leave it out"),
+        ({"backend": "deepspeed"}, "backend", "'megatron' or 'fsdp2'"),
     ],
 )  # fmt: skip
-def test_sizes_that_do_not_are_refused_by_name(learner: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match="learner") as refused:
+def test_sizes_that_do_not_are_refused_by_name(learner: dict[str, Any], field: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
         job(learner)
-    assert said in str(refused.value)
+    [problem] = refused.value.problems
+    assert problem.field == f"learner.{field}"
+    assert said in problem.message
+
+
+@pytest.mark.parametrize(("name", "value"), OF_MEGATRON.items())
+def test_fsdp2_refuses_each_setting_of_megatron_but_its_default(name: str, value: object) -> None:
+    assert job(FSDP2 | {name: LearnerSpec.model_fields[name].default}).learner == job(FSDP2).learner
+    with pytest.raises(ConfigError, match=rf"^learner\.{name}: is a setting of backend megatron: leave it out"):
+        job(FSDP2 | {name: value})
 
 
 def test_adapters_have_their_defaults() -> None:
