@@ -20,7 +20,7 @@ from deploy.dashboards.survey import PanelData, conditions, legend_labels, metri
 OF_PROMETHEUS = {"up", "ALERTS"}
 ROOT = Path(__file__).parents[3]
 SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",), "info": ("_info",)}
-BASE_UNITS = ("_seconds", "_bytes", "_ratio", "_tokens", "_nats", "_steps", "_versions")
+BASE_UNITS = ("_seconds", "_bytes", "_ratio", "_tokens", "_nats", "_steps", "_versions", "_turns")
 
 
 @cache
@@ -86,7 +86,7 @@ def test_every_metric_has_a_help_text_a_prefix_and_a_base_unit() -> None:
     own = {name: family for name, family in families().items() if not name.startswith(("python_", "process_"))}
     assert len(own) > 70
     for name, family in own.items():
-        assert re.match(r"millrace_(gateway|rollout|reward|learner|process|build)_[a-z0-9_]+$", name), name
+        assert re.match(r"millrace_(gateway|rollout|reward|learner|environment|process|build)_[a-z0-9_]+$", name), name
         assert len(family.documentation) > 10, name
         if family.type == "histogram":
             assert name.endswith(BASE_UNITS), name
