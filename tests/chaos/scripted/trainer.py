@@ -17,6 +17,7 @@ from services.common.checkpoints.manifest import WrittenFile
 from services.learner.groups.sequence import Sequence
 from services.learner.training.background import BackgroundWriter
 from services.learner.training.collectives import gather_json
+from services.learner.training.pools import ACTOR, Pools
 from services.learner.training.rendezvous import join_process_group
 from services.learner.training.stats import StepStats
 from tests.chaos.scripted import lifelike, script
@@ -43,6 +44,7 @@ class Trainer:
         self._finite = lifelike.is_finite(model_dir)
         join_process_group("gloo", timedelta(minutes=5))
         self.device = torch.device("cpu")
+        self.pools = Pools([[ACTOR]], 0, self.device)
         self.step = 0
         self._state = script.GENESIS
         self._writer = BackgroundWriter()
