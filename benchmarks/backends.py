@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import safe_open
-
 from benchmarks.peers.machine import describe_machine
 from benchmarks.peers.ours import stack
 from benchmarks.peers.processes import ROOT, PeakMemory, SideError
@@ -24,6 +22,7 @@ from millrace.follower import follow_steps
 from millrace.gateway import GatewayClient
 from services.cli.overrides import apply_change, load_job
 from services.common.jobs.step_record import StepRecord
+from services.common.models.weight_files import EMBEDDING, LM_HEAD, read_headers
 
 JOB = ROOT / "deploy" / "config" / "jobs" / "demo.yaml"
 MIB = 1 << 20
@@ -87,18 +86,16 @@ def measure(name: str, way: Way, models: Path, steps: int) -> tuple[str, ...]:
             f"{(records[-1].at or 0.0) - (records[0].at or 0.0):.0f}",
             f"{memory.peak_bytes / 2**30:.1f}",
             f"{sum(file.stat().st_size for file in checkpoint.glob('*rank-*')) / MIB:.1f}",
-            f"{version_bytes(checkpoint / 'hf') / MIB:.1f}",
+            f"{published_bytes(checkpoint / 'hf') / MIB:.1f}",
         )
 
 
-def version_bytes(exported: Path) -> int:
+def published_bytes(exported: Path) -> int:
     """Bytes of the weights as they are published: every tensor of an export, and the output layer that shares the embedding's."""
-    sizes: dict[str, int] = {}
-    for path in exported.glob("*.safetensors"):
-        with safe_open(path, framework="pt") as file:
-            sizes |= {name: file.get_tensor(name).nbytes for name in file.keys()}  # noqa: SIM118  not a mapping
-    head = {} if "lm_head.weight" in sizes else {"lm_head.weight": sizes["model.embed_tokens.weight"]}
-    return sum((sizes | head).values())
+    sizes = {name: tensor.bytes for name, tensor in read_headers(exported).items()}
+    if LM_HEAD not in sizes:
+        sizes[LM_HEAD] = sizes[EMBEDDING]
+    return sum(sizes.values())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Environment: what a plug-in is, and what it says. One file is a whole plug-in (docs/environments.md).
+"""Environment: what a plug-in is, and what it says. One file is a whole plug-in.
 
 @dataclass
 class Parrot:

@@ -40,6 +40,10 @@ class Reason(StrEnum):
     """It raised one."""
 
 
+for _label in Reason:
+    metrics.FAILURES.labels(reason=_label)  # a counter that begins at 1 has no increase
+
+
 class EpisodeFailed(MillraceError):  # noqa: N818  named after what happened
     """An episode cannot go on; never a reward. The message names the environment."""
 

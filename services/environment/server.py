@@ -9,7 +9,8 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -17,8 +18,7 @@ import grpc.aio
 
 from services.common.pb import environment_pb2 as pb
 from services.common.pb import environment_pb2_grpc as pb_grpc
-from services.common.service.grpc_server import TokenInterceptor, bind
-from services.common.weights.channel import SERVER_OPTIONS
+from services.common.service import grpc_server
 from services.environment.base import Observation
 from services.environment.players import Call, Episode, EpisodeFailed, Players, Reason
 
@@ -110,16 +110,10 @@ def _observed(observation: Observation) -> pb.FromWorld:
     )  # fmt: skip
 
 
-@asynccontextmanager
-async def serving(service: EnvironmentService, host: str, port: int, token: str | None) -> AsyncIterator[int]:
+def serving(service: EnvironmentService, host: str, port: int, token: str | None) -> AbstractAsyncContextManager[int]:
     """Serves on a port, which it yields; 0 takes a free one. Raises ConfigError when it cannot listen there."""
-    interceptors = [TokenInterceptor(token)] if token else []
-    options = dict(SERVER_OPTIONS) | {"grpc.max_receive_message_length": MESSAGE_BYTES}
-    server = grpc.aio.server(interceptors=interceptors, options=list(options.items()))
-    pb_grpc.add_EnvironmentServicer_to_server(service, server)  # type: ignore[no-untyped-call]  # generated code
-    bound = bind(server, host, port, "environments (MILLRACE_ENVIRONMENT_PORT)")
-    await server.start()
-    try:
-        yield bound
-    finally:
-        await server.stop(_STOP_GRACE_S)
+    add = partial(pb_grpc.add_EnvironmentServicer_to_server, service)
+    purpose = "environments (MILLRACE_ENVIRONMENT_PORT)"
+    return grpc_server.serving(
+        add, host, port, token, purpose=purpose, request_bytes=MESSAGE_BYTES, grace_s=_STOP_GRACE_S
+    )

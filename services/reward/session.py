@@ -83,7 +83,7 @@ class JobSession:
         metrics.GROUPS.labels(result="passed_on" if failed else "judged").inc()
         if not failed:
             metrics.JUDGE_SECONDS.observe(scored.judge_s)
-            metrics.VERIFIED_TOKENS.inc(sum(rollout.sampled_tokens for rollout in scored.group.rollouts))
+            metrics.VERIFIED_TOKENS.inc(scored.group.sampled_tokens)
             if moved and self._samples.take():
                 await keep_sample(self._commands, scored)
 

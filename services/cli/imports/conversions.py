@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from services.cli.imports.draft import Draft
 from services.cli.imports.settings import Settings
@@ -64,8 +65,10 @@ def experts(settings: Settings, draft: Draft, key: str) -> None:
         draft.set("learner.expert_parallel_size", size, key)
 
 
-def router_losses(settings: Settings, draft: Draft, coefficient: str, balancing: str, z_loss: str) -> None:
-    """Losses of the routers: keys of Megatron's moe_aux_loss_coeff, moe_router_load_balancing_type and moe_z_loss_coeff."""
+def router_losses(settings: Settings, draft: Draft, key: Callable[[str], str]) -> None:
+    """Losses of the routers, by Megatron's names, under the source's keys."""
+    names = ("moe_aux_loss_coeff", "moe_router_load_balancing_type", "moe_z_loss_coeff")
+    coefficient, balancing, z_loss = map(key, names)
     value, kind = settings.number(coefficient), settings.text(balancing)
     if value and kind != "none":
         remark = "" if kind else "there it counts unless moe_router_load_balancing_type is none"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from services.common.weights.channel import SERVER_OPTIONS, Options
-
 PROMPT_LIMIT_BYTES = 2 << 20
 """Largest request: the gateway takes bodies of 1 MiB, which protobuf makes no larger."""
 
@@ -39,8 +37,3 @@ class RefusalReason(StrEnum):
     """Generation takes longer than GENERATE_LIMIT_S."""
     TOO_LONG = "context_length_exceeded"
     INVALID = "invalid_value"
-
-
-INFERENCE_SERVER_OPTIONS: Options = [
-    *(dict(SERVER_OPTIONS) | {"grpc.max_receive_message_length": PROMPT_LIMIT_BYTES}).items()
-]

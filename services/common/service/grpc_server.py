@@ -1,9 +1,10 @@
-"""gRPC server parts: the token check and the port, for the threaded server (weights) and the asyncio server (chats)."""
+"""gRPC server parts: the token check and the port, for the threaded server (weights) and the asyncio servers (chats, episodes)."""
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -11,7 +12,7 @@ import grpc.aio
 
 from services.common.config.settings import address
 from services.common.errors import ConfigError
-from services.common.weights.channel import TOKEN_HEADER, bearer
+from services.common.weights.channel import SERVER_OPTIONS, TOKEN_HEADER, bearer
 
 REFUSED = "the token is missing or wrong"
 
@@ -29,6 +30,37 @@ def bind(server: Any, host: str, port: int, purpose: str) -> int:  # noqa: ANN40
         return int(server.add_insecure_port(where))
     except RuntimeError as error:
         raise ConfigError(f"cannot serve {purpose} on {where}: the address is taken or not of this machine") from error
+
+
+@asynccontextmanager
+async def serving(
+    add: Callable[[grpc.aio.Server], None],
+    host: str,
+    port: int,
+    token: str | None,
+    *,
+    purpose: str,
+    request_bytes: int,
+    grace_s: float,
+) -> AsyncIterator[int]:
+    """Serves on a port, which it yields; 0 takes a free one.
+
+    `add`: gives the server its service. `token`: that every call must carry. `purpose`: names the port in an error. `request_bytes`:
+    longest message that it accepts. `grace_s`: for the last replies at the end.
+
+    Raises:
+        ConfigError: it cannot listen there.
+    """
+    interceptors = [TokenInterceptor(token)] if token else []
+    options = dict(SERVER_OPTIONS) | {"grpc.max_receive_message_length": request_bytes}
+    server = grpc.aio.server(interceptors=interceptors, options=list(options.items()))
+    add(server)
+    bound = bind(server, host, port, purpose)
+    await server.start()
+    try:
+        yield bound
+    finally:
+        await server.stop(grace_s)
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):

@@ -72,7 +72,7 @@ class Tracing:
             message = "OTEL_EXPORTER_OTLP_ENDPOINT: the exporter is not installed: pip install 'millrace[traces]'"
             raise ConfigError(message) from error
         own = logging.getLogger("opentelemetry")
-        own.handlers, own.propagate = [_Seldom()], False
+        own.handlers, own.propagate = [_seldom], False
         self._resource = Resource.create({
             "service.name": f"millrace-{service}",
             "service.version": installed_version("millrace") or "unknown",
@@ -182,3 +182,7 @@ class _Seldom(logging.Handler):
         if record.created >= self._next:
             self._next = record.created + QUIET_S
             logging.getLogger().handle(record)
+
+
+_seldom = _Seldom()
+"""One for the process: the thread of a collector that hangs outlives its Tracing."""

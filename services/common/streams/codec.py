@@ -35,9 +35,9 @@ def _names(kind: type[DataclassInstance]) -> tuple[tuple[str, bool, Any], ...]:
 def _values(value: DataclassInstance) -> dict[str, Any]:
     """The fields of one dataclass, for MessagePack, which calls this again for those within: `asdict` copies every value besides."""
     values = {
-        name: found
+        name: getattr(value, name)
         for name, later, default in _names(type(value))
-        if (found := getattr(value, name)) != default or not later
+        if not later or getattr(value, name) != default
     }
     for name in ("extra_info", "config"):
         if name in values:

@@ -94,8 +94,6 @@ class EnvironmentCall:
     """Most tokens of what the environment says at once; more is a failure of the environment."""
     step_timeout_s: float
     """Longest wait for the environment's answer."""
-    turn_timeout_s: float | None = None
-    """Longest time of sampling a turn; None: only the limits of rollout and group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +271,11 @@ class RolloutGroup:
     def prompt_tokens(self) -> Int32Array:
         """Prompt tokens, int32 [P]."""
         return np.frombuffer(self.prompt_token_ids, TOKEN_DTYPE)
+
+    @property
+    def sampled_tokens(self) -> int:
+        """How many tokens the policy sampled, in all rollouts."""
+        return sum(rollout.sampled_tokens for rollout in self.rollouts)
 
     @property
     def min_policy_version(self) -> int:

@@ -31,10 +31,10 @@ from services.common.weights.dtypes import TORCH
 ACTOR = "actor"
 CHECKPOINT, HUGGING_FACE = "checkpoint", "hugging_face"
 _EMBEDDING_COPY = "output_layer.weight"
+"""With tied embeddings a second copy on the last stage."""
 _EXPERTS = ".experts.local_experts."
 _RANK_FILE = re.compile(r"(?:[a-z]+-)?rank-(?P<rank>\d{5})\.safetensors")
 """The actor's ranks, and those of a role that has ranks of its own."""
-"""With tied embeddings a second copy on the last stage."""
 
 
 @dataclass(frozen=True, slots=True)

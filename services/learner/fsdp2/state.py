@@ -14,7 +14,8 @@ import json
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,7 +31,7 @@ from services.learner.fsdp2.sharding import Shards
 from services.learner.training.backend import LoadedState, StateCopy
 from services.learner.training.layout import Layout
 from services.learner.training.platform import rng_states, set_rng_states
-from services.learner.training.rank_file import FORMAT, RankFile, check_backend, pool_of, rank_file
+from services.learner.training.rank_file import FORMAT, RankFile, check_backend, load_by_pool, rank_file
 
 log = logging.getLogger(__name__)
 
@@ -64,14 +65,9 @@ class RankState:
 
     def load(self, folder: Path, *, optimizer: bool = True, rng: bool = True) -> LoadedState:
         """Restores the state; `Backend.load_state` describes it."""
-        pools = {role: pool_of(role, folder) for role in self.models}
-        parts = [
-            self._load({role for role in pools if pools[role] == pool}, folder, pool, optimizer=optimizer, rng=rng)
-            for pool in dict.fromkeys(pools.values())
-        ]
-        return replace(parts[0], absent=set().union(*(part.absent for part in parts)))
+        return load_by_pool(self.models, folder, partial(self._load, folder, optimizer=optimizer, rng=rng))
 
-    def _load(self, roles: set[str], folder: Path, pool: str, *, optimizer: bool, rng: bool) -> LoadedState:
+    def _load(self, folder: Path, roles: set[str], pool: str, *, optimizer: bool, rng: bool) -> LoadedState:
         """Restores these roles from the files of one pool, and from those of this one the random states."""
         with ExitStack() as stack:
             first = RankFile(folder / rank_file(0, pool), stack)

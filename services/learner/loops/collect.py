@@ -55,7 +55,7 @@ async def _receive(job: JobContext, entry: Entry) -> None:
     if task.purpose is Purpose.EVAL:
         job.evals.answers.setdefault(task.group_id, Judged(scored, entry.payload, entry))
     else:
-        tokens = sum(rollout.sampled_tokens for rollout in scored.group.rollouts)
+        tokens = scored.group.sampled_tokens
         job.activity.flow.count(scored)
         metrics.GENERATED_TOKENS.inc(tokens)
         metrics.JUDGE_SECONDS.observe(scored.judge_s)

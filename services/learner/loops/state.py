@@ -71,7 +71,7 @@ class Flow:
     def count(self, scored: ScoredGroup) -> None:
         """Counts a training group."""
         self.groups += 1
-        self.generated_tokens += sum(rollout.sampled_tokens for rollout in scored.group.rollouts)
+        self.generated_tokens += scored.group.sampled_tokens
         for verdict in scored.verdicts:
             self.not_judged += verdict.reward is None
             if verdict.reward is not None and verdict.accuracy is not None:

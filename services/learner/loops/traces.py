@@ -48,7 +48,7 @@ class GroupTraces:
         began = time.time() - judged.scored.judge_s - group.generate_s
         way = self._ways.setdefault(judged.group_id, _Way(group.task.job_id, began))
         way.attempt, way.server, way.rollouts = group.task.attempt, group.server, len(group.rollouts)
-        way.tokens = sum(rollout.sampled_tokens for rollout in group.rollouts)
+        way.tokens = group.sampled_tokens
         way.reward_mean = sum(rewards) / len(rewards) if rewards else None
 
     def settled(self, fates: Iterable[Settled], lineage: int) -> None:

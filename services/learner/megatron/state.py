@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from services.learner.megatron.saved import LAYOUT, SavedState
 from services.learner.training.backend import LoadedState, StateCopy
 from services.learner.training.layout import Layout
 from services.learner.training.platform import rng_states, set_rng_states
-from services.learner.training.rank_file import FORMAT, check_backend, pool_of, rank_file
+from services.learner.training.rank_file import FORMAT, check_backend, load_by_pool, rank_file
 
 log = logging.getLogger(__name__)
 
@@ -77,17 +78,12 @@ class RankState:
             ConfigError: a file is missing, or lacks a tensor; with `optimizer` also: another dtype, or, in another layout, files of a
                 release that does not say what the optimizer's states belong to.
         """
-        pools = {role.name: pool_of(role.name, folder) for role in self._roles}
-        parts = [
-            self._load(
-                [role for role in self._roles if pools[role.name] == pool], folder, pool, optimizer=optimizer, rng=rng
-            )
-            for pool in dict.fromkeys(pools.values())
-        ]
-        return replace(parts[0], absent=set().union(*(part.absent for part in parts)))
+        names = [role.name for role in self._roles]
+        return load_by_pool(names, folder, partial(self._load, folder, optimizer=optimizer, rng=rng))
 
-    def _load(self, roles: list[Role], folder: Path, pool: str, *, optimizer: bool, rng: bool) -> LoadedState:
+    def _load(self, folder: Path, names: set[str], pool: str, *, optimizer: bool, rng: bool) -> LoadedState:
         """Restores these roles from the files of one pool, and from those of this one the random states."""
+        roles = [role for role in self._roles if role.name in names]
         with SavedState(folder, pool) as saved:
             check_backend(saved.rank(0), BackendName.MEGATRON)
             self._check_dtype(saved, optimizer=optimizer)

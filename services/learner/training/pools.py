@@ -88,7 +88,8 @@ class Pools:
         is_first = self._first(self.name) + dist.get_rank() == first
         size = int(self._broadcast(torch.tensor([len(own)]), first).item())
         data = np.frombuffer(bytearray(own), np.uint8) if is_first else np.empty(size, np.uint8)
-        return self._broadcast(torch.from_numpy(data), first).numpy().tobytes()
+        sent = self._broadcast(torch.from_numpy(data), first)
+        return own if is_first else sent.numpy().tobytes()
 
     def send(self, weights: Weights, role: str) -> None:
         """From an actor's rank its weights to the rank of the same place in the role's pool, which calls `receive`."""

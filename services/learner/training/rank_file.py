@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from services.common.errors import ConfigError
 from services.common.spec.learner import BackendName
+from services.learner.training.backend import LoadedState
 
 FORMAT = 2
 
@@ -25,6 +28,13 @@ def rank_file(rank: int, pool: str = "") -> str:
 def pool_of(role: str, folder: Path) -> str:
     """The ranks whose files hold this role: its own, where there are such, or the actor's."""
     return role if role and (folder / rank_file(0, role)).exists() else ""
+
+
+def load_by_pool(roles: Iterable[str], folder: Path, load: Callable[[set[str], str], LoadedState]) -> LoadedState:
+    """Restores a rank's roles with `load(roles, pool)`, called once for each pool whose files hold some of them."""
+    pools = {role: pool_of(role, folder) for role in roles}
+    parts = [load({role for role in pools if pools[role] == pool}, pool) for pool in dict.fromkeys(pools.values())]
+    return replace(parts[0], absent=set().union(*(part.absent for part in parts)))
 
 
 class RankFile:

@@ -9,7 +9,8 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing
+from functools import partial
 from typing import Any
 
 import grpc
@@ -17,16 +18,16 @@ import grpc.aio
 
 from services.common.config.inference import (
     GENERATE_LIMIT_S,
-    INFERENCE_SERVER_OPTIONS,
     MAX_TOKENS,
     PARAM_HEADER,
+    PROMPT_LIMIT_BYTES,
     REASON_HEADER,
     RefusalReason,
 )
 from services.common.errors import MillraceError, PromptError
 from services.common.pb import inference_pb2 as pb
 from services.common.pb import inference_pb2_grpc as pb_grpc
-from services.common.service.grpc_server import TokenInterceptor, bind
+from services.common.service import grpc_server
 from services.common.service.logs import log_context
 from services.common.streams.types import Message
 from services.common.weights.snapshot import PolicyVersion
@@ -155,18 +156,13 @@ class InferenceService(pb_grpc.InferenceServicer):
         return ChatSampling(max_tokens, request.temperature, request.top_p, tuple(request.stop))
 
 
-@asynccontextmanager
-async def serving(service: InferenceService, host: str, port: int, token: str | None) -> AsyncIterator[int]:
+def serving(service: InferenceService, host: str, port: int, token: str | None) -> AbstractAsyncContextManager[int]:
     """Serves on a port, which it yields; 0 takes a free one. Raises ConfigError when it cannot listen there."""
-    interceptors = [TokenInterceptor(token)] if token else []
-    server = grpc.aio.server(interceptors=interceptors, options=INFERENCE_SERVER_OPTIONS)
-    pb_grpc.add_InferenceServicer_to_server(service, server)  # type: ignore[no-untyped-call]  # generated code
-    bound = bind(server, host, port, "inference (MILLRACE_INFERENCE_PORT)")
-    await server.start()
-    try:
-        yield bound
-    finally:
-        await server.stop(_STOP_GRACE_S)
+    add = partial(pb_grpc.add_InferenceServicer_to_server, service)
+    purpose = "inference (MILLRACE_INFERENCE_PORT)"
+    return grpc_server.serving(
+        add, host, port, token, purpose=purpose, request_bytes=PROMPT_LIMIT_BYTES, grace_s=_STOP_GRACE_S
+    )
 
 
 def _finished(first: ChatPiece | None, last: ChatPiece | None, prompt_tokens: int, tokens: int) -> pb.GenerateReply:

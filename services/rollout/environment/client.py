@@ -18,7 +18,7 @@ from services.common.models.prompts import CHARACTERS_PER_TOKEN
 from services.common.pb import environment_pb2 as pb
 from services.common.pb import environment_pb2_grpc as pb_grpc
 from services.common.streams.types import EnvironmentCall, Message, Task
-from services.common.weights.channel import CLIENT_OPTIONS, TOKEN_HEADER, bearer
+from services.common.weights.channel import CLIENT_OPTIONS, token_metadata
 from services.rollout.environment.types import EnvironmentFailed, Observation, World
 
 MARGIN_S = 0.5
@@ -36,7 +36,7 @@ class EnvironmentClient:
         """Connects at the first episode."""
         self._address = address
         self._channel = grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
-        self._metadata = ((TOKEN_HEADER, bearer(token)),) if token else ()
+        self._metadata = token_metadata(token)
         self._stub = pb_grpc.EnvironmentStub(self._channel)  # type: ignore[no-untyped-call]  # generated code
 
     async def close(self) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Self
@@ -74,7 +74,7 @@ class Episodes:
             raise PromptError(f"environment {self._call.name} is over before the first turn")
         self._episodes = [Episode(world) for world in worlds]
         self._prompt = await self._engine.prompt_token_ids(first.messages)
-        if self._room(self._prompt) < 1:
+        if self._room(len(self._prompt)) < 1:
             raise PromptError(
                 f"the prompt is too long: {len(self._prompt)} tokens leave no room in the model's {self._engine.max_model_len}"
             )
@@ -132,7 +132,7 @@ class Episodes:
         if len(observed) > call.max_observation_tokens:
             said = f"environment {call.name} said {len(observed)} tokens at once"
             raise EnvironmentFailed(f"{said}, and max_observation_tokens is {call.max_observation_tokens}")
-        if self._room([*self._prompt, *builder.token_ids, *observed]) < 1:
+        if self._room(len(self._prompt) + len(builder.token_ids) + len(observed)) < 1:
             builder.end_episode(FinishReason.CONTEXT)
             return None
         return observed
@@ -143,17 +143,17 @@ class Episodes:
         accuracy = float(observation.reward > 0.0) if observation.accuracy is None else observation.accuracy
         return EpisodeOutcome(observation.reward, accuracy, observation.detail)
 
-    def _room(self, token_ids: Sequence[int]) -> int:
-        """Tokens of the next turn at most."""
-        left_of_task = len(self._prompt) + self._task.max_tokens - len(token_ids)
-        return min(self._call.max_turn_tokens, left_of_task, self._engine.max_model_len - len(token_ids))
+    def _room(self, length: int) -> int:
+        """Tokens of the next turn at most, after so many."""
+        left_of_task = len(self._prompt) + self._task.max_tokens - length
+        return min(self._call.max_turn_tokens, left_of_task, self._engine.max_model_len - length)
 
     async def _sample(self, token_ids: list[int], count: int) -> AsyncGenerator[Piece, None]:
         stream = self._engine.generate(
             token_ids,
             count=count,
             temperature=self._task.temperature,
-            max_tokens=self._room(token_ids),
+            max_tokens=self._room(len(token_ids)),
             shared=self._shared,
         )
         async with aclosing(stream) as pieces:

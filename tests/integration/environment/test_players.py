@@ -10,18 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from services.common.sandbox.pool import Sandbox
 from services.environment.base import Message, Observation
 from services.environment.players import Call, EpisodeFailed, Players, Reason
+from tests.integration.environment.children import SLACK_S, all_end, children
 from tests.integration.environment.odd_package import install
-from tests.processes import is_at_work
 
 LIMIT_S = 1.0
-SLACK_S = 2.0
-"""Of a busy machine; on an idle one 0.1 s are enough."""
 PLACES = 4
 
 
@@ -34,6 +31,12 @@ async def sandbox(tmp_path: Path) -> AsyncIterator[Sandbox]:
 
 
 @pytest.fixture
+def forkserver(sandbox: Sandbox) -> int:
+    assert sandbox.pid is not None
+    return sandbox.pid
+
+
+@pytest.fixture
 def players(sandbox: Sandbox) -> Players:
     return Players(sandbox, places=PLACES)
 
@@ -42,29 +45,15 @@ def call(name: str = "odd", seed: int = 3, **config: Any) -> Call:
     return Call(name, config, seed, {}, queue_s=2 * LIMIT_S, step_timeout_s=LIMIT_S, memory_mib=256, most_chars=1000)
 
 
-def children(sandbox: Sandbox) -> list[psutil.Process]:
-    """What lives below the forkserver, and what it has left behind."""
-    assert sandbox.pid is not None
-    return [each for each in psutil.Process(sandbox.pid).children(recursive=True) if is_at_work(each.pid)]
-
-
-async def nothing_is_left(sandbox: Sandbox) -> bool:
-    """Whether all children are gone within the slack."""
-    deadline = time.monotonic() + SLACK_S
-    while (left := children(sandbox)) and time.monotonic() < deadline:
-        await asyncio.sleep(0.01)
-    return not left
-
-
 async def playing(players: Players, at: Call, replies: int = 1) -> list[Observation]:
     async with players.episode(at) as episode:
         return [await episode.reset(), *[await episode.step(f"reply {number}") for number in range(replies)]]
 
 
-async def test_an_episode_is_played_in_a_child_that_ends_with_it(sandbox: Sandbox, players: Players) -> None:
+async def test_an_episode_is_played_in_a_child_that_ends_with_it(forkserver: int, players: Players) -> None:
     said = await playing(players, call(), replies=3)
     assert [observation.messages[0].content for observation in said] == ["seed 3, 0", "ok", "ok", "ok"]
-    assert await nothing_is_left(sandbox)
+    assert await all_end(forkserver)
 
 
 async def test_as_many_episodes_as_there_are_places_are_played_at_once_and_all_get_their_turn(players: Players) -> None:
@@ -86,7 +75,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("what", "at", "reason"), WRONG, ids=[f"{what} at {at}" for what, at, _ in WRONG])
 async def test_a_failed_episode_says_why_in_time_and_leaves_nothing(
-    sandbox: Sandbox, players: Players, what: str, at: str, reason: Reason
+    forkserver: int, players: Players, what: str, at: str, reason: Reason
 ) -> None:
     beside = asyncio.create_task(playing(players, call("guess_number"), replies=2))
     began = time.monotonic()
@@ -95,31 +84,31 @@ async def test_a_failed_episode_says_why_in_time_and_leaves_nothing(
     assert time.monotonic() - began < LIMIT_S + SLACK_S
     assert (failed.value.reason, failed.value.permanent) == (reason, reason is Reason.CONFIG)
     assert len(await beside) == 3, "another episode does not notice"
-    assert await nothing_is_left(sandbox)
+    assert await all_end(forkserver)
 
 
 async def test_a_child_that_is_killed_from_outside_is_no_fault_of_the_environment(
-    sandbox: Sandbox, players: Players
+    forkserver: int, players: Players
 ) -> None:
     async with players.episode(call()) as episode:
         await episode.reset()
-        (child,) = children(sandbox)
+        (child,) = children(forkserver)
         child.send_signal(signal.SIGKILL)
         with pytest.raises(EpisodeFailed) as failed:
             await episode.step("still there?")
     assert (failed.value.reason, failed.value.permanent) == (Reason.KILLED, False)
 
 
-async def test_an_episode_that_is_left_ends_its_child_at_once(sandbox: Sandbox, players: Players) -> None:
+async def test_an_episode_that_is_left_ends_its_child_at_once(forkserver: int, players: Players) -> None:
     task = asyncio.create_task(playing(players, call(what="sleeps")))
-    while not children(sandbox):
+    while not children(forkserver):
         await asyncio.sleep(0.01)
     task.cancel()
     began = time.monotonic()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert time.monotonic() - began < SLACK_S
-    assert await nothing_is_left(sandbox)
+    assert await all_end(forkserver)
 
 
 async def test_without_a_place_in_time_an_episode_fails_and_with_one_it_does_not(sandbox: Sandbox) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
-import psutil
 import pytest
 
 from services.common.pb import environment_pb2 as pb
@@ -22,13 +21,11 @@ from services.common.streams.types import EnvironmentCall, Message, Purpose, Tas
 from services.rollout.environment import client as client_module
 from services.rollout.environment.client import MARGIN_S, EnvironmentClient
 from services.rollout.environment.types import EnvironmentFailed, Observation
+from tests.integration.environment.children import SLACK_S, all_end, children
 from tests.integration.environment.service_process import PLACES
-from tests.processes import is_at_work
 
 TOKEN = "a token of the tests"  # noqa: S105
 LIMIT_S = 1.0
-SLACK_S = 2.0
-"""Of a busy machine; on an idle one 0.1 s are enough."""
 ROOT = Path(__file__).parents[3]
 
 
@@ -44,16 +41,9 @@ class Service:
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    def episodes(self) -> list[psutil.Process]:
-        """Children of episodes, and what they started."""
-        return [each for each in psutil.Process(self.forkserver).children(recursive=True) if is_at_work(each.pid)]
-
     async def is_idle(self) -> bool:
-        """Whether all of them are gone within a second."""
-        deadline = time.monotonic() + 2 * SLACK_S
-        while (left := self.episodes()) and time.monotonic() < deadline:
-            await asyncio.sleep(0.01)
-        return not left
+        """Whether all episodes end in time."""
+        return await all_end(self.forkserver, 2 * SLACK_S)
 
 
 @pytest.fixture
@@ -147,7 +137,7 @@ async def test_a_client_without_the_token_gets_nothing(service: Service) -> None
     stranger = EnvironmentClient(service.address, "another token")
     with pytest.raises(EnvironmentFailed, match="UNAUTHENTICATED"):
         await played(stranger, task())
-    assert service.episodes() == []
+    assert children(service.forkserver) == []
     await stranger.close()
 
 
@@ -167,7 +157,7 @@ async def test_a_service_that_is_stopped_or_killed_in_a_turn_holds_nobody(
 
 async def test_a_client_that_goes_away_takes_its_episode_with_it(client: EnvironmentClient, service: Service) -> None:
     gone = asyncio.create_task(played(client, task(what="sleeps")))
-    while not service.episodes():
+    while not children(service.forkserver):
         await asyncio.sleep(0.01)
     gone.cancel()
     await asyncio.gather(gone, return_exceptions=True)

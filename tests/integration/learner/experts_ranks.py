@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from safetensors.torch import save_file
 
 from services.common.spec.job import JobSpec
 from services.common.spec.learner import Recompute
@@ -20,11 +19,11 @@ from tests.integration.learner.trainer_ranks import (
     BASE,
     dapo,
     files_of,
-    logits_of,
     resume,
     sequences,
     variant,
     write,
+    write_loaded,
 )
 from tests.integration.learner.trainers import run_layouts, trainer_of
 
@@ -47,10 +46,7 @@ def scenario(name: str, spec: JobSpec, root: Path, out: Path) -> dict[str, Any]:
     said: dict[str, Any] = {}
     for model in MODELS:
         trainer = trainer_of(root / model, spec, dapo)
-        logits, exported = logits_of(trainer), trainer.export()
-        if trainer.layout.reports_losses and trainer.layout.dp_rank == 0:
-            save_file(logits, out / f"{name}.{model}.logits.safetensors")
-        write(exported, out / f"{name}.{model}.exported.safetensors")
+        write_loaded(trainer, out / f"{name}.{model}")
         said[model] = {}
         for way, coefficient in (("plain", 0.0), ("balanced", COEFFICIENT)):
             chosen = variant(

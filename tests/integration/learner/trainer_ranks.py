@@ -162,19 +162,24 @@ def logits_of(trainer: Trainer) -> dict[str, torch.Tensor]:
     return found
 
 
+def write_loaded(trainer: Trainer, path: Path) -> None:
+    """The model before its first step: all logits and the export, in files whose names begin with `path`."""
+    logits, exported = logits_of(trainer), trainer.export()
+    if trainer.layout.reports_losses and trainer.layout.dp_rank == 0:
+        save_file(logits, f"{path}.logits.safetensors")
+    write(exported, Path(f"{path}.exported.safetensors"))
+
+
 def scenario(name: str, spec: JobSpec, root: Path, out: Path) -> dict[str, Any]:
     """All that is asked of one layout."""
     said: dict[str, Any] = {}
     for model in MODELS:
         trainer = trainer_of(root / model, spec, dapo)
-        logits, exported = logits_of(trainer), trainer.export()
-        if trainer.layout.reports_losses and trainer.layout.dp_rank == 0:
-            save_file(logits, out / f"{name}.{model}.logits.safetensors")
+        write_loaded(trainer, out / f"{name}.{model}")
         trainer.save(out / f"{name}.{model}.saved", export=True)
         assert files_of(trainer)
         stats = [trainer.train(sequences()).as_record() for _ in range(STEPS)]
         said[model] = {"rows": stats}
-        write(exported, out / f"{name}.{model}.exported.safetensors")
         write(trainer.export(), out / f"{name}.{model}.rows.safetensors")
         trainer = trainer_of(root / model, variant(spec, shared_prompts=True), dapo)
         said[model]["shared"] = [trainer.train(sequences()).as_record() for _ in range(STEPS)]

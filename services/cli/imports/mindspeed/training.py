@@ -157,8 +157,7 @@ def _data_parallel(settings: Settings, draft: Draft, shared: int) -> None:
 
 def routers(settings: Settings, draft: Draft) -> None:
     """Losses of the routers of a mixture of experts."""
-    names = ("moe_aux_loss_coeff", "moe_router_load_balancing_type", "moe_z_loss_coeff")
-    router_losses(settings, draft, *(of_role(settings, ACTOR, name) for name in names))
+    router_losses(settings, draft, lambda name: of_role(settings, ACTOR, name))
 
 
 def model(settings: Settings, draft: Draft) -> None:

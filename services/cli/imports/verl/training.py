@@ -192,8 +192,7 @@ def ranks(settings: Settings, draft: Draft) -> None:
 
 def routers(settings: Settings, draft: Draft) -> None:
     """Losses of the routers of a mixture of experts."""
-    names = ("moe_aux_loss_coeff", "moe_router_load_balancing_type", "moe_z_loss_coeff")
-    router_losses(settings, draft, *(f"{TRANSFORMER}.{name}" for name in names))
+    router_losses(settings, draft, lambda name: f"{TRANSFORMER}.{name}")
 
 
 def _megatron_sizes(settings: Settings, draft: Draft) -> int:
