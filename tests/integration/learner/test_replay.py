@@ -81,7 +81,8 @@ class Recorded:
         return done, json.loads(done.stdout) if done.stdout else {}
 
     def contents(self) -> dict[str, str]:
-        files = [path for path in sorted(self.folder.rglob("*")) if path.is_file()]
+        """Digest of each file; the job's record may be about to be replaced."""
+        files = [path for path in sorted(self.folder.rglob("*")) if path.is_file() and not path.name.startswith(".")]
         return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
