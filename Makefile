@@ -7,11 +7,13 @@ LOCK := deploy/lock/cpu.txt
 BIN := $(VENV)/bin
 SOURCES := millrace services examples tests benchmarks deploy
 MODEL ?= tiny
+# The Python of `make test-gpu`.
+GPU_PYTHON ?= python3
 # Where this is set, every process of the tests would compile our modules once more.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down serve test-unit test test-all coverage chaos test-compose test-ascend-versions test-verl test-trackers lint format proto dashboards bench bench-algorithms bench-peers lock lock-peers lock-trackers lock-ascend audit clean
+.PHONY: help setup demo up down serve test-unit test test-all coverage chaos test-compose test-ascend-versions test-gpu test-verl test-trackers lint format proto dashboards bench bench-algorithms bench-peers lock lock-peers lock-trackers lock-ascend audit clean
 
 help: ## Shows the verbs
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-20s %s\n", $$1, $$2}'
@@ -56,6 +58,11 @@ test-compose: setup ## The whole stack in containers, with a real Docker engine:
 
 test-ascend-versions: ## The rollout service's and the learner's tests on the versions that Ascend pairs with, on the CPU, in environments of their own
 	@PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" deploy/test-ascend-versions.sh
+
+test-gpu: ## The learner's tests on CUDA, as far as one GPU goes; GPU_PYTHON: a Python with the learner's packages and a torch for CUDA
+	@MILLRACE_TEST_PLATFORM=cuda $(GPU_PYTHON) -m pytest -q -n 5 --dist loadfile -m "not slow" tests/integration/learner/test_trainer.py \
+		tests/integration/learner/test_roles.py tests/integration/learner/test_experts.py tests/integration/learner/test_fsdp2.py \
+		tests/integration/learner/test_replay_gpu.py tests/integration/learner/training/test_cuda_kernels.py
 
 test-verl: setup ## Our formulas against verl's own functions, which are installed into a folder of their own
 	@$(BIN)/python -m pip install --quiet --quiet --no-deps --upgrade --target .venv-verl -r deploy/lock/verl.txt

@@ -19,6 +19,7 @@ DOCUMENTS = [
     "docs/algorithms.md",
     "docs/architecture.md",
     "docs/ascend.md",
+    "docs/gpu.md",
     "docs/judges.md",
     "docs/performance.md",
     "docs/python.md",

@@ -1,6 +1,7 @@
 """Attention of transformers' models over a row of segments, under the name `millrace` in its attention interface.
 
-transformers makes no mask for an implementation that has none registered. The row's segments reach every layer as the keyword `segments`.
+transformers makes no mask for an implementation that has none registered. The row's segments reach every layer as the keyword `segments`,
+in bytes: fully_shard moves tensors to the device, and they are read on the host.
 
     plain                                        `shared_attention`: no mask of the row's square
     sliding window, soft cap, unequal head sizes  scores of the whole row, with a mask
@@ -35,7 +36,7 @@ def attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     *,
-    segments: torch.Tensor | None = None,
+    segments: bytes | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
@@ -52,7 +53,7 @@ def attention(
         attention_mask: None.
         scaling: of the scores; None is 1 / √head size.
         dropout: 0: a policy is trained on the distribution that it samples from.
-        segments: of `encode_segments`.
+        segments: bytes of `encode_segments`.
         sliding_window: positions that a query sees, its own included; None: all.
         softcap: bound of the scores, by tanh.
         s_aux: logits of attention sinks, which are not supported.
@@ -67,12 +68,13 @@ def attention(
     if segments is None or attention_mask is not None or s_aux is not None or position_bias is not None or dropout:
         raise ModelError(f"{type(module).__name__}: this attention is not supported by backend fsdp2")
     query, key, value = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
-    if sliding_window is not None and _longest(segments) <= sliding_window:
+    row = torch.frombuffer(bytearray(segments), dtype=torch.int64).view(-1, 2)
+    if sliding_window is not None and _longest(row) <= sliding_window:
         sliding_window = None
     if sliding_window is None and not softcap and query.shape[-1] == value.shape[-1]:
-        return shared_attention(query, key, value, segments, scaling)[None], None
+        return shared_attention(query, key, value, row, scaling)[None], None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    visible = _visible(segments.numpy().tobytes(), sliding_window).to(query.device)
+    visible = _visible(segments, sliding_window).to(query.device)
     return _masked_attention(query, key, value, visible, scale, softcap)[None], None
 
 

@@ -301,7 +301,7 @@ class FSDP2Model:
         output: torch.Tensor = self._root(
             input_ids=batch.tokens,
             position_ids=position_ids,
-            segments=batch.attention,
+            segments=None if batch.attention is None else batch.attention.numpy().tobytes(),
             logits_to_keep=batch.positions,
             use_cache=False,
         )

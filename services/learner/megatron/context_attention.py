@@ -4,7 +4,7 @@
     their gradient   ◄─ reduce-scatter ◄─ row
 
 A piece is a run of consecutive queries of one segment. On a CPU its own square, its segment before it, and its prompt are a call each,
-joined by the log-sum-exp of their scores; on an NPU all pieces are a call of one kernel. No mask of the row's square is made anywhere.
+joined by the log-sum-exp of their scores; on CUDA and NPUs all pieces are a call of one kernel. No mask of the row's square is made.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from services.learner.training.context_chunks import own_pieces, row_order
 from services.learner.training.npu_attention import Piece, fused_attention
-from services.learner.training.prompt_sharing import by_piece
+from services.learner.training.prompt_sharing import on_cuda
 
 
 def context_attention(
@@ -47,7 +47,7 @@ def attend(
     if query.device.type == "npu":
         return fused_attention(query, key, value, pieces, scale)
     if query.device.type != "cpu":
-        return by_piece(query, key, value, pieces, scale)
+        return on_cuda(query, key, value, pieces, scale)
     context: torch.Tensor = _PieceAttention.apply(query, key, value, pieces, scale)  # type: ignore[no-untyped-call]
     return context
 

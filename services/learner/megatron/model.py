@@ -17,7 +17,6 @@ from megatron.core.tensor_parallel import (
     gather_from_sequence_parallel_region,
     set_defaults_if_not_set_tensor_model_parallel_attributes,
 )
-from megatron.core.transformer.module import Float16Module
 
 from services.common.errors import ModelError
 from services.common.spec.job import JobSpec
@@ -46,7 +45,7 @@ class ModelPart:
     chunk: Any
     """The bare GPTModel of this pipeline stage."""
     model: Any
-    """The same, in Megatron's wrappers: precision, and for a trained model gradient buffers and their reduction."""
+    """The same; a trained model in Megatron's wrapper: gradient buffers and their reduction."""
     selection: ResponseSelection
     rotary: RotarySelection
 
@@ -164,7 +163,8 @@ def _finish(
     chunk.rotary_pos_emb.register_forward_hook(part.rotary)
     if config.context_parallel_size > 1:
         chunk.rotary_pos_emb.register_forward_pre_hook(_of_whole_row, with_kwargs=True)
-    part.model = Float16Module(config, chunk) if spec.model.dtype is DType.BFLOAT16 else chunk
+    # Megatron's Float16Module would copy the logits to float32: they are read as they are.
+    part.model = chunk.bfloat16() if spec.model.dtype is DType.BFLOAT16 else chunk
     if trained:
         ddp_config = DistributedDataParallelConfig(
             grad_reduce_in_fp32=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,10 +23,19 @@ def token_logprobs(
         group: the tensor-parallel group; None where the vocabulary is not split.
         entropy_gradient: whether the entropies are differentiable too; the backward pass then takes one more pass over the vocabulary.
     """
-    values: tuple[torch.Tensor, torch.Tensor] = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
-        logits, targets, temperature, group, entropy_gradient
-    )
+    values: tuple[torch.Tensor, torch.Tensor]
+    if logits.is_cuda and logits.dtype is not torch.float64:
+        from services.learner.training.fused_logprobs import FusedTokenLogprobs
+
+        first = logits.shape[-1] * (dist.get_rank(group) if group is not None else 0)
+        values = FusedTokenLogprobs.apply(logits, targets, temperature, first, partial(_over, group), entropy_gradient)  # type: ignore[no-untyped-call]
+    else:
+        values = _TokenLogprobs.apply(logits, targets, temperature, group, entropy_gradient)  # type: ignore[no-untyped-call]
     return values
+
+
+def _over(group: dist.ProcessGroup | None, values: torch.Tensor, *, largest: bool) -> torch.Tensor:
+    return _reduced(values, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group)
 
 
 class _TokenLogprobs(torch.autograd.Function):

@@ -6,8 +6,8 @@
 
 The segments travel through Megatron in the place of its attention mask, as a small tensor: it passes activation recomputation, which keeps
 tensors only. On a CPU all prompts, all responses, and all responses towards their prompts are a call each, joined by the log-sum-exp of
-their scores. On an NPU all of it is a call of one kernel (`npu_attention`). Elsewhere each segment is a call of
-scaled_dot_product_attention without a mask, for which a fused kernel exists.
+their scores. On CUDA and NPUs all of it is a call of one kernel (`cuda_attention`, `npu_attention`). What remains, float32 on CUDA, is a
+call of scaled_dot_product_attention for each segment.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
+from services.learner.training.cuda_attention import DTYPES as FLASH_DTYPES
+from services.learner.training.cuda_attention import flash_attention
 from services.learner.training.npu_attention import Piece, fused_attention
 
 _Positions = npt.NDArray[np.int64]
@@ -64,7 +66,7 @@ def shared_attention(
     if query.device.type == "npu":
         return fused_attention(query, key, value, layout.pieces, scale)
     if query.device.type != "cpu":
-        return by_piece(query, key, value, layout.pieces, scale)
+        return on_cuda(query, key, value, layout.pieces, scale)
     repeats = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
     context: torch.Tensor = _JoinedAttention.apply(query, key, value, layout, scale)  # type: ignore[no-untyped-call]
@@ -224,6 +226,14 @@ class _JoinedAttention(torch.autograd.Function):
             for row, part, padded in zip(found, parts, (queries, keys, keys), strict=True):
                 row.index_add_(0, padded.positions, padded.unpad(part))
         return found[0], found[1], found[2], None, None
+
+
+def on_cuda(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, pieces: tuple[Piece, ...], scale: float
+) -> torch.Tensor:
+    """Attention of the pieces' queries; `key` and `value` may have more positions than `query`."""
+    attend = flash_attention if query.dtype in FLASH_DTYPES else by_piece
+    return attend(query, key, value, pieces, scale)
 
 
 def by_piece(

@@ -12,26 +12,31 @@ from services.learner.training.layout import Layout
 
 
 class Tally:
-    """Sums in float64, on the CPU: NPUs lack that type. Only ranks on the last pipeline stage compute losses; `means` is for every rank."""
+    """Sums in float64, for NPUs, which lack that type, on the CPU. Nothing else waits for the device before `means` and `largest`.
+
+    Only ranks on the last pipeline stage compute losses; `means` is for every rank.
+    """
 
     def __init__(self) -> None:
         self._sums: dict[str, torch.Tensor] = {}
-        self._largest_difference = 0.0
+        self._largest_differences: list[torch.Tensor] = []
 
     def add(self, values: dict[str, torch.Tensor], mask: torch.Tensor) -> None:
         """Adds the unmasked tokens' values, each [R]."""
         for name, value in values.items():
-            kept = torch.where(mask, value.detach(), value.new_zeros(())).cpu().double().sum()
+            kept = torch.where(mask, value.detach(), value.new_zeros(()))
+            kept = (kept.cpu() if kept.device.type == "npu" else kept).double().sum()
             self._sums[name] = self._sums[name] + kept if name in self._sums else kept
 
     def add_difference(self, difference: torch.Tensor, mask: torch.Tensor) -> None:
         """Keeps the largest absolute value of the unmasked tokens."""
         kept = torch.where(mask, difference.detach().abs(), difference.new_zeros(()))
-        self._largest_difference = max(self._largest_difference, float(kept.max()))
+        self._largest_differences.append(kept.max())
 
     def means(self, layout: Layout, device: torch.device, tokens: int) -> dict[str, float]:
         """On every rank, the sums of all ranks by name, divided by the tokens of the batch."""
-        mine = {name: float(value) for name, value in self._sums.items()} if layout.reports_losses else {}
+        values = torch.stack(list(self._sums.values())).tolist() if self._sums else []
+        mine = dict(zip(self._sums, values, strict=True)) if layout.reports_losses else {}
         sums: dict[str, float] = defaultdict(float)
         for part in gather_json(mine, device):  # in the order of the ranks, whose names may differ
             for name, value in part.items():
@@ -40,7 +45,8 @@ class Tally:
 
     def largest(self, device: torch.device) -> float:
         """On every rank, the largest difference of all ranks."""
-        largest = torch.full((1,), self._largest_difference, dtype=torch.float32, device=device)
+        mine = self._largest_differences or [torch.zeros((), device=device)]
+        largest = torch.stack(mine).max().float()
         if dist.get_world_size() > 1:
             dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         return float(largest)

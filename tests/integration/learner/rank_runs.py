@@ -15,6 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.integration.learner.platforms import ON_CPU, RANKS
+
 HERE = Path(__file__).parent
 TIMEOUT_S = 600.0
 """Of one run."""
@@ -67,8 +69,8 @@ def outcome_of(
     slow = any(item.get_closest_marker("slow") for item in request.session.items if item.path == request.path)
     arguments = [str(root), slow_argument] if slow and slow_argument else [str(root)]
     layouts: dict[str, dict[str, Any]] = {}
-    for backend, ranks in itertools.product(backends, (1, 2, 4) if slow else (1, 2)):
-        if backend == "fsdp2" and ranks == 1 and not slow:
+    for backend, ranks in itertools.product(backends, RANKS if slow else RANKS[:2]):
+        if backend == "fsdp2" and ranks == 1 and ON_CPU and not slow:
             continue  # none of its layouts is quick
         launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         run([*launch, str(HERE / f"{kind}_ranks.py"), *arguments, backend])

@@ -14,7 +14,6 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from services.common.config.settings import Platform
 from services.common.models.roles import RoleModels
 from services.common.spec.job import JobSpec
 from services.learner.groups.sequence import Sequence
@@ -22,6 +21,7 @@ from services.learner.ranks.loop import build_trainer
 from services.learner.training.collectives import gather_json
 from services.learner.training.rank_file import rank_file
 from services.learner.training.trainer import Trainer
+from tests.integration.learner.platforms import PLATFORM
 from tests.integration.learner.roles_cases import ACTOR, CASES, DTYPES, QUICK_DTYPES, TEMPERATURE
 from tests.integration.learner.trainer_cases import LAYOUTS, QUICK
 from tests.integration.learner.trainers import (
@@ -101,7 +101,7 @@ class Bench:
         ]
 
     def build(self, spec: JobSpec, models: RoleModels | None = None) -> Trainer:
-        return build_trainer(spec, models or self.models("llama"), Platform.CPU)
+        return build_trainer(spec, models or self.models("llama"), PLATFORM)
 
 
 def follow_the_reference(bench: Bench, name: str, cases: list[tuple[str, str, str]]) -> dict[str, Any]:

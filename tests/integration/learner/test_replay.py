@@ -35,6 +35,7 @@ STEPS = 7
 """Checkpoints are written about every third step and at the end, and two are kept."""
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one": {},
+    "float32": {},
     "dp": {"learner": {"data_parallel_size": 2, "use_distributed_optimizer": True}},
     "tp": {"learner": {"tensor_parallel_size": 2}},
     "fsdp": {"learner": {"backend": "fsdp2", "data_parallel_size": 2}},
@@ -70,12 +71,12 @@ class Recorded:
     def checkpoints(self) -> list[int]:
         return sorted(int(path.name.removeprefix("step-")) for path in (self.folder / "checkpoints").glob("step-*"))
 
-    def replay(self, *arguments: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    def replay(self, *arguments: str, platform: str = "cpu") -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MILLRACE_")}
         command = [sys.executable, "-m", "services.cli.main", "replay", self.id, "--home", str(self.home), "--json"]
         done = subprocess.run(
             [*command, *arguments],
-            env=environment | {"REDIS_URL": "redis://127.0.0.1:1/0"},
+            env=environment | {"REDIS_URL": "redis://127.0.0.1:1/0", "MILLRACE_PLATFORM": platform},
             capture_output=True, text=True, check=False, timeout=300,
         )  # fmt: skip
         return done, json.loads(done.stdout) if done.stdout else {}

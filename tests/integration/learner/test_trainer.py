@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.integration.learner.platforms import ON_CPU
 from tests.integration.learner.rank_runs import TIMEOUT_S, Outcome, outcome_of
 from tests.integration.learner.trainer_cases import (
     LAYOUTS,
@@ -40,7 +41,7 @@ def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 class TestAgainstPlainTorch:
     def test_loaded_weights_give_the_logits_of_transformers(self, outcome: Outcome, layout: str, model: str) -> None:
         # sums over the halves of a weight, or of a row, round differently, and FSDP2 has another attention; the rest computes the very same
-        assert outcome.logit_error(layout, model) <= (1e-5 if layout in OTHER_SUMS + ON_FSDP2 else 0.0)
+        assert outcome.logit_error(layout, model) <= (0.0 if ON_CPU and layout not in OTHER_SUMS + ON_FSDP2 else 1e-5)
 
     def test_exported_weights_are_those_loaded_and_name_the_output_layer(
         self, outcome: Outcome, layout: str, model: str
@@ -145,6 +146,7 @@ class TestSplitting:
             assert found == pytest.approx(expected.tolist(), abs=1e-5)
 
 
+@pytest.mark.skipif(not ON_CPU, reason="torch's fused kernels on a GPU take no float32")
 class TestMemory:
     @pytest.mark.parametrize("way", ["rows", "shared"])
     def test_it_grows_with_a_rows_length_and_not_with_its_square(self, outcome: Outcome, way: str) -> None:

@@ -6,16 +6,18 @@ from typing import Any
 
 import numpy as np
 
+from tests.integration.learner.platforms import ON_CPU, runnable
+
 VOCABULARY = 128
 MODELS = ("llama", "qwen2", "qwen3")
-LAYOUTS: dict[str, int] = {
+LAYOUTS = runnable({
     "one": 1, "tp": 2, "pp": 2, "dp": 2, "dist": 2, "sp": 2, "cp": 2, "sp_pp": 4, "sp_dist": 4, "cp_sp": 4, "cp_pp": 4, "cp_dp": 4,
     "fsdp": 1, "fsdp_dp": 2, "hybrid": 4,
-}  # fmt: skip
+})  # fmt: skip
 """Ranks of each layout; sp is tp with sequence parallelism, dist is dp with the distributed optimizer, which cp and cp_dp have too; the
 last three are FSDP2's."""
 ON_FSDP2 = ("fsdp", "fsdp_dp", "hybrid")
-QUICK = ("one", "pp", "dist", "sp", "cp", "fsdp_dp")
+QUICK = ("one", "pp", "dist", "sp", "cp", "fsdp_dp") if ON_CPU else tuple(LAYOUTS)
 """Layouts whose tests are not slow: sp is tp with more, and dist is dp with more."""
 SHORT, LONG = 2048, 8192
 MEASURED: dict[str, dict[str, tuple[int, ...]]] = {

@@ -27,6 +27,7 @@ from services.learner.training.batch import MicroBatch
 from services.learner.training.collectives import gather_json
 from services.learner.training.context_parallel import all_tokens
 from services.learner.training.trainer import Trainer
+from tests.integration.learner.platforms import ON_CPU
 from tests.integration.learner.trainer_cases import (
     ADAM,
     CLIP_HIGH,
@@ -213,7 +214,7 @@ def scenario(name: str, spec: JobSpec, root: Path, out: Path) -> dict[str, Any]:
     said["refused"] = refusal(root / "qwen3", spec, out / f"{name}.float32" / "saved")
     said["memory"] = {
         way: [memory(llama, variant(spec, shared_prompts=way == "shared"), tokens) for tokens in lengths]
-        for way, lengths in MEASURED.get(name, {}).items()
+        for way, lengths in (MEASURED.get(name, {}) if ON_CPU else {}).items()
     }
     return said
 
@@ -313,9 +314,9 @@ def resume(model: Path, spec: JobSpec, folder: Path) -> dict[str, Any]:
     straight.save(folder / "saved")
     expected = straight.train(sequences()).as_record()  # while the checkpoint is being written
     files_of(straight)
-    noise = draw()
+    noise = draw(straight)
     restarted = trainer_of(model, spec, dapo)
-    torch.rand(17), random.random(), np.random.random(5)
+    torch.rand(17), torch.rand(5, device=straight.device), random.random(), np.random.random(5)
     restarted.load(folder / "saved")
     steps = restarted.step
     got = restarted.train(sequences()).as_record()
@@ -324,15 +325,16 @@ def resume(model: Path, spec: JobSpec, folder: Path) -> dict[str, Any]:
         "steps": steps,
         "stats": got == expected,
         "weights": a is None or b is None or all(torch.equal(a[k], b[k]) for k in a),
-        "random": noise == draw(),
+        "random": noise == draw(restarted),
         "moved": a is None
         or any(not torch.equal(v, w) for v, w in zip(a.values(), _fresh(model, spec).values(), strict=True)),
     }
 
 
-def draw() -> list[float]:
+def draw(trainer: Trainer) -> list[float]:
     """Numbers from every generator of this process."""
-    return [float(torch.rand(1)), random.random(), random.gauss(), float(np.random.random())]
+    of_device = float(torch.rand(1, device=trainer.device))
+    return [float(torch.rand(1)), of_device, random.random(), random.gauss(), float(np.random.random())]
 
 
 def files_of(trainer: Trainer) -> list[str]:
@@ -351,7 +353,7 @@ def beginnings(model: Path, spec: JobSpec, folder: Path) -> dict[str, Any]:
     straight.save(folder, export=True)
     files_of(straight)
     saved, moments = gathered(straight), moments_of(straight)
-    noise = draw()
+    noise = draw(straight)
     said: dict[str, Any] = {}
     for kind in ("no_load_optim", "no_load_rng", "finetune", "hugging_face"):
         trainer = trainer_of(model, spec, dapo)
@@ -371,7 +373,7 @@ def beginnings(model: Path, spec: JobSpec, folder: Path) -> dict[str, Any]:
             "weights": gathered(trainer) == saved,
             "optimizer": moments_of(trainer) == moments,
             "fresh_optimizer": moments_of(trainer) == fresh,
-            "random": draw() == noise,
+            "random": draw(trainer) == noise,
         }
         stats = trainer.train(sequences())
         said[kind]["trains"] = stats.skipped == "" and gathered(trainer) != saved
@@ -399,7 +401,7 @@ def digest(tensors: Iterable[torch.Tensor]) -> str:
     """Of their bytes."""
     found = xxhash.xxh3_128()
     for tensor in tensors:
-        found.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        found.update(tensor.contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes())
     return found.hexdigest()
 
 

@@ -15,15 +15,16 @@ import torch
 import torch.distributed as dist
 import xxhash
 
-from services.common.config.settings import Platform
 from services.common.spec.job import JobSpec
 from services.common.spec.learner import BackendName
 from services.learner.algorithms.losses import LossFunction
 from services.learner.backends import open_backend
 from services.learner.training.actor import Actor
 from services.learner.training.backend import Model
+from services.learner.training.platform import BACKENDS
 from services.learner.training.tensor_file import Weights
 from services.learner.training.trainer import Trainer
+from tests.integration.learner.platforms import PLATFORM
 from tests.integration.learner.trainer_cases import ON_FSDP2 as FSDP2_LAYOUTS
 
 ON_FSDP2 = BackendName.FSDP2.value in sys.argv
@@ -33,14 +34,14 @@ HEAD, LM_HEAD = "value_head.weight", "lm_head.weight"
 if not ON_FSDP2:
     from services.learner.megatron.platform import prepare
 
-    prepare(Platform.CPU)
+    prepare(PLATFORM)
 
 
 def trainer_of(
     model: Path, spec: JobSpec, loss: LossFunction, *, critic_dir: Path | None = None, reference_dir: Path | None = None
 ) -> Trainer:
     """This rank's trainer, on the back end that the spec names."""
-    backend = open_backend(spec, Platform.CPU)
+    backend = open_backend(spec, PLATFORM)
     return Trainer(model, spec, backend, loss, critic_dir=critic_dir, reference_dir=reference_dir)
 
 
@@ -74,7 +75,7 @@ def run_layouts(
     """
     (root / "out").mkdir(exist_ok=True)
     if not dist.is_initialized():
-        dist.init_process_group("gloo")
+        dist.init_process_group(BACKENDS[PLATFORM])
     ranks, said = dist.get_world_size(), {}
     mine = [name for name, size in layouts.items() if size == ranks and (name in FSDP2_LAYOUTS) is ON_FSDP2]
     for name in (name for name in mine if everything or name in quick):
@@ -211,4 +212,4 @@ def masters_follow(trainer: Trainer) -> bool:
 
 def digest(tensor: torch.Tensor) -> str:
     """Of its bytes."""
-    return xxhash.xxh3_64_hexdigest(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return xxhash.xxh3_64_hexdigest(tensor.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes())
