@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.function import once_differentiable
 
-from services.learner.training.npu_attention import Piece
+from services.learner.training.npu_attention import Piece, key_positions
 
 DTYPES = {torch.bfloat16, torch.float16}
 """What the kernel computes in."""
@@ -37,7 +37,7 @@ class Call(NamedTuple):
     """What the kernel is told of the pieces."""
 
     keys: torch.Tensor
-    """int64, the row's position at each place of the keys: before each response come its prompt's."""
+    """Of `key_positions`."""
     query_ends: torch.Tensor
     """int32, 0, then where each piece ends among the queries."""
     key_ends: torch.Tensor
@@ -49,10 +49,9 @@ class Call(NamedTuple):
 
 @lru_cache(maxsize=_ROWS)
 def _call_of(pieces: tuple[Piece, ...], device: torch.device) -> Call:
-    keys = torch.cat([torch.arange(start, start + length) for piece in pieces for start, length in piece.keys])
-    queries, seen = [piece.length for piece in pieces], [sum(length for _, length in piece.keys) for piece in pieces]
+    queries, seen = [piece.length for piece in pieces], [piece.seen for piece in pieces]
     ends = [torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).to(device) for lengths in (queries, seen)]
-    return Call(keys.to(device), ends[0], ends[1], max(queries), max(seen))
+    return Call(key_positions(pieces).to(device), ends[0], ends[1], max(queries), max(seen))
 
 
 def forward_kernel(

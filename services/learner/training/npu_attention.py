@@ -9,7 +9,7 @@ It was not run on an NPU: names and meaning of the arguments are those of `torch
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -34,6 +34,16 @@ class Piece(NamedTuple):
     """Of the queries."""
     keys: tuple[tuple[int, int], ...]
     """Start and length of each run of keys in the row: of a response its prompt; then the segment, up to the last query."""
+
+    @property
+    def seen(self) -> int:
+        """How many keys."""
+        return sum(length for _, length in self.keys)
+
+
+def key_positions(pieces: Sequence[Piece]) -> torch.Tensor:
+    """int64, the row's position at each place of the pieces' keys: before each response come its prompt's."""
+    return torch.cat([torch.arange(start, start + length) for piece in pieces for start, length in piece.keys])
 
 
 def fused_attention(
@@ -70,7 +80,7 @@ class _Call(NamedTuple):
     queries: slice
     """Their positions."""
     keys: torch.Tensor
-    """int64, the row's position at each place of the keys: before each response come its prompt's."""
+    """Of `key_positions`."""
     query_ends: list[int]
     """Where each piece ends among the queries."""
     key_ends: list[int]
@@ -86,10 +96,9 @@ def _split(pieces: tuple[Piece, ...], device: torch.device) -> Iterator[_Call]:
     for first in range(0, len(pieces), MOST_SEQUENCES):
         some = pieces[first : first + MOST_SEQUENCES]
         query_ends = torch.tensor([piece.length for piece in some]).cumsum(0).tolist()
-        key_ends = torch.tensor([sum(length for _, length in piece.keys) for piece in some]).cumsum(0).tolist()
-        spans = [span for piece in some for span in piece.keys]
-        keys = torch.cat([torch.arange(start, start + length) for start, length in spans])
-        yield _Call(slice(some[0].start, some[0].start + query_ends[-1]), keys.to(device), query_ends, key_ends)
+        key_ends = torch.tensor([piece.seen for piece in some]).cumsum(0).tolist()
+        queries = slice(some[0].start, some[0].start + query_ends[-1])
+        yield _Call(queries, key_positions(some).to(device), query_ends, key_ends)
 
 
 @lru_cache(maxsize=1)

@@ -245,11 +245,10 @@ def by_piece(
         return torch.cat([row[start : start + length] for start, length in spans]).transpose(0, 1)[None]
 
     outputs = []
-    for start, length, seen in pieces:
-        own, keys = (start, length), sum(count for _, count in seen)
+    for piece in pieces:
         context = scaled_dot_product_attention(
-            heads_first(query, own), heads_first(key, *seen), heads_first(value, *seen),
-            attn_mask=causal_lower_right(length, keys), scale=scale,
+            heads_first(query, (piece.start, piece.length)), heads_first(key, *piece.keys), heads_first(value, *piece.keys),
+            attn_mask=causal_lower_right(piece.length, piece.seen), scale=scale,
             enable_gqa=query.shape[1] != key.shape[1],
         )  # fmt: skip
         outputs.append(context[0].transpose(0, 1))

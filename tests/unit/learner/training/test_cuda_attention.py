@@ -15,7 +15,15 @@ from services.learner.training import cuda_attention
 from services.learner.training.cuda_attention import Call, flash_attention
 from services.learner.training.prompt_sharing import encode_segments, pieces_of
 from tests.unit.learner.training.test_npu_attention import documented_kernel
-from tests.unit.learner.training.test_prompt_sharing import GROUPS, Groups, inputs, leaves, naive, segments_of
+from tests.unit.learner.training.test_prompt_sharing import (
+    GROUPS,
+    Groups,
+    assert_same,
+    inputs,
+    leaves,
+    naive,
+    segments_of,
+)
 
 
 def forward(
@@ -57,8 +65,4 @@ def test_the_kernel_is_asked_for_the_attention_of_the_row(groups: Groups) -> Non
     mine, others = leaves(given_inputs), leaves(given_inputs)
     found = flash_attention(*mine, pieces_of(encode_segments(segments).numpy().tobytes()), 0.3)
     expected = naive(*others, segments, 0.3)
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
-    found.backward(gradient)  # type: ignore[no-untyped-call]
-    expected.backward(gradient)  # type: ignore[no-untyped-call]
-    for a, b in zip(mine, others, strict=True):
-        torch.testing.assert_close(a.grad, b.grad, rtol=1e-9, atol=1e-9)
+    assert_same(found, expected, gradient, mine, others)

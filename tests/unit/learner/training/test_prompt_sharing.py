@@ -55,6 +55,17 @@ def leaves(tensors: Inputs, dtype: torch.dtype | None = None, factor: float = 1.
     return query, key, value
 
 
+def assert_same(
+    found: torch.Tensor, expected: torch.Tensor, gradient: torch.Tensor, mine: Inputs, others: Inputs
+) -> None:
+    """Both outputs, and with this gradient of theirs those of the leaves that they are made of, are the same but for rounding."""
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    found.backward(gradient)  # type: ignore[no-untyped-call]
+    expected.backward(gradient)  # type: ignore[no-untyped-call]
+    for a, b in zip(mine, others, strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("by_segment", [False, True])
 @given(GROUPS)
 def test_a_response_attends_to_its_prompt_and_to_itself_alone(by_segment: bool, groups: Groups) -> None:
@@ -65,11 +76,7 @@ def test_a_response_attends_to_its_prompt_and_to_itself_alone(by_segment: bool, 
     pieces = pieces_of(encoded.numpy().tobytes())
     found = by_piece(*mine, pieces, 0.3) if by_segment else shared_attention(*mine, encoded, 0.3)
     expected = naive(*others, segments, 0.3)
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
-    found.backward(gradient)  # type: ignore[no-untyped-call]
-    expected.backward(gradient)  # type: ignore[no-untyped-call]
-    for a, b in zip(mine, others, strict=True):
-        torch.testing.assert_close(a.grad, b.grad, rtol=1e-9, atol=1e-9)
+    assert_same(found, expected, gradient, mine, others)
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
