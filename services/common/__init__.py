@@ -2,5 +2,5 @@
 
 spec, data, models, checkpoints   contents of a job             config    settings, paths, names
 redis, streams, jobs, weights     stores and transports         service   parts of every process
-sandbox                           killable child processes      errors, durable, batches, differences
+sandbox, programs                 killable child processes      errors, durable, batches, differences
 """

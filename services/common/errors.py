@@ -98,6 +98,10 @@ class VerifierError(MillraceError):
     """A verifier's infrastructure failed (its process died, it raised); never counts as a wrong answer."""
 
 
+class ProgramError(MillraceError):
+    """A program that a model wrote could not be run: it is not allowed, not isolated, or its runner failed; not a fault of the program."""
+
+
 class TrackerError(MillraceError):
     """A tracker did not take a batch of points; the message is its client's, without keys. The same points are sent again."""
 

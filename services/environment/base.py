@@ -108,6 +108,9 @@ def observation_of(values: object, *, most_chars: int) -> Observation:
     _require_number("accuracy", accuracy, 0.0, 1.0)
     if (chars := sum(len(message.content) for message in messages) + len(detail)) > most_chars:
         raise BadObservation(f"messages: {chars} characters, and {most_chars} are the most")
+    for message in messages:
+        _require_unicode("messages", message.content)
+    _require_unicode("detail", detail)
     if done and reward is None:
         raise BadObservation("reward: an episode that is done needs one")
     if not done and not messages:
@@ -120,6 +123,14 @@ def _message(pair: object) -> Message:
         case ["user" | "tool" as role, str(content)]:
             return Message(role, content)
     raise BadObservation(f"messages: each has a role ({' or '.join(ROLES)}) and a text")
+
+
+def _require_unicode(field: str, text: str) -> None:
+    """Python's strings may have half of a surrogate pair, which is no character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadObservation(f"{field}: no Unicode text: {error.reason}") from error
 
 
 def _require_number(field: str, value: object, least: float, most: float) -> None:

@@ -1,46 +1,37 @@
 """Players: episodes in children, so many at once. Whatever a child does, its place is free again within its limit and half a second.
 
-episode ──► place, within `queue_s` ──► child ──► reset, step, step, …, each within `step_timeout_s` ──► the child is killed
+episode ──► place, within `queue_s` ──► child ──► make, reset, step, step, …, each within `step_timeout_s` ──► close
+              an idle one of this environment, or a new one                          whatever fails: the child is killed
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
+from services.common.environments.types import Reason
 from services.common.errors import ChildDied, ChildLost, ChildTimeout, ConfigError, MillraceError
 from services.common.sandbox.limits import Limits
 from services.common.sandbox.pool import Child, Sandbox
 from services.environment import metrics
 from services.environment.base import BadObservation, Observation, observation_of
 
+log = logging.getLogger(__name__)
+
 _REPLY_BYTES_PER_CHAR = 4
 _REPLY_BYTES = 1 << 16
 """Of a reply, besides the characters of its texts."""
+RECYCLE_AFTER = 200
+"""Episodes after which a child ends, and with it the memory that environments leak."""
+_CLOSE_TIMEOUT_S = 0.25
+_LONGEST_IDLE_S = 30.0
 
-
-class Reason(StrEnum):
-    """Why an episode failed; the label of a metric."""
-
-    CONFIG = "config"
-    """There is no such environment, or it refuses its settings: it would fail again."""
-    NO_PLACE = "no_place"
-    TIMEOUT = "timeout"
-    DIED = "died"
-    """It ended its process, or needed more memory than it may have."""
-    KILLED = "killed"
-    """Its process was ended or stopped from outside."""
-    BAD_OBSERVATION = "bad_observation"
-    ERROR = "error"
-    """It raised one."""
-
-
-for _label in Reason:
+for _label in set(Reason) - {Reason.SILENT, Reason.LOST}:
     metrics.FAILURES.labels(reason=_label)  # a counter that begins at 1 has no increase
 
 
@@ -100,27 +91,54 @@ class Episode:
         return observation
 
 
+@dataclass(slots=True)
+class _Player:
+    """A child that plays episodes of one environment, one after the other."""
+
+    name: str
+    limits: Limits
+    child: Child
+    episodes: int = 0
+    """That have ended."""
+    idle_since: float = 0.0
+    """`time.monotonic()`."""
+
+
 class Players:
     """Children that play episodes."""
 
     def __init__(self, sandbox: Sandbox, *, places: int) -> None:
         """`places`: episodes at once."""
-        self._sandbox, self._places = sandbox, asyncio.Semaphore(places)
+        self._sandbox, self._most, self._places = sandbox, places, asyncio.Semaphore(places)
+        self._idle: list[_Player] = []
+        """The longest idle one first."""
+        self.playing = 0
+        """Episodes that have a place."""
 
     @asynccontextmanager
     async def episode(self, call: Call) -> AsyncIterator[Episode]:
         """An episode, as long as the context. Raises EpisodeFailed when it has no place in time, or cannot be made."""
         await self._take_place(call)
         try:
+            self.playing += 1
             metrics.EPISODES_IN_FLIGHT.inc()
-            child = await self._make(call)
+            player = await self._player(call)
             try:
-                yield Episode(call, child)
-            finally:
-                await asyncio.shield(child.close())
+                yield Episode(call, player.child)
+            except BaseException:
+                await asyncio.shield(player.child.close())
+                raise
+            else:
+                await asyncio.shield(self._end(player))
         finally:
+            self.playing -= 1
             metrics.EPISODES_IN_FLIGHT.dec()
             self._places.release()
+
+    async def end_idle(self, *, after_s: float = _LONGEST_IDLE_S) -> None:
+        """Ends the children that have been idle for longer; call it from time to time."""
+        while self._idle and self._idle[0].idle_since <= time.monotonic() - after_s:
+            await self._idle.pop(0).child.close()
 
     async def _take_place(self, call: Call) -> None:
         try:
@@ -130,7 +148,8 @@ class Players:
             metrics.FAILURES.labels(reason=Reason.NO_PLACE).inc()
             raise EpisodeFailed(call.name, Reason.NO_PLACE, f"had no place within {call.queue_s:g} s") from None
 
-    async def _make(self, call: Call) -> Child:
+    async def _player(self, call: Call) -> _Player:
+        """A child in which the episode's environment is made; a new one or not, within the limit of an answer."""
         limits = Limits(
             wall_s=call.step_timeout_s,
             memory_mib=call.memory_mib,
@@ -138,9 +157,54 @@ class Players:
             low_priority=True,
         )
         with _as_failure(call.name, making=True):
-            return await self._sandbox.spawn(
-                "services.environment.player:Player", call.name, call.config, limits=limits
-            )
+            try:
+                async with asyncio.timeout(call.step_timeout_s):
+                    return await self._made(call, limits)
+            except TimeoutError:
+                raise ChildTimeout(f"was not made within {call.step_timeout_s:g} s") from None
+
+    async def _made(self, call: Call, limits: Limits) -> _Player:
+        if idle := await self._take_idle(call.name, limits):
+            with suppress(ChildDied, ChildLost):  # it has ended while nobody looked
+                return await _make(idle, call.config)
+        if self._idle and self.playing + len(self._idle) > self._most:
+            await self._idle.pop(0).child.close()
+        child = await self._sandbox.spawn("services.environment.player:Player", call.name, limits=limits)
+        return await _make(_Player(call.name, limits, child), call.config)
+
+    async def _take_idle(self, name: str, limits: Limits) -> _Player | None:
+        """The newest idle one that fits. One that a signal has stopped would cost the episode its whole limit: it ends here."""
+        while fitting := [player for player in self._idle if (player.name, player.limits) == (name, limits)]:
+            player = fitting[-1]
+            self._idle.remove(player)
+            if not player.child.stopped:
+                return player
+            await player.child.close()
+        return None
+
+    async def _end(self, player: _Player) -> None:
+        """Closes the environment, and keeps its child for another episode unless that fails."""
+        player.episodes += 1
+        try:
+            await player.child.request("close", wall_s=_CLOSE_TIMEOUT_S)
+        except MillraceError as error:
+            log.warning("environment %s: close: %s", player.name, error)
+            player.episodes = RECYCLE_AFTER
+        if player.episodes >= RECYCLE_AFTER or not player.child.alive:
+            await player.child.close()
+            return
+        player.idle_since = time.monotonic()
+        self._idle.append(player)
+
+
+async def _make(player: _Player, config: dict[str, Any]) -> _Player:
+    """The player with its next environment; it ends when that cannot be made."""
+    try:
+        await player.child.request("make", config)
+    except BaseException:
+        await player.child.close()
+        raise
+    return player
 
 
 @contextmanager

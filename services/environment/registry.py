@@ -15,6 +15,9 @@ class World(StrEnum):
 
     GUESS_NUMBER = "guess_number"
     CALCULATOR = "calculator"
+    PYTHON = "python"
+    TEXTARENA = "textarena"
+    OPENENV = "openenv"
 
 
 def available() -> list[str]:
@@ -28,7 +31,7 @@ def make(name: str, config: dict[str, object]) -> Environment:
     Raises:
         ConfigError: there is none of this name, it cannot be imported, or it refuses the settings; names it.
     """
-    kind = _load(name)
+    kind = load(name)
     try:
         made: Environment = kind(**config)
     except Exception as error:
@@ -38,7 +41,8 @@ def make(name: str, config: dict[str, object]) -> Environment:
     return made
 
 
-def _load(name: str) -> type:
+def load(name: str) -> type:
+    """The class of an environment. Raises ConfigError when there is none of this name, or it cannot be imported."""
     if name in set(World):
         found: type = import_module(f"services.environment.worlds.{name}").ENVIRONMENT
         return found

@@ -16,11 +16,12 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from services.common.environments.types import Reason
 from services.common.pb import environment_pb2 as pb
 from services.common.pb import environment_pb2_grpc as pb_grpc
 from services.common.service import grpc_server
 from services.environment.base import Observation
-from services.environment.players import Call, Episode, EpisodeFailed, Players, Reason
+from services.environment.players import Call, Episode, EpisodeFailed, Players
 
 log = logging.getLogger(__name__)
 

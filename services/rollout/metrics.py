@@ -33,6 +33,16 @@ TURNS = Histogram(
     "Turns that the policy sampled in a whole episode.",
     buckets=(1, 2, 3, 4, 6, 8, 12, 16, 32, 64),
 )
+EPISODE_FAILURES = Counter(
+    "millrace_rollout_episode_failures_total",
+    "Episodes that failed, by reason: the environment service's own, silent (no answer of it) or lost (it was not reached any more).",
+    ["reason"],
+)
+EPISODE_SECONDS = Counter(
+    "millrace_rollout_episode_seconds_total",
+    "Time that episodes spent waiting for their environment's answers, and being sampled, each episode's added up.",
+    ["spent"],
+)
 WEIGHT_SYNCS = Counter(
     "millrace_rollout_weight_syncs_total",
     "Attempts to bring in a new version, by outcome: activated, fetch_failed or activate_failed.",
@@ -67,6 +77,8 @@ for _outcome in ("sampled", "closed_early", "failed", "dead_letter", "stale_line
     GROUPS.labels(_outcome)  # a counter that begins at 1 has no increase
 for _outcome in ("whole", "failed"):
     EPISODES.labels(_outcome)
+for _spent in ("environment", "engine"):
+    EPISODE_SECONDS.labels(_spent)
 for _outcome in ("activated", "fetch_failed", "activate_failed"):
     WEIGHT_SYNCS.labels(_outcome)
 

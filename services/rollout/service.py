@@ -268,7 +268,7 @@ async def run(settings: Settings, *, drain: Drain | None = None) -> None:
     settings.require_token_beyond_loopback(settings.internal_token, "MILLRACE_INTERNAL_TOKEN")
     require_platform(settings.platform)
     require_memory(settings.min_memory_gib)
-    token = settings.internal_token.get_secret_value() if settings.internal_token is not None else None
+    token = settings.internal_secret
     async with (
         worker_process(settings, "rollout", drain) as worker,
         aclosing(Engine(settings.platform, settings.log_level)) as engine,

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from redis.asyncio import Redis
 
 from services.common.config.settings import Settings
+from services.common.environments.servers import EnvironmentServers
 from services.common.errors import ModelError
 from services.common.jobs.record import ActiveJob
 from services.common.models.weight_files import version_bytes
@@ -107,9 +108,7 @@ class JobSession:
 
     async def _serve(self, stage: Stage, spec: JobSpec) -> None:
         wiring, job = self._wiring, self.job
-        secret = wiring.settings.internal_token
-        token = secret.get_secret_value() if secret is not None else None
-        settings = wiring.settings
+        settings, token = wiring.settings, wiring.settings.internal_secret
         relay = Relaying(job.job_id, settings.bind_host, settings.advertise_host, token)
         self._weights = WeightLoop(
             wiring.engine, stage, relay, job.weights_address, job_id=job.job_id, server=wiring.name, token=token
@@ -120,7 +119,8 @@ class JobSession:
         )  # fmt: skip
         groups = spec.rollout.max_concurrent_groups
         limits = WorkerLimits(entries=groups + math.ceil(groups * _PREPARED), read_count=READ_COUNT)
-        sampler = Sampler(wiring.engine, wiring.name, groups)
+        worlds = EnvironmentServers(wiring.commands, token)
+        sampler = Sampler(wiring.engine, wiring.name, groups, worlds)
         self._tasks = TaskLoop(consumer, sampler, wiring.engine.label, limits, wiring.drain)
         weights = asyncio.create_task(self._weights.run(), name="weights")
         tasks = asyncio.create_task(self._tasks.run(), name="tasks")
@@ -134,6 +134,7 @@ class JobSession:
                 loop.cancel()
                 await asyncio.gather(loop, return_exceptions=True)
             await asyncio.to_thread(relay.close)
+            await worlds.close()
 
 
 def choose(active: Mapping[str, ActiveJob], workers: Sequence[WorkerStatus], name: str) -> ActiveJob | None:

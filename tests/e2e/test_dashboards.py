@@ -60,7 +60,7 @@ def test_every_panel_and_every_rule_has_data_in_a_live_run(
 def check_targets(prometheus: Prometheus) -> None:
     targets = prometheus.get("/api/v1/targets")["activeTargets"]
     assert {target["labels"]["job"] for target in targets} == {
-        f"millrace-{service}" for service in ("gateway", "rollout", "reward", "learner")
+        f"millrace-{service}" for service in ("gateway", "rollout", "reward", "environment", "learner")
     }
     assert all(target["health"] == "up" for target in targets), targets
     for target in targets:

@@ -29,7 +29,7 @@ DOCUMENTS = [
 PATH = re.compile(
     r"(?<![\w/.])((?:services|tests|docs|deploy|examples|benchmarks|proto|millrace(?=/\w+\.py))(?:/[\w.-]+)*/?)"
 )
-DRAWN = re.compile(r"(?<![\w/.])((?:gateway|learner|rollout|reward|common|cli)(?:/\w+)+\.py)")
+DRAWN = re.compile(r"(?<![\w/.])((?:gateway|learner|rollout|reward|environment|common|cli)(?:/\w+)+\.py)")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -5,7 +5,7 @@ entry-point group ── names, from the packages' metadata ──► check of a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -33,9 +33,10 @@ def offered(group: str) -> Mapping[str, EntryPoint]:
     return MappingProxyType({point.name: point for point in entry_points(group=group)})
 
 
-def available(group: str, built_in: type[StrEnum]) -> list[str]:
+def available(group: str, built_in: Iterable[str]) -> list[str]:
     """Names of all: the built-in ones, then the installed ones. A package cannot take a built-in name."""
-    return [*built_in, *sorted(offered(group).keys() - set(built_in))]
+    own = list(built_in)
+    return [*own, *sorted(offered(group).keys() - set(own))]
 
 
 def check_installed(algorithm: AlgorithmSpec) -> None:

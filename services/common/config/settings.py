@@ -47,6 +47,8 @@ def _items(separator: str) -> Callable[[object], object]:
 Names = Annotated[list[str], NoDecode, BeforeValidator(_items(","))]
 Paths = Annotated[list[Path], NoDecode, BeforeValidator(_items(os.pathsep))]
 
+_HOST_AND_PORT = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}")
+
 STACK_CORES = "MILLRACE_STACK_CORES"
 """Environment variable with the cores of a stack on one machine, where `millrace up` divides them: `0,1`."""
 COLLECTIVE_TIMEOUT_S = 1800.0
@@ -61,12 +63,12 @@ class Platform(StrEnum):
     NPU = "npu"
 
 
-class CodeReward(StrEnum):
-    """Whether verifier `code` runs programs that a model writes (docs/security.md)."""
+class Programs(StrEnum):
+    """Whether programs that a model writes run, in verifier `code` or environment `python` (docs/security.md)."""
 
     OFF = "0"
     ISOLATED = "1"
-    """Where the kernel isolates them; elsewhere the verifier fails."""
+    """Where the kernel isolates them; elsewhere they fail."""
     ANYWHERE = "anywhere"
     """Without isolation, too."""
 
@@ -113,6 +115,17 @@ class Settings(BaseSettings):
     )
     inference_port: int = Field(
         default=0, ge=0, le=65535, description="Port of a rollout server's gRPC for chats; 0 takes a free one."
+    )
+    environment_port: int = Field(
+        default=0, ge=0, le=65535, description="Port of an environment server's gRPC for episodes; 0 takes a free one."
+    )
+    environment_places: int = Field(
+        default=256, ge=1, le=65_536, description="Episodes that an environment server plays at once."
+    )
+    environment_memory_mib: int = Field(
+        default=1024,
+        ge=64,
+        description="Memory limit of one episode's process, MiB, beyond what the server has loaded.",
     )
     gateway_port: int = Field(default=8080, ge=0, le=65535, description="The gateway's port.")
     gateway_hosts: Names = Field(
@@ -261,9 +274,17 @@ class Settings(BaseSettings):
     max_steps: int | None = Field(default=None, ge=1, description="Optimizer steps of one job.")
     max_eval_rollouts: int | None = Field(default=None, ge=1, description="Rollouts of one evaluation.")
     max_verifier_memory_mib: int | None = Field(default=None, ge=1, description="Memory limit of one check, MiB.")
-    code_reward: CodeReward = Field(
-        default=CodeReward.OFF,
+    code_reward: Programs = Field(
+        default=Programs.OFF,
         description="Verifier code runs programs that the model writes: 1 where the kernel isolates them, anywhere without that, 0 never.",
+    )
+    code_environment: Programs = Field(
+        default=Programs.OFF,
+        description="Environment python runs programs that the model writes: as MILLRACE_CODE_REWARD.",
+    )
+    openenv_hosts: Names = Field(
+        default_factory=list,
+        description="OpenEnv servers that environment openenv may reach, `host:port,host:port`; none: it plays nothing.",
     )
     judge_endpoints: Endpoints = Field(
         default_factory=dict,
@@ -295,6 +316,14 @@ class Settings(BaseSettings):
                 raise ValueError(f"{host!r} is no host's name: it has neither scheme nor port")
         return hosts
 
+    @field_validator("openenv_hosts")
+    @classmethod
+    def _hosts_and_ports(cls, hosts: list[str]) -> list[str]:
+        for host in hosts:
+            if not _HOST_AND_PORT.fullmatch(host):
+                raise ValueError(f"{host!r} is no host and port: write envs.example.org:8000, or [::1]:8000")
+        return [host.lower() for host in hosts]
+
     @field_validator("hubs")
     @classmethod
     def _known_hubs(cls, hubs: list[str] | None) -> list[str] | None:
@@ -319,9 +348,14 @@ class Settings(BaseSettings):
         return {name: value for name, value in values.items() if not name.startswith(_SECRETS)}
 
     @property
+    def internal_secret(self) -> str | None:
+        """The internal token, if there is one."""
+        return None if self.internal_token is None else self.internal_token.get_secret_value()
+
+    @property
     def runs_code(self) -> bool:
         """Whether the operator lets verifier `code` run."""
-        return self.code_reward is not CodeReward.OFF
+        return self.code_reward is not Programs.OFF
 
     @property
     def models_dir(self) -> Path:

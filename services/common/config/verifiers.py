@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from services.common.config import plugins
 from services.common.errors import ConfigError, Problem
 from services.common.spec.base import Section
-from services.common.spec.data import PROCEDURAL_PREFIX
+from services.common.spec.data import ENVIRONMENT_PREFIX, PROCEDURAL_PREFIX
 from services.common.spec.job import problems_of
 from services.common.spec.reward import RewardSpec
 from services.common.spec.verifiers import (
@@ -37,6 +37,10 @@ class BuiltIn(StrEnum):
     FUZZY_MATCH = "fuzzy_match"
     FORMAT = "format"
     CODE = "code"
+
+
+ENVIRONMENT = "environment"
+"""The scorer of episodes: the environment's own reward."""
 
 
 _SETTINGS: dict[str, type[Section]] = {
@@ -66,7 +70,7 @@ _BY_PREFIX = {"aime": BuiltIn.DAPO_MATH, "math-": BuiltIn.MATH, "math_": BuiltIn
 
 def available() -> list[str]:
     """Names of all verifiers: the built-in ones, then the installed ones."""
-    return plugins.available(plugins.VERIFIERS, BuiltIn)
+    return plugins.available(plugins.VERIFIERS, (*BuiltIn, ENVIRONMENT))
 
 
 def built_in_choice(data_source: str) -> str | None:
@@ -76,6 +80,8 @@ def built_in_choice(data_source: str) -> str | None:
     """
     if data_source.startswith(PROCEDURAL_PREFIX):
         return BuiltIn.REASONING_GYM
+    if data_source.startswith(ENVIRONMENT_PREFIX):
+        return ENVIRONMENT
     dataset = data_source.lower().rpartition("/")[2]
     by_prefix = (name for prefix, name in _BY_PREFIX.items() if dataset.startswith(prefix))
     return _BY_DATASET.get(dataset) or next(by_prefix, None)

@@ -9,6 +9,7 @@ from services.common.config.hub_folder import relative_path
 from services.common.config.paths import locate
 from services.common.config.settings import Settings
 from services.common.data.bounds import DataBounds
+from services.common.data.environments import EnvironmentSource
 from services.common.data.files import FileSource
 from services.common.data.procedural import ProceduralSource
 from services.common.errors import DataError
@@ -18,7 +19,7 @@ from services.common.spec.reference import is_reference, parse_reference
 
 def open_source(
     spec: DataSourceSpec, settings: Settings, *, field: str = "data.train", until: float | None = None
-) -> FileSource | ProceduralSource:
+) -> FileSource | ProceduralSource | EnvironmentSource:
     """The source; a file's rows are checked until `until` (None: all), of a procedural one the first task. Raises as `open_within`."""
     return open_within(spec, data_roots(settings), DataBounds.of(settings), field=field, until=until)
 
@@ -31,7 +32,7 @@ def open_within(
     field: str,
     until: float | None = None,
     whole: bool = True,
-) -> FileSource | ProceduralSource:
+) -> FileSource | ProceduralSource | EnvironmentSource:
     """The source; a file's rows are checked until `until`, monotonic seconds (None: all), and its bytes read to the end if `whole`.
 
     Raises:
@@ -39,6 +40,8 @@ def open_within(
     """
     if spec.procedural_task is not None:
         return ProceduralSource(spec, field=field, bounds=bounds)
+    if spec.environment is not None:
+        return EnvironmentSource(spec)
     if spec.config:
         raise DataError(f"is for procedural sources; {spec.source} is a file", field=f"{field}.config")
     name = spec.source

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from services.common.data.bounds import DataBounds
+from services.common.data.environments import EnvironmentSource
 from services.common.data.procedural import ProceduralSource
 from services.common.data.source import open_within
 from services.common.spec.data import DataSourceSpec
@@ -50,7 +51,7 @@ def check_source(
     spec = DataSourceSpec.model_validate(source)
     folders = [Path(root) for root in roots]
     tasks = open_within(spec, folders, DataBounds(**bounds), field=field, until=until, whole=False)
-    if isinstance(tasks, ProceduralSource):
+    if isinstance(tasks, ProceduralSource | EnvironmentSource):
         names: list[str] = []
         for index in dict.fromkeys(len(tasks) * number // TRIED_TASKS for number in range(TRIED_TASKS)):
             names.append(tasks[index].data_source)

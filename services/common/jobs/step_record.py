@@ -42,9 +42,12 @@ class StepRecord(BaseModel):
     response_length_mean: float | None = Field(default=None, description="Of the batch's rollouts, tokens.")
     response_length_p95: float | None = Field(default=None, description="Of the batch's rollouts, tokens.")
     truncated_share: float | None = Field(default=None, description="Rollouts of the batch cut by a length limit.")
+    turns_mean: float | None = Field(
+        default=None, description="Turns of an episode, mean over the batch's; null without episodes."
+    )
     generated_tokens_per_s: float | None = Field(default=None, description="Since the step before.")
     wasted_tokens: int = Field(default=0, description="Tokens of groups that are not trained on.")
-    trained_tokens: int = Field(default=0, description="Response tokens of the batch.")
+    trained_tokens: int = Field(default=0, description="Response tokens of the batch that the policy sampled.")
     trained_tokens_per_s: float | None = Field(default=None, description="Over `step_s`.")
     rollout_servers: int | None = Field(
         default=None, description="Servers that sampled the groups that came since the step before."

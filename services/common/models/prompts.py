@@ -110,6 +110,11 @@ class PromptEncoder:
             raise PromptError(f"the model's chat template does not close an answer {closed}")
         return token_ids[0]
 
+    @property
+    def end_tokens(self) -> set[int]:
+        """The tokenizer's own end token, if it has one; the model's configuration may name more."""
+        return set() if self._tokenizer.eos_token_id is None else {int(self._tokenizer.eos_token_id)}
+
     def check_append_only(self, name: str, roles: Sequence[str]) -> None:
         """Raises ModelError, which names the model, unless transcripts in which these roles answer only grow (`transcript`)."""
         check_append_only(self, name, roles)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypedDict, TypeVar
 from services.common.errors import ModelError
 from services.common.models.config import check_rope_numbers, check_trainable
 from services.common.models.directory import FIELD, ModelInfo, check_chat_template, inspect_model, read_json, reject
+from services.common.models.prompts import PromptEncoder
 from services.common.models.weight_files import check_weights
 
 MAX_TEXT_BYTES = 128 * 1024 * 1024
@@ -38,6 +39,9 @@ _MODEL_TYPES = {
 """Engines choose the model class by the architecture, ranks by the model_type."""
 
 _GIVE_ONE = "; model.chat_template of the job gives one"
+
+ROLES = ("user", "tool")
+"""Of messages that answer the policy."""
 
 T = TypeVar("T")
 
@@ -112,6 +116,29 @@ def check_tokenizer(folder: Path, vocab_size: int, chat_template: str | None = N
     elif not file.is_file():
         file = folder / "tokenizer_config.json"
     return _check_vocabulary(folder, tokenizer, vocab_size), _check_template(file, folder, tokenizer, vocab_size)
+
+
+def check_turns(folder: Path, chat_template: str | None = None) -> None:
+    """The model can take turns: its transcripts only grow, and the engine ends a turn where the template does.
+
+    `chat_template`: as of `check_model`, which has accepted the directory. Raises ModelError, which names the folder.
+    """
+    encoder = PromptEncoder(folder, chat_template)
+    encoder.check_append_only(str(folder), ROLES)
+    if encoder.end_of_turn not in (ends := end_tokens(folder) | encoder.end_tokens):
+        closing = encoder.decode_raw([[encoder.end_of_turn]])[0]
+        closes = f"the chat template closes a turn with {closing!r}, token {encoder.end_of_turn}"
+        reject(
+            folder,
+            f"{closes}, and the engine stops at {sorted(ends)}: eos_token_id of generation_config.json must have it",
+        )
+
+
+def end_tokens(folder: Path) -> set[int]:
+    """Tokens at which the engine stops: of generation_config.json, or where there is none of config.json."""
+    generation = folder / "generation_config.json"
+    found = read_json(generation if generation.is_file() else folder / "config.json").get("eos_token_id")
+    return {token for token in (found if isinstance(found, list) else [found]) if token is not None}
 
 
 class _Config(NamedTuple):

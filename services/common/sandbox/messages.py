@@ -2,7 +2,8 @@
 
 parent → child   [target, arguments, memory_mib, low_priority, file_bytes, cpu_s]   first: the object to make, and the limits
                  [method, arguments, cpu_s]                                         then: a request to the object
-child → parent   [VALUE, value]  [ERROR, type, [[field, message], …]]  or  [LIMIT, message]: one for each of the parent's messages
+child → parent   [number, VALUE, value]  [number, ERROR, type, [[field, message], …]]  or  [number, LIMIT, message]
+                 one for each of the parent's messages, whose numbers count from 0: an answer that nobody asked for is known by its number
 """
 
 from __future__ import annotations
@@ -34,14 +35,19 @@ def unpacker(max_bytes: int) -> msgpack.Unpacker:
     return msgpack.Unpacker(raw=False, strict_map_key=False, max_buffer_size=max_bytes, unicode_errors="surrogatepass")
 
 
-def read_reply(message: Any) -> Any:  # noqa: ANN401  any MessagePack value
-    """The value in a child's message, validated: its code may be hostile.
+def answers(message: Any, number: int) -> bool:  # noqa: ANN401  any MessagePack value
+    """Whether a child's message is the reply to the parent's message of this number."""
+    return isinstance(message, list) and message[:1] == [number] and type(message[0]) is int
+
+
+def read_reply(message: list[Any]) -> Any:  # noqa: ANN401  any MessagePack value
+    """The value in a reply, validated: the child's code may be hostile.
 
     Raises:
         MillraceError: the child's error, as the same class where it is one of services/common/errors.py.
         ChildDied: the child passed a limit, or this is no reply.
     """
-    match message:
+    match message[1:]:
         case ["value", value]:
             return value
         case ["error", str(kind), [*pairs]] if all(map(_is_problem, pairs)):

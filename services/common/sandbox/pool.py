@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, Self
 
@@ -19,8 +20,11 @@ import msgpack
 
 from services.common.errors import ChildDied, ChildLost, ChildTimeout
 from services.common.sandbox.limits import CPU_MARGIN_S, Limits
-from services.common.sandbox.messages import pack, read_reply, unpacker
-from services.common.sandbox.processes import Forked, Forkserver, computed_too_long
+from services.common.sandbox.messages import answers, pack, read_reply, unpacker
+from services.common.sandbox.processes import EXIT_TIME_S, Forked, Forkserver, computed_too_long
+
+_EXIT_MARGIN_S = 0.1
+"""For the end of a process that began at the end of its request's time."""
 
 
 class Sandbox:
@@ -104,6 +108,8 @@ class Child:
         self._forkserver, self._forked, self._limits = forkserver, forked, limits
         self._incoming = unpacker(limits.reply_bytes)
         self._turn = asyncio.Lock()
+        self._sent = 0
+        """Messages to the child."""
         self.alive = True
         """Whether it takes requests; False once it has ended or was closed."""
 
@@ -111,6 +117,11 @@ class Child:
     def pid(self) -> int:
         """Its process id, which another process may have once it has ended."""
         return self._forked.pid
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has stopped it."""
+        return self._forked.stopped
 
     async def make(self, target: str, arguments: Sequence[object]) -> Any:  # noqa: ANN401
         """For the sandbox: the value that `target` returns; None when that is an object, which the child keeps."""
@@ -138,7 +149,9 @@ class Child:
             await self._forkserver.kill(self._forked)
 
     async def _exchange(self, message: list[Any], wall_s: float) -> Any:  # noqa: ANN401
-        packed = pack(message)
+        packed, number = pack(message), self._sent
+        self._sent += 1
+        until = time.monotonic() + wall_s
         try:
             async with asyncio.timeout(wall_s):
                 self._forked.writer.write(packed)
@@ -150,7 +163,7 @@ class Child:
                 raise ChildLost("lost its process: a signal stopped it") from None
             raise ChildTimeout(f"took longer than {wall_s:g} s") from None
         except (OSError, EOFError):
-            await self._raise_exit_reason()
+            await self._raise_exit_reason(until - time.monotonic())
         except (ValueError, msgpack.exceptions.UnpackException) as error:  # an oversized reply is one of these, too
             await self.close()
             most = self._limits.reply_bytes
@@ -158,11 +171,15 @@ class Child:
         except asyncio.CancelledError:
             await self.close()  # nobody will read the reply
             raise
+        if not answers(reply, number):
+            await self.close()  # what it says next would be taken for the answer to another request
+            raise ChildDied("answered with something that is no reply")
         return read_reply(reply)
 
-    async def _raise_exit_reason(self) -> NoReturn:
+    async def _raise_exit_reason(self, left_s: float) -> NoReturn:
+        """`left_s`: of the request's time. A child that only closes its socket is not waited for beyond that."""
         self.alive = False
-        status = await self._forkserver.kill(self._forked)
+        status = await self._forkserver.kill(self._forked, min(EXIT_TIME_S, max(0.0, left_s) + _EXIT_MARGIN_S))
         if status is None or not os.WIFSIGNALED(status):
             raise ChildDied("ended its process")
         if computed_too_long(status):

@@ -38,6 +38,8 @@ STOP_TIMEOUT_S = 5.0
 
 _CHUNK = 1 << 18
 _EXIT_POLL_S = 0.01
+_REAP_S = 0.25
+"""Longest wait for the reaping of a killed child, which has its turn after other commands."""
 
 HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "MODELSCOPE_API_TOKEN")
 """Tokens of hubs; only the child that fetches gets them."""
@@ -133,12 +135,13 @@ class Forkserver:
             self._in_background(self._discard(forking))
             raise
 
-    async def kill(self, child: Forked) -> int | None:
+    async def kill(self, child: Forked, exit_s: float = EXIT_TIME_S) -> int | None:
         """Kills a child and everything it started: at once, even while the forkserver, which must reap it, serves other commands.
 
-        Returns its wait status (as of `os.waitpid`) if it had ended by itself before; None when it had not, or the status is unknown.
+        `exit_s`: longest wait for the end of one that has closed its socket. Returns its wait status (as of `os.waitpid`) if it had ended
+        by itself before; None when it had not, or the status is unknown.
         """
-        return await asyncio.shield(self._in_background(self._kill(child)))
+        return await asyncio.shield(self._in_background(self._kill(child, exit_s)))
 
     def kill_if_stopped(self) -> None:
         """Kills the process when a signal has stopped it; the next command starts another one. Call it every POLL_INTERVAL_S."""
@@ -184,24 +187,28 @@ class Forkserver:
 
     async def _discard(self, forking: asyncio.Task[Forked]) -> None:
         with contextlib.suppress(SandboxError):
-            await self._kill(await forking)
+            await self._kill(await forking, EXIT_TIME_S)
 
-    async def _kill(self, child: Forked) -> int | None:
-        ended = child.reader.at_eof() or child.reader.exception() is not None  # the exception: it ended during a write
+    async def _kill(self, child: Forked, exit_s: float) -> int | None:
+        closed = child.reader.at_eof() or child.reader.exception() is not None  # the exception: it ended during a write
         child.writer.transport.abort()  # discards unsent data; an idle child ends by itself
         if self._process is None or self._process.poll() is not None:
             return None  # another process may have its pid by now
-        if ended:
-            await _exit_of(child.pid)
-        else:
-            kill_group(child.pid)
+        if closed and await _ended(child.pid, exit_s):
+            return await self._reap(child.pid)
+        kill_group(child.pid)
+        reaping = self._in_background(self._reap(child.pid))
+        await asyncio.wait({reaping}, timeout=_REAP_S)
+        return None
+
+    async def _reap(self, pid: int) -> int | None:
         async with self._lock:
             try:
-                _, status = await self._command(KILL, child.pid)
+                _, status = await self._command(KILL, pid)
             except OSError:
                 await self._stop()  # the kernel ends the children of a dead forkserver
                 return None
-        return status if ended and status != NOT_ENDED else None
+        return None if status == NOT_ENDED else status
 
     async def _command(self, command: bytes, pid: int, passed: socket.socket | None = None) -> tuple[int, int]:
         if self._control is None:
@@ -252,8 +259,11 @@ class Forkserver:
             await asyncio.to_thread(process.wait)
 
 
-async def _exit_of(pid: int) -> None:
-    """Waits until a process that has closed its socket can be reaped, and at most EXIT_TIME_S: an end closes a process's files first."""
-    until = time.monotonic() + EXIT_TIME_S
-    while time.monotonic() < until and any(is_running(p) for p in process_of(pid)):  # noqa: ASYNC110  no event tells
-        await asyncio.sleep(_EXIT_POLL_S)
+async def _ended(pid: int, longest_s: float) -> bool:
+    """Whether a process that has closed its socket can be reaped in time: an end closes a process's files first."""
+    until = time.monotonic() + longest_s
+    while running := any(is_running(process) for process in process_of(pid)):
+        if time.monotonic() >= until:
+            break
+        await asyncio.sleep(_EXIT_POLL_S)  # no event tells
+    return not running

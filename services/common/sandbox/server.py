@@ -29,10 +29,10 @@ def serve(connection: socket.socket) -> None:
     def call(method: str, values: list[Any]) -> object:
         return getattr(made[0], method)(*values)
 
-    connection.sendall(_reply(memory_mib, make))
-    for method, values, cpu_s in messages:
+    connection.sendall(_reply(0, memory_mib, make))
+    for number, (method, values, cpu_s) in enumerate(messages, start=1):
         limit_cpu(cpu_s)
-        connection.sendall(_reply(memory_mib, call, method, values))
+        connection.sendall(_reply(number, memory_mib, call, method, values))
 
 
 def _messages(connection: socket.socket) -> Iterator[Any]:
@@ -42,12 +42,12 @@ def _messages(connection: socket.socket) -> Iterator[Any]:
         yield from incoming
 
 
-def _reply(memory_mib: int, action: Callable[..., object], *arguments: object) -> bytes:
+def _reply(number: int, memory_mib: int, action: Callable[..., object], *arguments: object) -> bytes:
     try:
-        return pack([VALUE, action(*arguments)])
+        return pack([number, VALUE, action(*arguments)])
     except MemoryError:
-        return pack([LIMIT, f"needed more than {memory_mib} MiB"])
+        return pack([number, LIMIT, f"needed more than {memory_mib} MiB"])
     except RecursionError:
-        return pack([LIMIT, "was nested too deeply"])
+        return pack([number, LIMIT, "was nested too deeply"])
     except Exception as error:  # noqa: BLE001  any error of foreign code or of ours is the reply
-        return pack(error_message(error))
+        return pack([number, *error_message(error)])

@@ -1,4 +1,4 @@
-"""Entry point of a service: the same first steps and exit codes for all four."""
+"""Entry point of a service: the same first steps and exit codes for all of them."""
 
 from __future__ import annotations
 

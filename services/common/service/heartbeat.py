@@ -33,6 +33,7 @@ class WorkerKind(StrEnum):
     ROLLOUT = "rollout"
     REWARD = "reward"
     LEARNER = "learner"
+    ENVIRONMENT = "environment"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,8 @@ class WorkerStatus:
     metrics_port: int | None = None
     inference_address: str | None = None
     """host:port of a rollout server's gRPC server for chats."""
+    environment_address: str | None = None
+    """host:port of an environment server's gRPC server for episodes."""
     progress_age_s: float | None = None
     """Seconds since its work last made progress (a token, a verdict, another state); None when it has no work."""
     detail: dict[str, str | int | float] = field(default_factory=dict)

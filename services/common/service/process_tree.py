@@ -124,6 +124,14 @@ def child_pids(pid: int) -> list[int]:
     return found
 
 
+def descendants(pid: int) -> list[int]:
+    """Process ids of what is below a process. It costs as much as there is of it, and not a walk over the machine's processes."""
+    found = child_pids(pid)
+    for each in found:
+        found.extend(child_pids(each))
+    return found
+
+
 def reap_orphans(mine: Iterable[int]) -> list[int]:
     """Reaps this process's ended children other than `mine`, so that none stays a zombie (after `adopt_orphans`); does not wait."""
     known, reaped = set(mine), []
@@ -142,6 +150,10 @@ def reap_orphans(mine: Iterable[int]) -> list[int]:
 def kill_orphans(mine: Iterable[int]) -> set[int]:
     """Kills this process's children other than `mine`: the orphans of dead children (after `adopt_orphans`). Returns those to reap."""
     orphans = set(child_pids(os.getpid())) - set(mine)
-    for pid in orphans:
-        kill_tree(pid)
+    for orphan in orphans:
+        doomed = descendants(orphan)
+        kill_group(orphan)
+        for pid in doomed:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
     return orphans

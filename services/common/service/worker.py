@@ -1,4 +1,4 @@
-"""Worker process: the parts that every reader of work streams opens at its start and closes at its end."""
+"""Worker process: the parts that every rollout, reward and environment server opens at its start and closes at its end."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class WorkerProcess:
 async def worker_process(settings: Settings, service: str, drain: Drain | None = None) -> AsyncIterator[WorkerProcess]:
     """Opens a worker's parts; removes it from the list of workers at the end. Raises ConfigError when Redis cannot be used.
 
-    `service`: rollout or reward. `drain`: by default a new one, which SIGTERM and SIGINT request.
+    `service`: rollout, reward or environment. `drain`: by default a new one, which SIGTERM and SIGINT request.
     """
     if drain is None:
         drain = Drain()

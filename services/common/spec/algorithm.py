@@ -18,6 +18,7 @@ from services.common.spec.choices import (
     LossName,
     Preset,
     ProximalPolicy,
+    TurnCredit,
 )
 from services.common.spec.presets import GSPO_CLIPS, PRESETS
 
@@ -48,6 +49,12 @@ class AlgorithmSpec(Section):
     lam: float = Field(default=1.0, ge=0.0, le=1.0, description="λ of gae.")
     advantage_clip: float | None = Field(
         default=None, gt=0.0, description="Advantages are clipped to ± this before the loss. Off when null."
+    )
+    turn_credit: TurnCredit = Field(
+        default=TurnCredit.TRAJECTORY,
+        strict=False,
+        description="Of episodes: trajectory, all turns have the advantage of the whole reward; turn, each has that of the rewards from "
+        "it on, which the environment gives turn by turn and which are compared with those of all turns of the group (grpo alone).",
     )
     loss: Annotated[LossName, Field(strict=False)] | InstalledName = Field(
         default=LossName.DAPO,
@@ -257,6 +264,14 @@ class AlgorithmSpec(Section):
             raise ValueError(
                 f"importance_correction m2po needs proximal_policy trainer, and that is {self.proximal_policy}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _turns_have_an_estimator(self) -> Self:
+        if self.turn_credit is TurnCredit.TURN and (
+            self.advantage_estimator != AdvantageEstimator.GRPO or self.kl_in_reward
+        ):
+            raise ValueError("turn_credit turn needs advantage_estimator grpo, without a KL in the reward")
         return self
 
     @model_validator(mode="after")

@@ -21,6 +21,13 @@ class AdvantageEstimator(StrEnum):
         return self not in {AdvantageEstimator.REINFORCE_PLUS_PLUS, AdvantageEstimator.GAE}
 
 
+class TurnCredit(StrEnum):
+    """What an episode's reward is credited to."""
+
+    TRAJECTORY = "trajectory"
+    TURN = "turn"
+
+
 class LossName(StrEnum):
     """The token loss (formulas: services/learner/algorithms/losses.py)."""
 

@@ -10,30 +10,36 @@ from services.common.spec.base import FieldError, Section
 from services.common.spec.reference import is_reference, parse_reference
 
 PROCEDURAL_PREFIX = "reasoning_gym:"
+ENVIRONMENT_PREFIX = "environment:"
 FILE_SUFFIXES = (".parquet", ".jsonl")
 
 ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 
 
 class DataSourceSpec(Section):
-    """One source of tasks: a file under the data root, or a procedural `reasoning-gym` task."""
+    """One source of tasks: a file under the data root, a procedural `reasoning-gym` task, or an environment."""
 
     source: Annotated[str, StringConstraints(min_length=1, max_length=1024)] = Field(
-        description="`reasoning_gym:<task>`, the path of a .parquet or .jsonl file under the allowed data roots, or such a file of a hub's "
-        "dataset: hf:ORG/NAME[@REVISION]/PATH, modelscope:ORG/NAME[@REVISION]/PATH. An accepted job names the commit.",
+        description="`reasoning_gym:<task>`, `environment:<name>`, the path of a .parquet or .jsonl file under the allowed data roots, or "
+        "such a file of a hub's dataset: hf:ORG/NAME[@REVISION]/PATH, modelscope:ORG/NAME[@REVISION]/PATH. An accepted job names the "
+        "commit.",
         examples=["reasoning_gym:chain_sum", "gsm8k/train.jsonl", "hf:openai/gsm8k/main/train-00000-of-00001.parquet"],
     )
     config: dict[str, Any] = Field(
-        default_factory=dict, description="Settings of the procedural task, as reasoning-gym names them."
+        default_factory=dict,
+        description="Settings of the procedural task, as reasoning-gym names them, or of the environment.",
     )
     size: int | None = Field(
         default=None,
         ge=1,
         le=100_000_000,
-        description="Tasks to draw: procedural sources make this many (default 10,000); files are cut to it.",
+        description="Tasks to draw: procedural sources and environments make this many (default 10,000); files are cut to it.",
     )
     seed: int = Field(
-        default=0, ge=0, lt=2**31, description="Seed of a procedural source. Give train and eval different ones."
+        default=0,
+        ge=0,
+        lt=2**31,
+        description="Seed of a procedural source or an environment. Give train and eval different ones.",
     )
     data_source: str | None = Field(
         default=None, max_length=256, description="Overrides the rows' `data_source`, by which the verifier is chosen."
@@ -59,14 +65,15 @@ class DataSourceSpec(Section):
     @field_validator("source")
     @classmethod
     def _known_form(cls, value: str) -> str:
-        if not value.startswith(PROCEDURAL_PREFIX) and not value.endswith(FILE_SUFFIXES):
+        if not value.startswith((PROCEDURAL_PREFIX, ENVIRONMENT_PREFIX)) and not value.endswith(FILE_SUFFIXES):
             suffixes = ", ".join(FILE_SUFFIXES)
             hint = (
                 ""
                 if value.startswith("reasoning")
                 else "; `millrace data prepare` makes one of other files and folders"
             )
-            raise ValueError(f"must be `{PROCEDURAL_PREFIX}<task>` or end in one of {suffixes}, not {value!r}{hint}")
+            made = f"`{PROCEDURAL_PREFIX}<task>`, `{ENVIRONMENT_PREFIX}<name>`"
+            raise ValueError(f"must be {made} or end in one of {suffixes}, not {value!r}{hint}")
         if is_reference(value):
             parse_reference(value, file=True)
         return value
@@ -81,8 +88,10 @@ class DataSourceSpec(Section):
     @model_validator(mode="after")
     def _columns_of_files(self) -> Self:
         for name in ("prompt_key", "answer_key"):
-            if getattr(self, name) is not None and self.procedural_task is not None:
+            if getattr(self, name) is not None and not self.is_file:
                 raise FieldError(name, f"is for files; {self.source} makes its tasks")
+        if self.environment is not None and self.prompt_template is not None:
+            raise FieldError("prompt_template", f"is for prompts; {self.source} says its own")
         return self
 
     @property
@@ -90,6 +99,16 @@ class DataSourceSpec(Section):
         """Of `prompt_key` and `answer_key` those that are set: name of the setting → column."""
         keys = {"prompt_key": self.prompt_key, "answer_key": self.answer_key}
         return {name: column for name, column in keys.items() if column is not None}
+
+    @property
+    def is_file(self) -> bool:
+        """Whether its tasks are rows of a file."""
+        return self.procedural_task is None and self.environment is None
+
+    @property
+    def environment(self) -> str | None:
+        """The environment's name, or None."""
+        return self.source.removeprefix(ENVIRONMENT_PREFIX) if self.source.startswith(ENVIRONMENT_PREFIX) else None
 
     @property
     def procedural_task(self) -> str | None:

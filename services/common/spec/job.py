@@ -13,6 +13,7 @@ from services.common.spec.base import RECORDED, FieldError, Section
 from services.common.spec.choices import AdvantageEstimator
 from services.common.spec.data import DataSpec
 from services.common.spec.document import dump_document, parse_document, parse_recorded
+from services.common.spec.environment import EnvironmentSpec
 from services.common.spec.learner import (
     BackendName,
     CheckpointSpec,
@@ -53,6 +54,9 @@ class JobSpec(Section):
     model: ModelSpec
     data: DataSpec
     rollout: RolloutSpec = Field(default_factory=RolloutSpec)
+    environment: EnvironmentSpec | None = Field(
+        default=None, description="Limits of episodes, where a source of data is an environment; null: there is none."
+    )
     reward: RewardSpec = Field(default_factory=RewardSpec)
     algorithm: AlgorithmSpec = Field(default_factory=AlgorithmSpec)
     learner: LearnerSpec = Field(default_factory=LearnerSpec)
@@ -117,6 +121,24 @@ class JobSpec(Section):
         if size is not None and groups % size:
             message = f"{size} does not divide algorithm.filter_groups_train_batch_size ({groups})"
             raise FieldError("learner.mini_batch_size", message)
+        return self
+
+    @model_validator(mode="after")
+    def _episodes_have_limits(self) -> Self:
+        sources = {"data.train": self.data.train, "data.eval": self.data.eval}
+        played = [name for name, source in sources.items() if source is not None and source.environment is not None]
+        if self.environment is None:
+            if played:
+                message = "is an environment: add a section environment (`environment: {}`)"
+                raise FieldError(f"{played[0]}.source", message)
+            return self
+        if not played and not any(source.is_file for source in sources.values() if source is not None):
+            raise FieldError("environment", "no source of data is an environment, or a file: leave it out")
+        longest, all_tokens = self.environment.max_turn_tokens, self.rollout.rollout_max_tokens
+        if longest > all_tokens:
+            raise FieldError(
+                "environment.max_turn_tokens", f"{longest} is more than rollout.rollout_max_tokens, {all_tokens}"
+            )
         return self
 
     @model_validator(mode="after")

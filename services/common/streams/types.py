@@ -6,9 +6,9 @@ Arrays are little-endian binary so that a token costs 8 bytes (4 for its id, 4 f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -160,6 +160,10 @@ class Turn:
     """`stop` or `length`."""
     reward: float | None = None
     """Of this turn alone, where the environment gives one."""
+    said: tuple[Message, ...] = field(default=(), metadata=LATER)
+    """What the policy answers: the environment's messages. Empty once judged, as `text`."""
+    text: str = field(default="", metadata=LATER)
+    """Decoded reply, special tokens left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +248,12 @@ class Rollout:
     def max_policy_version(self) -> int:
         """Newest version that sampled a token of this rollout."""
         return self.versions[-1].policy_version
+
+    @property
+    def without_text(self) -> Self:
+        """The rollout as the learner needs it."""
+        turns = tuple(replace(turn, said=(), text="") for turn in self.turns)
+        return replace(self, text="", turns=turns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.environment.base import Message, Observation
+from services.environment.worlds.settings import Part, is_in, require_part, require_whole
 
 _CALL = re.compile(r"\s*calc:\s*(\d{1,9})\s*\*\s*(\d{1,9})\s*")
 _ANSWER = re.compile(r"\s*(\d{1,18})\s*")
@@ -20,20 +21,23 @@ class Calculator:
 
     digits: int = 2
     calls: int = 2
+    part: Part = "all"
+    """Of the pairs of factors, by their sum."""
     _product: int = field(default=0, init=False)
     _left: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         """Raises ValueError for a setting that makes no task."""
-        if not 1 <= self.digits <= 9:
-            raise ValueError(f"digits must be 1 to 9, not {self.digits}")
-        if not 0 <= self.calls <= 100:
-            raise ValueError(f"calls must be 0 to 100, not {self.calls}")
+        require_whole("digits", self.digits, 1, 9)
+        require_whole("calls", self.calls, 0, 100)
+        require_part(self.part)
 
     def reset(self, seed: int, task: Mapping[str, Any]) -> Observation:  # noqa: ARG002  an `Environment`
         """Draws the factors."""
         draw = random.Random(seed)  # noqa: S311  no secret
-        first, second = (draw.randrange(10 ** (self.digits - 1), 10**self.digits) for _ in range(2))
+        first = second = 0
+        while not (first and is_in(first + second, self.part)):
+            first, second = (draw.randrange(10 ** (self.digits - 1), 10**self.digits) for _ in range(2))
         self._product, self._left = first * second, self.calls
         return Observation((Message("user", f"{first}*{second}?"),))
 

@@ -21,12 +21,22 @@ from services.common.errors import ConfigError
 from services.common.spec.algorithm import AlgorithmSpec
 from services.common.spec.choices import AdvantageEstimator
 from services.common.streams.types import Float32Array
-from services.learner.algorithms.outcomes import Float64Array, batch_advantages
+from services.learner.algorithms.outcomes import Float64Array, batch_advantages, grpo_of_turns
 from services.learner.algorithms.plugins import load
 from services.learner.algorithms.token_rewards import advantages_and_returns, discounted_returns, whitened
 
 BoolArray = npt.NDArray[np.bool_]
 FIELD = "algorithm.advantage_estimator"
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """The turns of one response; one that is no episode has one."""
+
+    lengths: list[int]
+    """Tokens of each turn, observed and sampled, which sum to R_i."""
+    rewards: list[float]
+    """Of each turn alone; the last one has the response's reward besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +56,8 @@ class Responses:
     """One [R_i] per response: β · KL of each token. None: the KL is not in the reward."""
     values: list[Float32Array] | None = None
     """One [R_i] per response: the critic's values. None without a critic."""
+    turns: list[Turns] | None = None
+    """[N]; only for `algorithm.turn_credit` turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +94,8 @@ def estimate(responses: Responses, algorithm: AlgorithmSpec) -> Estimate:
 
 
 def _unclipped(responses: Responses, algorithm: AlgorithmSpec) -> Estimate:
+    if responses.turns is not None:
+        return _of_turns(responses, responses.turns)
     match algorithm.advantage_estimator:
         case AdvantageEstimator.GAE:
             return _gae(responses, algorithm)
@@ -100,11 +114,21 @@ def _of_outcomes(responses: Responses, estimator: AdvantageEstimator, revision: 
         outcomes -= np.array([penalties[mask].sum() for penalties, mask in pairs], np.float64)
     sizes = [len(list(group)) for _, group in groupby(responses.group_ids)]
     ends = np.cumsum(sizes)[:-1]
-    lengths = np.array([len(mask) for mask in responses.masks])
+    # Where all of a response is masked, as one that was cut may be, it weighs as if nothing were.
+    lengths = np.array([int(mask.sum()) or len(mask) for mask in responses.masks])
     rewards = np.split(outcomes, ends) if sizes else []
     advantages = batch_advantages(rewards, estimator, np.split(lengths, ends), revision=revision)
     each = (float(advantage) for group in advantages for advantage in group)
     return Estimate([np.full(len(mask), value, np.float32) for mask, value in zip(responses.masks, each, strict=True)])
+
+
+def _of_turns(responses: Responses, turns: list[Turns]) -> Estimate:
+    together = groupby(zip(responses.group_ids, turns, strict=True), key=lambda pair: pair[0])
+    grouped = grpo_of_turns([[one.rewards for _, one in group] for _, group in together])
+    each = (advantages for group in grouped for advantages in group)
+    return Estimate(
+        [np.repeat(advantages.astype(np.float32), one.lengths) for advantages, one in zip(each, turns, strict=True)]
+    )
 
 
 def _reinforce_plus_plus(responses: Responses, algorithm: AlgorithmSpec) -> Estimate:

@@ -15,7 +15,7 @@ Float64Array = npt.NDArray[np.float64]
 RewardGroups = Sequence[npt.ArrayLike]
 """One [G] of rewards per group; the groups of a batch may differ in G, since a group can close with fewer rollouts."""
 LengthGroups = Sequence[npt.ArrayLike]
-"""One [G] of response lengths, tokens, per group."""
+"""One [G] of response lengths, sampled tokens, per group."""
 WHITEN_EPSILON = 1e-8
 """Added to a variance, as in other implementations of masked whitening."""
 EPSILON = 1e-6
@@ -25,6 +25,21 @@ EPSILON = 1e-6
 def grpo(rewards: RewardGroups) -> list[Float64Array]:
     """A_i = (R_i − mean R) / (std R + 1e-6) within the group (arXiv 2402.03300)."""
     return [(group - group.mean()) / (group.std(ddof=1) + EPSILON) for group in _checked(rewards)]
+
+
+def grpo_of_turns(rewards: Sequence[Sequence[npt.ArrayLike]]) -> list[list[Float64Array]]:
+    """A_t = Σ_{s ≥ t} (r_s − mean r) / (std r + 1e-6), mean and std over all turns of the group (arXiv 2402.03300, section 4.1.3).
+
+    Args:
+        rewards: of each group, one [turns] per rollout.
+    """
+    found = []
+    for group in rewards:
+        rollouts = [np.asarray(turns, np.float64) for turns in group]
+        (scaled,) = grpo([np.concatenate(rollouts)])
+        parts = np.split(scaled, np.cumsum([len(turns) for turns in rollouts])[:-1])
+        found.append([part[::-1].cumsum()[::-1] for part in parts])
+    return found
 
 
 def dr_grpo(rewards: RewardGroups) -> list[Float64Array]:
@@ -40,7 +55,7 @@ def rloo(rewards: RewardGroups) -> list[Float64Array]:
 def reinforce_plus_plus_baseline(rewards: RewardGroups, lengths: LengthGroups) -> list[Float64Array]:
     """R_i − mean R of the group, then whitened over all response tokens of the batch: (x − mean x) / sqrt(var x + 1e-8).
 
-    Each rollout counts once per token, as in the authors' OpenRLHF and in verl (arXiv 2501.03262), whose variance also has ddof = 1.
+    Each rollout counts once per sampled token, as in OpenRLHF and verl (arXiv 2501.03262), whose variance also has ddof = 1.
     A batch of fewer than two tokens is only centred.
     """
     centred = dr_grpo(rewards)
@@ -69,7 +84,7 @@ def reinforce_plus_plus_by_rollouts(rewards: RewardGroups) -> list[Float64Array]
 def batch_advantages(
     rewards: RewardGroups, estimator: AdvantageEstimator, lengths: LengthGroups, *, revision: int = CURRENT_REVISION
 ) -> list[Float64Array]:
-    """The advantage of each rollout, in the shapes of `rewards`; `lengths`: response tokens of each rollout, in the same shapes.
+    """The advantage of each rollout, in the shapes of `rewards`; `lengths`: sampled tokens of each rollout, in the same shapes.
 
     The rewards are after shaping, and of the whole batch of a step, since an estimator may normalise over it. `revision` is that of
     the estimator's formula (`algorithm.revision`).

@@ -15,6 +15,7 @@ from typing import Any
 
 from services.common.config.settings import Settings
 from services.common.data.bounds import MAX_TASKS
+from services.common.data.environments import environment_call
 from services.common.data.record import TaskRecord
 from services.common.errors import ChildDied, ChildLost, ChildTimeout, DataError, MillraceError, SandboxError
 from services.common.sandbox.limits import Limits
@@ -257,4 +258,5 @@ class TaskFactory:
             timeout_s=timeout_s,
             rollout_timeout_s=rollout_timeout_s,
             min_group_size=min_group_size,
+            environment=environment_call(record, self._spec.environment),
         )

@@ -17,6 +17,7 @@ from typing import Any
 import msgpack
 
 from services.common.config.settings import Settings
+from services.common.data.environments import ENVIRONMENT
 from services.common.data.order import next_indices, task_index
 from services.common.data.record import TaskRecord, TaskSource
 from services.common.data.source import open_source
@@ -65,7 +66,7 @@ class Sources:
 
     def _open(self, source: DataSourceSpec, field: str) -> TaskSource:
         opened = open_source(source, self.settings, field=field, until=time.monotonic() + self._check_s)
-        if not self.spec.data.filter_overlong_prompts:
+        if not self.spec.data.filter_overlong_prompts or source.environment is not None:
             return opened
         from services.learner.groups.fitting import fitting
 
@@ -152,14 +153,15 @@ def held_out_rows(source: TaskSource, train: TaskSource, tasks: int) -> list[int
     compared = min(len(train), MAX_COMPARED)
     if compared < len(train):
         log.warning("held-out tasks are compared with the first %d of %d training tasks only", compared, len(train))
-    known = {_digest(train[index].prompt) for index in range(compared)}
-    rows = list(islice((row for row in range(len(source)) if _digest(source[row].prompt) not in known), tasks))
+    known = {_digest(train[index]) for index in range(compared)}
+    rows = list(islice((row for row in range(len(source)) if _digest(source[row]) not in known), tasks))
     if not rows:
         raise DataError("every one of its tasks is a training task too: nothing is held out", field="data.eval")
     return rows
 
 
-def _digest(prompt: tuple[Message, ...]) -> bytes:
-    """Of 16 bytes: 200,000 of them take less memory than the prompts."""
-    parts = [part for message in prompt for part in (message.role, message.content)]
+def _digest(record: TaskRecord) -> bytes:
+    """Of the prompt, or of the episode that it begins; 16 bytes: 200,000 of them take less memory than the prompts."""
+    parts: list[Any] = [part for message in record.prompt for part in (message.role, message.content)]
+    parts += [record.extra_info.get(ENVIRONMENT)] if not record.prompt else []
     return hashlib.blake2b(msgpack.packb(parts, unicode_errors="surrogatepass"), digest_size=16).digest()

@@ -82,7 +82,9 @@ async def reissue_overdue(job: JobContext) -> None:
             reason = f"{cause} (attempt {group.attempt} of {job.spec.rollout.max_attempts})"
             if served is None:
                 served = await _is_served(job)
-            job.buffer.give_up(group, reason, counts=bool(group.failure) or served)
+            # An environment server that is not there is a failure that the rollout server reports.
+            reported = bool(group.failure) and job.spec.environment is None
+            job.buffer.give_up(group, reason, counts=reported or served)
             await job.store.event("group_failed", {"group_id": group.group_id, "message": reason})
             job.activity.moved()
             continue
@@ -92,10 +94,11 @@ async def reissue_overdue(job: JobContext) -> None:
 
 
 async def _is_served(job: JobContext) -> bool:
-    """Whether a rollout server of the job and a reward service are alive."""
+    """Whether a rollout server of the job, a reward service and, if the job plays episodes, an environment server are alive."""
     alive = await heartbeat.live_workers(job.redis)
-    serves = any(status.kind is WorkerKind.ROLLOUT and status.job_id == job.job_id for status in alive)
-    return serves and any(status.kind is WorkerKind.REWARD for status in alive)
+    there = {each.kind for each in alive if each.kind is not WorkerKind.ROLLOUT or each.job_id == job.job_id}
+    needed = {WorkerKind.ROLLOUT, WorkerKind.REWARD}
+    return needed | ({WorkerKind.ENVIRONMENT} if job.spec.environment is not None else set()) <= there
 
 
 async def start_evaluation(job: JobContext) -> EvalRound:

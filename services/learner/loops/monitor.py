@@ -133,10 +133,11 @@ async def _keep_best(job: JobContext, result: Mapping[str, Any]) -> None:
 async def _describe_wait(job: JobContext, still_s: float) -> str:
     alive = await heartbeat.live_workers(job.redis)
     kinds = [status.kind for status in alive]
-    rollout, reward = kinds.count(WorkerKind.ROLLOUT), kinds.count(WorkerKind.REWARD)
-    counts = f"{rollout} rollout servers and {reward} reward services alive"
+    counts = f"{kinds.count(WorkerKind.ROLLOUT)} rollout servers and {kinds.count(WorkerKind.REWARD)} reward services"
+    if job.spec.environment is not None:
+        counts += f" and {kinds.count(WorkerKind.ENVIRONMENT)} environment servers"
     troubles = [str(status.detail["trouble"]) for status in alive if "trouble" in status.detail]
-    return "; ".join([f"waiting for {job.activity.waiting_for} for {still_s:.0f} s", counts, *troubles])
+    return "; ".join([f"waiting for {job.activity.waiting_for} for {still_s:.0f} s", f"{counts} alive", *troubles])
 
 
 async def _transition(job: JobContext, to: JobState, cause: str) -> bool:

@@ -42,7 +42,7 @@ def step_record(
     """Record of the step that has just ended; `record_digest` and `lineage`: of the batch's journal record."""
     flow, occupied = job.activity.flow, job.activity.occupancy.take()
     groups, ages = trained.batch.groups, trained.ages
-    trained_tokens = sum(sequence.response_len for sequence in trained.batch.sequences)
+    trained_tokens = trained.batch.sampled_tokens
     elapsed = max(time.monotonic() - flow.since, 1e-9)
     rollouts = [rollout for judged in groups for rollout in judged.scored.group.rollouts]
     verdicts = [verdict for judged in groups for verdict in judged.scored.verdicts if verdict.reward is not None]
@@ -69,6 +69,7 @@ def step_record(
         response_length_mean=float(lengths.mean()),
         response_length_p95=float(np.percentile(lengths, 95)),
         truncated_share=fmean(rollout.finish_reason.truncated for rollout in rollouts),
+        turns_mean=trained.batch.turns_mean,
         generated_tokens_per_s=flow.generated_tokens / elapsed,
         wasted_tokens=flow.wasted_tokens,
         trained_tokens=trained_tokens,

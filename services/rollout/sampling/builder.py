@@ -12,6 +12,7 @@ from services.common.streams.types import (
     TOKEN_DTYPE,
     EpisodeOutcome,
     FinishReason,
+    Message,
     Rollout,
     Turn,
     VersionSpan,
@@ -30,6 +31,7 @@ class RolloutBuilder:
         self._spans: list[VersionSpan] = []
         self._finish_reason: str | None = None
         self._outcome: EpisodeOutcome | None = None
+        self._said: tuple[Message, ...] = ()
         self._turn_at = self._sampled_at = 0
         """Where the turn under way begins, and its sampled tokens."""
 
@@ -63,12 +65,16 @@ class RolloutBuilder:
         sampled = self.token_ids[self._sampled_at :]
         self._require_end(sampled)
         observed = self._sampled_at - self._turn_at
-        self.turns.append(Turn(observed, len(sampled), FinishReason(self._finish_reason or "")))
+        self.turns.append(Turn(observed, len(sampled), FinishReason(self._finish_reason or ""), said=self._said))
         return sampled
 
-    def reward_turn(self, reward: float | None) -> None:
-        """Sets the reward of the turn that ended last."""
-        self.turns[-1] = replace(self.turns[-1], reward=reward)
+    def describe_turn(self, *, text: str, reward: float | None = None) -> None:
+        """Completes the turn that ended last by its text and its own reward."""
+        self.turns[-1] = replace(self.turns[-1], text=text, reward=reward)
+
+    def hear(self, said: Sequence[Message]) -> None:
+        """Takes what the next turn answers; of the first turn this is the prompt."""
+        self._said = tuple(said)
 
     def observe(self, token_ids: Sequence[int]) -> None:
         """Begins another turn with tokens that the policy does not sample."""

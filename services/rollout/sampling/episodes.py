@@ -11,19 +11,24 @@ fails is not whole: it has no reward, and the group goes on with the others wher
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Self
 
+from services.common.environments.types import EnvironmentFailed, Observation, Reason, World, Worlds
 from services.common.errors import PromptError
 from services.common.streams.types import EnvironmentCall, EpisodeOutcome, FinishReason, Task
 from services.rollout import metrics
 from services.rollout.engine.engine import Engine
 from services.rollout.engine.types import Piece
-from services.rollout.environment.types import EnvironmentFailed, Observation, World, Worlds
 from services.rollout.sampling.builder import RolloutBuilder
+
+_IN_ENVIRONMENT, _IN_ENGINE = (metrics.EPISODE_SECONDS.labels(spent=spent) for spent in ("environment", "engine"))
+for _reason in Reason:
+    metrics.EPISODE_FAILURES.labels(reason=_reason)  # a counter that begins at 1 has no increase
 
 
 @dataclass(slots=True)
@@ -64,15 +69,22 @@ class Episodes:
             EnvironmentFailed: one did not begin.
             PromptError: they do not begin alike, are over at once, or the prompt has no room in the context.
         """
-        worlds = [
-            await self._open.enter_async_context(self._worlds.episode(self._task)) for _ in range(self._task.group_size)
-        ]
-        first, *others = await asyncio.gather(*(world.reset() for world in worlds))
+        try:
+            worlds = [
+                await self._open.enter_async_context(self._worlds.episode(self._task))
+                for _ in range(self._task.group_size)
+            ]
+            first, *others = await asyncio.gather(*(_answer_of(world.reset()) for world in worlds))
+        except EnvironmentFailed as failure:
+            _count(failure)
+            raise
         if any(other != first for other in others):
             raise PromptError(f"environment {self._call.name} does not begin alike with the same config and seed")
         if first.done:
             raise PromptError(f"environment {self._call.name} is over before the first turn")
         self._episodes = [Episode(world) for world in worlds]
+        for episode in self._episodes:
+            episode.builder.hear(first.messages)
         self._prompt = await self._engine.prompt_token_ids(first.messages)
         if self._room(len(self._prompt)) < 1:
             raise PromptError(
@@ -109,7 +121,7 @@ class Episodes:
                         builder.add(piece)
         except EnvironmentFailed as failure:
             self.failure = self.failure or str(failure)
-            metrics.EPISODES.labels(outcome="failed").inc()
+            _count(failure)
         else:
             episode.ended = True
             metrics.EPISODES.labels(outcome="whole").inc()
@@ -120,26 +132,29 @@ class Episodes:
         builder, call = episode.builder, self._call
         sampled = builder.end_turn()
         (reply,) = await self._engine.decode([sampled])
-        observation = await episode.world.step(reply)
+        observation = await _answer_of(episode.world.step(reply))
+        builder.describe_turn(text=reply, reward=None if observation.done else observation.reward)
         if observation.done:
             builder.end_episode(FinishReason.STOP, self._outcome(observation))
             return None
-        builder.reward_turn(observation.reward)
         if len(builder.turns) >= call.max_turns:
             builder.end_episode(FinishReason.TURNS)
             return None
         observed = await self._engine.bridge(observation.messages, last=sampled[-1])
         if len(observed) > call.max_observation_tokens:
             said = f"environment {call.name} said {len(observed)} tokens at once"
-            raise EnvironmentFailed(f"{said}, and max_observation_tokens is {call.max_observation_tokens}")
+            limit = f"max_observation_tokens is {call.max_observation_tokens}"
+            raise EnvironmentFailed(f"{said}, and {limit}", reason=Reason.BAD_OBSERVATION)
         if self._room(len(self._prompt) + len(builder.token_ids) + len(observed)) < 1:
             builder.end_episode(FinishReason.CONTEXT)
             return None
+        builder.hear(observation.messages)
         return observed
 
     def _outcome(self, observation: Observation) -> EpisodeOutcome:
         if observation.reward is None:
-            raise EnvironmentFailed(f"environment {self._call.name} ended without a reward")
+            ended = f"environment {self._call.name} ended without a reward"
+            raise EnvironmentFailed(ended, reason=Reason.BAD_OBSERVATION)
         accuracy = float(observation.reward > 0.0) if observation.accuracy is None else observation.accuracy
         return EpisodeOutcome(observation.reward, accuracy, observation.detail)
 
@@ -149,6 +164,7 @@ class Episodes:
         return min(self._call.max_turn_tokens, left_of_task, self._engine.max_model_len - length)
 
     async def _sample(self, token_ids: list[int], count: int) -> AsyncGenerator[Piece, None]:
+        began = time.monotonic()
         stream = self._engine.generate(
             token_ids,
             count=count,
@@ -159,4 +175,20 @@ class Episodes:
         async with aclosing(stream) as pieces:
             async for piece in pieces:
                 metrics.TOKENS.inc(len(piece.token_ids))
+                if piece.finish_reason is not None:
+                    _IN_ENGINE.inc(time.monotonic() - began)
                 yield piece
+
+
+async def _answer_of(answer: Awaitable[Observation]) -> Observation:
+    """An environment's answer, the wait for which is counted."""
+    began = time.monotonic()
+    try:
+        return await answer
+    finally:
+        _IN_ENVIRONMENT.inc(time.monotonic() - began)
+
+
+def _count(failure: EnvironmentFailed) -> None:
+    metrics.EPISODES.labels(outcome="failed").inc()
+    metrics.EPISODE_FAILURES.labels(reason=failure.reason).inc()

@@ -111,7 +111,7 @@ def _trace(group: RolloutGroup, ended: float) -> None:
     if is_tracing() and task.purpose is Purpose.TRAIN:
         about: Attributes = {
             "attempt": task.attempt, "lineage": task.lineage, "server": group.server, "rollouts": len(group.rollouts),
-            "tokens": sum(len(rollout.tokens) for rollout in group.rollouts),
+            "tokens": group.sampled_tokens,
             "min_policy_version": group.min_policy_version, "max_policy_version": group.max_policy_version,
         }  # fmt: skip
         start, error = ended - group.generate_s, group.failure or ""

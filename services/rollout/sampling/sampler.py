@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from services.common.environments.types import EnvironmentFailed, Worlds
 from services.common.errors import PromptError
 from services.common.streams.types import TOKEN_DTYPE, Rollout, RolloutGroup, Task
 from services.rollout import metrics
 from services.rollout.engine.engine import Engine
 from services.rollout.engine.types import SamplingError
-from services.rollout.environment.types import EnvironmentFailed, Worlds
 from services.rollout.sampling.builder import RolloutBuilder
 from services.rollout.sampling.completions import Completions, Rollouts
 from services.rollout.sampling.episodes import Episodes

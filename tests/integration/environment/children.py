@@ -18,6 +18,14 @@ def children(forkserver: int) -> list[psutil.Process]:
     return [each for each in psutil.Process(forkserver).children(recursive=True) if is_at_work(each.pid)]
 
 
+async def settled(forkserver: int, most: int, within_s: float = SLACK_S) -> set[int]:
+    """Process ids of the children, once they are no more than so many; a killed one needs a moment to end. Raises TimeoutError."""
+    async with asyncio.timeout(within_s):
+        while len(left := children(forkserver)) > most:
+            await asyncio.sleep(0.01)
+    return {child.pid for child in left}
+
+
 async def all_end(forkserver: int, within_s: float = SLACK_S) -> bool:
     """Whether all of them end in time."""
     deadline = time.monotonic() + within_s

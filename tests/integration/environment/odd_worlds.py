@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import stat
 import subprocess
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
+
+import msgpack
 
 from services.environment.base import Message, Observation
 
@@ -25,12 +29,24 @@ def breeds() -> None:
     time.sleep(600)
 
 
+def answers_twice() -> Observation:
+    """The first step has two answers, and the one that is returned."""
+    values = {"messages": [["user", "twice"]], "done": False, "reward": None, "accuracy": None, "detail": ""}
+    said = 2 * bytes(msgpack.packb([3, "value", values]))  # after the player, `make` and `reset`
+    for descriptor in range(3, 64):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                os.write(descriptor, said)
+    return OK
+
+
 def raises() -> None:
     raise RuntimeError("no more")
 
 
 WRONG: dict[str, Callable[[], Any]] = {
     "nothing": lambda: OK,
+    "answers twice": answers_twice,
     "sleeps": lambda: time.sleep(600),
     "computes": computes,
     "exits": lambda: os._exit(3),
@@ -46,7 +62,7 @@ WRONG: dict[str, Callable[[], Any]] = {
 
 
 class Odd:
-    """What goes wrong, `at` make, reset or step."""
+    """What goes wrong, `at` make, reset, step or close."""
 
     def __init__(self, what: str = "nothing", at: str = "step") -> None:
         self.what, self.at = what, at
@@ -62,4 +78,5 @@ class Odd:
         return WRONG[self.what]() if self.at == "step" else Observation((Message("user", reply),))
 
     def close(self) -> None:
-        pass
+        if self.at == "close":
+            WRONG[self.what]()

@@ -13,17 +13,21 @@ from services.environment.server import EnvironmentService, serving
 from tests.integration.environment.odd_package import install
 
 PLACES = 8
+IDLE_S = 0.5
 
 
 async def main(folder: Path, token: str) -> None:
     """Serves the odd environments."""
     async with Sandbox(prepare=["services.environment.player:prepare"], environment=install(folder)) as sandbox:
         await sandbox.start()
-        service = EnvironmentService(Players(sandbox, places=PLACES), memory_mib=256)
+        players = Players(sandbox, places=PLACES)
+        service = EnvironmentService(players, memory_mib=256)
         async with serving(service, "127.0.0.1", 0, token) as port:
             sys.stdout.write(f"{port} {sandbox.pid}\n")
             sys.stdout.flush()
-            await asyncio.Event().wait()
+            while True:
+                await asyncio.sleep(IDLE_S)
+                await players.end_idle(after_s=IDLE_S)
 
 
 if __name__ == "__main__":

@@ -16,11 +16,11 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from services.common.environments import client as client_module
+from services.common.environments.client import MARGIN_S, EnvironmentClient
+from services.common.environments.types import EnvironmentFailed, Observation
 from services.common.pb import environment_pb2 as pb
 from services.common.streams.types import EnvironmentCall, Message, Purpose, Task
-from services.rollout.environment import client as client_module
-from services.rollout.environment.client import MARGIN_S, EnvironmentClient
-from services.rollout.environment.types import EnvironmentFailed, Observation
 from tests.integration.environment.children import SLACK_S, all_end, children
 from tests.integration.environment.service_process import PLACES
 
@@ -85,25 +85,39 @@ async def played(client: EnvironmentClient, at: Task, replies: int = 1) -> list[
 
 
 async def test_an_episode_is_played_to_its_end(client: EnvironmentClient, service: Service) -> None:
-    async with client.episode(task("guess_number", lows=[5, 5])) as world:
-        assert await world.reset() == Observation((Message("user", "5-11?"),))
+    async with client.episode(task("guess_number", numbers=[5, 11])) as world:
+        assert await world.reset() == Observation((Message("user", "5 6 7 8 9 10 11?"),))
         said = [await world.step(str(number)) for number in (5, 6, 7)]
     assert said[-1].done
     assert said[-1].reward in {0.0, 1.0}
     assert said[-1].accuracy == said[-1].reward
     assert (
-        all(not observation.done and observation.messages[0].content in {"higher", "lower"} for observation in said[:1])
+        all(
+            not observation.done and observation.messages[0].content.startswith(("higher: ", "lower: "))
+            for observation in said[:1]
+        )
         or said[0].done
     )
     assert (await played(client, task()))[0].messages[0].content == "seed 3, 1", "an environment sees the row"
     assert await service.is_idle()
 
 
+async def test_an_episode_that_the_policy_ends_leaves_its_child_to_the_next(
+    client: EnvironmentClient, service: Service
+) -> None:
+    used = set[int]()
+    for seed in range(8):
+        await played(client, task(seed=seed))
+        await asyncio.sleep(0.05)  # the end of a stream is not waited for
+        used |= {child.pid for child in children(service.forkserver)}
+    assert len(used) <= 2
+
+
 async def test_many_episodes_take_turns_on_the_places(client: EnvironmentClient, service: Service) -> None:
     games = await asyncio.gather(
-        *(played(client, task("guess_number", seed, lows=[5, 5])) for seed in range(8 * PLACES))
+        *(played(client, task("guess_number", seed, numbers=[5, 11])) for seed in range(8 * PLACES))
     )
-    assert {game[0].messages for game in games} == {(Message("user", "5-11?"),)}
+    assert {game[0].messages for game in games} == {(Message("user", "5 6 7 8 9 10 11?"),)}
     assert await service.is_idle()
 
 

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +24,13 @@ from services.common.streams.codec import decode, encode
 from services.common.streams.consumer import Consumer
 from services.common.streams.limits import MIN_ENTRY_BYTES
 from services.common.streams.types import (
+    EpisodeOutcome,
     FinishReason,
     Rollout,
     RolloutGroup,
     ScoredGroup,
     Task,
+    Turn,
     Verdict,
     VerdictStatus,
     VersionSpan,
@@ -152,6 +154,27 @@ def answer(task: Task, version: int) -> ScoredGroup:
     group = RolloutGroup(task, "rollout-0", np.array([7, 8, 9], "<i4").tobytes(), tuple(rollouts), 0.01, None)
     right = [1.0] * task.group_size if task.group_id % 5 == 0 else [1.0] + [0.0] * (task.group_size - 1)
     return ScoredGroup(group, tuple(Verdict(VerdictStatus.SCORED, r, r, "exact") for r in right), 0.01)
+
+
+def play(task: Task, version: int) -> ScoredGroup:
+    """The same of episodes: one to three turns, most of which begin with what the environment said, with rewards of their own."""
+    rng, scored = np.random.default_rng(task.group_id), answer(task, version)
+    rollouts = []
+    for number in range(task.group_size):
+        turns = [
+            Turn(
+                int(rng.integers(0, 4)) if turn else 0, int(rng.integers(1, 4)), FinishReason.STOP, float(rng.normal())
+            )
+            for turn in range(1 + (task.group_id + number) % 3)
+        ]
+        length = sum(turn.observed + turn.sampled for turn in turns)
+        made = Rollout(
+            rng.integers(5, VOCABULARY, length).astype("<i4").tobytes(), bytes(4 * length), "", FinishReason.STOP,
+            (VersionSpan(0, version),), tuple(turns), EpisodeOutcome(1.0, 1.0),
+        )  # fmt: skip
+        logprobs = np.where(made.sampled, rng.normal(-4.9, 0.1, length), 0.0).astype("<f4")
+        rollouts.append(replace(made, inference_logprobs=logprobs.tobytes()))
+    return replace(scored, group=replace(scored.group, rollouts=tuple(rollouts)))
 
 
 async def until(

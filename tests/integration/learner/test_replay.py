@@ -17,13 +17,18 @@ from typing import Any
 import msgpack
 import pytest
 
+from services.common.jobs.folder import SPEC_FILE
 from services.common.jobs.record import JobState
 from services.common.jobs.store import JobStore
 from services.common.redis.connection import connect
 from services.common.spec.job import JobSpec
+from services.common.streams.codec import decode
+from services.common.streams.limits import MIN_ENTRY_BYTES
+from services.common.streams.types import ScoredGroup
 from services.learner.storage.journal import Journal
-from tests.integration.learner.peers import Learner, Peers, until
+from tests.integration.learner.peers import Learner, Peers, play, until
 from tests.integration.rollout.conftest import write_model
+from tests.unit.learner.old_folder import as_before_turns
 
 pytestmark = [
     pytest.mark.slow,
@@ -48,9 +53,21 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """By layout or algorithm, what its job's sections say."""
+EPISODES: dict[str, Any] = {
+    "data": {"train": {"source": "environment:guess_number", "size": 100}},
+    "environment": {"max_turns": 3, "max_turn_tokens": 4},
+    "reward": {"verifiers": {"*": "environment"}},
+    "rollout": {"rollout_max_tokens": 32},
+}
+LAYOUTS["episodes"] = EPISODES
+LAYOUTS["turns"] = EPISODES | {"algorithm": {"turn_credit": "turn"}}
+"""Of several turns, with the two ways to credit them."""
 EVERY_LAYOUT = [
     "one",
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("dp", "tp", "fsdp", "adapters", "ppo")),
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("dp", "tp", "fsdp", "adapters", "ppo", "episodes", "turns")
+    ),
 ]
 
 
@@ -106,7 +123,7 @@ async def train(home: Path, redis_url: str, spec: JobSpec) -> str:
     await redis.flushall()
     learner, store = Learner(redis_url, home), JobStore(redis)
     job_id = (await store.create(spec)).id
-    peers = Peers(redis, redis_url, job_id)
+    peers = Peers(redis, redis_url, job_id, reply=play if spec.environment is not None else None)
     peers.answering.set()
     answering = asyncio.create_task(peers.run())
     try:
@@ -168,6 +185,38 @@ def test_every_step_from_the_initial_model_on_is_proved_bit_for_bit(recorded: Re
     assert all(count > 20 for count in held.values())
     assert all(("value_loss" in version["stats"]) is recorded.roles for version in versions[1:])
     assert recorded.contents() == before
+
+
+@pytest.mark.parametrize("recorded", ["episodes", "turns"], indirect=True)
+def test_a_replayed_step_of_episodes_has_counted_the_sampled_tokens_of_its_journal(recorded: Recorded) -> None:
+    first = STEPS - 3
+    done, report = recorded.replay("--from", str(first))
+    assert done.returncode == 0, done.stderr[-3000:]
+    counted = {
+        version["step"]: version["stats"]["loss_tokens"] for version in report["versions"] if version["step"] > first
+    }
+    turns = set()
+    for record in Journal(recorded.folder / "journal").records():
+        if not record.groups or record.step <= first:
+            continue
+        groups = [decode(ScoredGroup, payload, MIN_ENTRY_BYTES).group for payload in record.groups]
+        turns |= {len(rollout.turns) for group in groups for rollout in group.rollouts}
+        everything = sum(len(rollout.tokens) for group in groups for rollout in group.rollouts)
+        assert counted.pop(record.step) == sum(group.sampled_tokens for group in groups) < everything
+    assert counted == {}
+    assert turns == {1, 2, 3}
+
+
+@pytest.mark.parametrize("recorded", ["one"], indirect=True)
+def test_a_folder_of_a_release_without_turns_is_proved_bit_for_bit(recorded: Recorded, tmp_path: Path) -> None:
+    old = Recorded(Path(shutil.copytree(recorded.home, tmp_path / "home")), recorded.id)
+    before = (old.folder / SPEC_FILE).read_text()
+    as_before_turns(old.folder)
+    assert (old.folder / SPEC_FILE).read_text() != before
+    done, report = old.replay("--from", "0")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(report["versions"]) == STEPS + 1
+    assert all(version["proved"] for version in report["versions"])
 
 
 @pytest.mark.parametrize("recorded", [*EVERY_LAYOUT[:2], "ppo"], indirect=True)

@@ -25,6 +25,8 @@ def test_what_goes_in_comes_out(observation: Observation) -> None:
         ({"messages": "higher"}, "it returned no observation"),
         ({"messages": []}, "messages"),
         ({"messages": [["user", "x" * 101]]}, "messages: 101 characters"),
+        ({"messages": [["user", "\ud83d"], ["user", "\ude00"]]}, "messages: no Unicode text"),
+        ({"detail": "\ud800"}, "detail: no Unicode text"),
         ({"done": 1}, "it returned no observation"),
         ({"done": True, "reward": None}, "reward"),
         ({"reward": math.nan}, "reward"),

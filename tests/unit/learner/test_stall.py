@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any, cast
 from unittest.mock import Mock
 
@@ -13,6 +14,7 @@ from services.common.jobs.record import JobState
 from services.common.service import heartbeat as heartbeats
 from services.common.service.heartbeat import WorkerKind, WorkerStatus
 from services.common.service.lifecycle import Drain
+from services.common.spec.environment import EnvironmentSpec
 from services.learner.groups.buffer import GroupBuffer
 from services.learner.groups.ledger import Ledger
 from services.learner.loops import monitor
@@ -127,6 +129,13 @@ async def test_a_worker_that_is_idle_hung_or_at_another_job_does_not_hide_a_stal
 async def test_a_stall_names_how_long_and_who_is_alive(watched: Watched) -> None:
     ((_, cause),) = await watched.look(still_s=90)
     assert cause == "waiting for scored groups for 90 s; 0 rollout servers and 0 reward services alive"
+
+
+async def test_a_stall_of_a_job_with_episodes_names_the_environment_servers_too(watched: Watched) -> None:
+    spec = watched.job.spec.model_copy(update={"environment": EnvironmentSpec()})
+    watched.job = replace(watched.job, spec=spec)
+    ((_, cause),) = await watched.look(server(WorkerKind.ENVIRONMENT), still_s=90)
+    assert cause.endswith("; 0 rollout servers and 0 reward services and 1 environment servers alive")
 
 
 async def test_groups_that_fail_in_a_row_are_a_stall_though_they_arrive_and_then_end_the_job(

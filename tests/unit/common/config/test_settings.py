@@ -95,6 +95,23 @@ def test_another_word_for_it_is_an_error_of_the_variable(monkeypatch: pytest.Mon
         load_settings()
 
 
+@pytest.mark.parametrize(
+    ("text", "hosts"), [("Envs.example.org:8000, [::1]:80", ["envs.example.org:8000", "[::1]:80"]), ("", [])]
+)
+def test_the_operator_names_hosts_and_ports_of_openenv_servers(
+    text: str, hosts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MILLRACE_OPENENV_HOSTS", text)
+    assert load_settings().openenv_hosts == hosts
+
+
+@pytest.mark.parametrize("text", ["http://localhost:8000", "localhost", "::1:8000", "*:80", "a:80/x"])
+def test_what_is_no_host_and_port_is_an_error_of_the_variable(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLRACE_OPENENV_HOSTS", text)
+    with pytest.raises(ConfigError, match=r"MILLRACE_OPENENV_HOSTS: .*is no host and port"):
+        load_settings()
+
+
 @pytest.mark.parametrize("value", ["/one:/two", '["/one", "/two"]', " /one : /two :"])
 def test_directories_are_written_as_in_a_path_or_as_json(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MILLRACE_DATA_ROOTS", value)

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -133,9 +134,26 @@ def log_lines(count: int, size: int) -> None:
         logging.getLogger("talker").warning("logged %s", "x" * size)
 
 
+def say(data: bytes) -> None:
+    """Writes to the socket to the parent, past the server."""
+    for descriptor in range(3, 64):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                os.write(descriptor, data)
+
+
 class Counter:
     def __init__(self, start: int) -> None:
         self.value = start
+
+    def add_and_say(self, number: int, data: bytes) -> int:
+        say(data)
+        return self.add(number)
+
+    def close_and_sleep(self, after_s: float) -> None:
+        time.sleep(after_s)
+        os.closerange(3, 256)
+        time.sleep(60.0)
 
     def add(self, number: int) -> int:
         self.value += number

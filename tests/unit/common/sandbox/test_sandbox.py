@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgpack
 import psutil
 import pytest
 import pytest_asyncio
@@ -166,11 +167,40 @@ async def test_a_request_over_its_limit_ends_the_child(sandbox: Sandbox) -> None
         await child.request("add", 1)
 
 
+@pytest.mark.parametrize("extra", [["value", 7], [0, "value", 7], [True, "value", 7], 7, []])
+async def test_an_answer_that_nobody_asked_for_is_never_taken_for_another_and_ends_the_child(
+    sandbox: Sandbox, extra: object
+) -> None:
+    child = await sandbox.spawn(f"{DEEDS}:counter", 0, limits=LIMITS)
+    pid = await child.request("pid")
+    with pytest.raises(ChildDied, match="no reply"):
+        await child.request("add_and_say", 1, msgpack.packb(extra))
+    assert not child.alive
+    assert await vanished(pid)
+
+
+async def test_a_second_answer_is_never_that_to_the_next_request(sandbox: Sandbox) -> None:
+    child = await sandbox.spawn(f"{DEEDS}:counter", 0, limits=LIMITS)
+    first, second = (msgpack.packb([1, "value", value]) for value in (7, 8))
+    assert await child.request("add_and_say", 1, first + second) == 7  # its own words, as those of its code are
+    with pytest.raises(ChildDied, match="no reply"):
+        await child.request("add", 1)
+    assert not child.alive
+
+
 async def test_a_stopped_child_is_lost_not_late(sandbox: Sandbox) -> None:
     child = await sandbox.spawn(f"{DEEDS}:counter", 0, limits=LIMITS)
     os.kill(await child.request("pid"), signal.SIGSTOP)
     with pytest.raises(ChildLost, match="a signal stopped it"):
         await child.request("add", 1, wall_s=0.5)
+
+
+async def test_a_child_that_closes_its_socket_and_lives_is_not_waited_for_beyond_its_limit(sandbox: Sandbox) -> None:
+    child = await sandbox.spawn(f"{DEEDS}:counter", 0, limits=LIMITS)
+    began = time.monotonic()
+    with pytest.raises(ChildDied, match="ended its process"):
+        await child.request("close_and_sleep", 0.4, wall_s=0.5)
+    assert time.monotonic() - began < 1.0  # not 1.4, with the time that an end may take
 
 
 async def test_a_child_whose_making_fails_is_not_left(sandbox: Sandbox) -> None:

@@ -52,7 +52,11 @@ def group() -> RolloutGroup:
 CALL = EnvironmentCall(
     "guess_number", {"width": 7}, seed=17, max_turns=3, max_turn_tokens=8, max_observation_tokens=64, step_timeout_s=2.0
 )
-TURNS = (Turn(0, 1, FinishReason.STOP), Turn(2, 1, FinishReason.LENGTH, -0.5), Turn(1, 1, FinishReason.STOP))
+TURNS = (
+    Turn(0, 1, FinishReason.STOP, said=(Message("user", "2-8?"),), text="4"),
+    Turn(2, 1, FinishReason.LENGTH, -0.5, (Message("tool", "higher"),), "6"),
+    Turn(1, 1, FinishReason.STOP),
+)
 OUTCOME = EpisodeOutcome(1.0, 1.0, "guessed in turn 3")
 
 

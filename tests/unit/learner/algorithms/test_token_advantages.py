@@ -68,7 +68,7 @@ def test_without_penalties_a_rollouts_advantage_is_at_each_of_its_tokens_bit_for
     lengths: dict[int, list[int]] = {}
     for group, reward, mask in zip(responses.group_ids, responses.rewards, responses.masks, strict=True):
         rewards.setdefault(group, []).append(reward)
-        lengths.setdefault(group, []).append(len(mask))
+        lengths.setdefault(group, []).append(int(mask.sum()) or len(mask))
     of_groups = batch_advantages(
         [np.array(group) for group in rewards.values()], estimator, list(lengths.values()), revision=revision
     )

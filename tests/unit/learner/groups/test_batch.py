@@ -10,7 +10,7 @@ import pytest
 
 from services.common.spec.job import JobSpec
 from services.common.streams.types import FinishReason, Turn
-from services.learner.groups.batch import assemble
+from services.learner.groups.batch import Batch, assemble
 from services.learner.groups.buffer import Judged
 from tests.unit.learner.scored_groups import PROMPT, job_spec, judged_group, over_limit
 
@@ -117,6 +117,36 @@ def test_what_an_episode_observed_is_computed_and_not_trained() -> None:
     assert first.tokens.tolist() == [*PROMPT, 100, 101, 102, 103, 104, 105]
     assert first.loss_mask.tolist() == [True, True, False, False, False, True]
     assert second.loss_mask.all()
+
+
+def test_tokens_are_counted_that_were_sampled_in_rollouts_that_could_be_judged() -> None:
+    group = episodes(judged_group(5, [1.0, None], lengths=[6, 6]), TWO_TURNS, ONE_TURN)
+    other = judged_group(6, [1.0, 0.0, None], lengths=[4, 0, 9])
+    assert (
+        Batch.of([group, other], job_spec(algorithm={"advantage_estimator": "reinforce_plus_plus"})).sampled_tokens == 7
+    )
+
+
+def test_turns_are_counted_of_episodes_alone() -> None:
+    group, other = judged_group(5, [1.0, 0.0], lengths=[6, 6]), judged_group(6, [1.0, 0.0])
+    assert Batch.of([group, other], job_spec()).turns_mean is None
+    assert Batch.of([episodes(group, TWO_TURNS, ONE_TURN), other], job_spec()).turns_mean == 1.5
+
+
+def test_a_turn_is_credited_with_the_rewards_from_it_on() -> None:
+    first = (Turn(0, 2, FinishReason.STOP, 0.5), Turn(1, 1, FinishReason.STOP))
+    group = episodes(judged_group(5, [1.0, 0.0], lengths=[4, 6]), first, ONE_TURN)
+    of_turns = np.array([0.5, 1.0, 0.0])  # of the group's three turns
+    scaled = (of_turns - of_turns.mean()) / (of_turns.std(ddof=1) + 1e-6)
+    one, other = assemble([group], job_spec(algorithm={"turn_credit": "turn"}))
+    assert one.advantage == pytest.approx([scaled[0] + scaled[1]] * 2 + [scaled[1]] * 2, rel=1e-6)
+    assert other.advantage == pytest.approx([scaled[2]] * 6, rel=1e-6)
+
+
+def test_without_turns_the_credit_of_a_turn_is_that_of_the_trajectory() -> None:
+    group = judged_group(5, [1.0, 0.0, 0.5], lengths=[4, 6, 2])
+    whole, by_turn = (assemble([group], job_spec(algorithm={"turn_credit": way})) for way in ("trajectory", "turn"))
+    assert [each.advantage.tolist() for each in whole] == [each.advantage.tolist() for each in by_turn]
 
 
 def test_the_length_that_is_punished_is_what_was_sampled() -> None:

@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import pytest
+from prometheus_client import REGISTRY
 
+from services.common.environments.types import EnvironmentFailed, Observation
 from services.common.streams.types import (
     EnvironmentCall,
     EpisodeOutcome,
@@ -20,11 +22,9 @@ from services.common.streams.types import (
     Purpose,
     RolloutGroup,
     Task,
-    Turn,
 )
 from services.rollout.engine.engine import Engine
 from services.rollout.engine.types import Piece
-from services.rollout.environment.types import EnvironmentFailed, Observation
 from services.rollout.sampling.sampler import Sampler
 
 CALL = EnvironmentCall(
@@ -132,14 +132,23 @@ async def test_every_turn_is_prompted_with_the_very_tokens_before_it() -> None:
 async def test_turns_tell_observed_tokens_from_sampled_ones_which_alone_have_logprobs() -> None:
     group = await sample(Scripted(), Opened(Counting(3, []), Counting(1, [])))
     long, short = group.rollouts
-    assert long.turns == (
-        Turn(0, 3, FinishReason.STOP, 0.25), Turn(1, 3, FinishReason.STOP, 0.5), Turn(1, 3, FinishReason.STOP),
-    )  # fmt: skip
-    assert short.turns == (Turn(0, 3, FinishReason.STOP),)
+    assert [(turn.observed, turn.sampled, turn.reward) for turn in long.turns] == [
+        (0, 3, 0.25),
+        (1, 3, 0.5),
+        (1, 3, None),
+    ]
+    assert [(turn.observed, turn.sampled, turn.reward) for turn in short.turns] == [(0, 3, None)]
+    assert {turn.finish_reason for turn in long.turns} == {FinishReason.STOP}
     assert long.logprobs.tolist() == [-0.5, -1.0, -0.25, 0.0, -0.5, -1.0, -0.25, 0.0, -0.5, -1.0, -0.25]
     assert [bool(value) for value in long.logprobs] == long.sampled.tolist()
     assert long.outcome == EpisodeOutcome(3.0, 0.5, "counted")
     assert long.finish_reason is FinishReason.STOP
+
+
+async def test_a_turn_has_what_the_environment_said_before_it_and_the_policys_reply() -> None:
+    group = await sample(Scripted(), Opened(Counting(3, []), Counting(1, [])))
+    heard = [([message.content for message in turn.said], turn.text) for turn in group.rollouts[0].turns]
+    assert heard == [(["go"], "20 101"), (["x"], "20 102"), (["xx"], "20 103")]
 
 
 async def test_each_environment_is_told_what_its_own_rollout_said() -> None:
@@ -201,6 +210,24 @@ async def test_a_failed_environment_leaves_its_rollout_out_and_never_gives_a_rew
     assert group.failure == "1 of 2 rollouts were sampled; the group needs 2; environment count died"
     assert not group.permanent
     assert worlds.closed == 2
+
+
+def counted(name: str, **labels: str) -> float:
+    return REGISTRY.get_sample_value(f"millrace_rollout_{name}_total", labels) or 0.0
+
+
+async def test_waits_and_failures_of_episodes_are_counted() -> None:
+    async def slow() -> None:
+        await asyncio.sleep(0.2)
+
+    before = {spent: counted("episode_seconds", spent=spent) for spent in ("environment", "engine")}
+    failed = counted("episode_failures", reason="error")
+    late = Counting(3, [], fail=lambda turn: slow() if turn == 2 else None)
+    await sample(Scripted(delays=(0.1, 0.3)), Opened(late, Counting(1, [])), min_group_size=1)
+    spent = {name: counted("episode_seconds", spent=name) - value for name, value in before.items()}
+    assert 0.15 <= spent["environment"] < 1.0
+    assert 0.45 <= spent["engine"] < 1.5, "two first turns, and a second one"
+    assert counted("episode_failures", reason="error") - failed == 1
 
 
 async def test_at_the_deadline_a_rollout_whose_turn_ended_but_not_its_episode_is_not_whole() -> None:

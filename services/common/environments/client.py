@@ -13,18 +13,21 @@ from contextlib import asynccontextmanager, suppress
 import grpc
 import grpc.aio
 
+from services.common.environments.types import EnvironmentFailed, Observation, Reason, World
 from services.common.errors import PromptError
 from services.common.models.prompts import CHARACTERS_PER_TOKEN
 from services.common.pb import environment_pb2 as pb
 from services.common.pb import environment_pb2_grpc as pb_grpc
 from services.common.streams.types import EnvironmentCall, Message, Task
 from services.common.weights.channel import CLIENT_OPTIONS, token_metadata
-from services.rollout.environment.types import EnvironmentFailed, Observation, World
 
-MARGIN_S = 0.5
-"""Beyond a limit of the service, for the way there and back."""
+MARGIN_S = 0.4
+"""Beyond a limit of the service, for the way there and back. The episode is to be over half a second after the limit."""
 QUEUE_S = 60.0
 """Longest wait for a place."""
+
+_LOST = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL}
+"""The end of a connection; INTERNAL ("Internal error from Core") where it comes while the stream begins."""
 
 _Stream = grpc.aio.StreamStreamCall[pb.FromPolicy, pb.FromWorld]
 
@@ -38,6 +41,7 @@ class EnvironmentClient:
         self._channel = grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
         self._metadata = token_metadata(token)
         self._stub = pb_grpc.EnvironmentStub(self._channel)  # type: ignore[no-untyped-call]  # generated code
+        self._ending: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
         """Ends the connection, and what is played over it."""
@@ -52,8 +56,12 @@ class EnvironmentClient:
         episode = _Episode(stream, task, task.environment, self._address)
         try:
             yield episode
-        finally:
-            episode.end()
+        except BaseException:
+            episode.break_off()
+            raise
+        ending = asyncio.create_task(episode.end())  # nobody waits for it
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
 
 
 class _Episode:
@@ -93,20 +101,32 @@ class _Episode:
         except TimeoutError:
             self._stream.cancel()
             raise EnvironmentFailed(
-                f"environment {name}: the service at {self._address} said nothing for {limit_s:g} s"
+                f"environment {name}: the service at {self._address} said nothing for {limit_s:g} s",
+                reason=Reason.SILENT,
             ) from None
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            why = f"{error.code().name}: {error.details()}" if isinstance(error, grpc.aio.AioRpcError) else str(error)
-            raise EnvironmentFailed(f"environment {name}: the service at {self._address} failed: {why}") from error
+            failed = f"environment {name}: the service at {self._address} failed"
+            raise _failure(failed, error) from error
         if answer is grpc.aio.EOF or not isinstance(answer, pb.FromWorld):
-            raise EnvironmentFailed(f"environment {name}: the service at {self._address} ended the stream")
+            ended = f"environment {name}: the service at {self._address} ended the stream"
+            raise EnvironmentFailed(ended, reason=Reason.LOST)
         if answer.HasField("failed"):
-            raise EnvironmentFailed(answer.failed.detail, permanent=answer.failed.permanent)
+            failed, reason = answer.failed.detail, answer.failed.reason
+            known = Reason(reason) if reason in set(Reason) else Reason.ERROR
+            raise EnvironmentFailed(failed, permanent=answer.failed.permanent, reason=known)
         self._answer = asyncio.create_task(self._read())
         return _observation(answer.observed, name)
 
-    def end(self) -> None:
-        """Ends the stream, and so the environment."""
+    async def end(self) -> None:
+        """Ends the stream in good order: the service may use the environment's process again."""
+        with suppress(TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            async with asyncio.timeout(MARGIN_S):
+                await self._stream.done_writing()
+                await self._answer
+        self.break_off()
+
+    def break_off(self) -> None:
+        """Ends the stream at once, and so the environment's process."""
         self._answer.cancel()
         self._answer.add_done_callback(
             lambda answer: answer.cancelled() or answer.exception()
@@ -115,6 +135,14 @@ class _Episode:
 
     async def _read(self) -> object:
         return await self._stream.read()
+
+
+def _failure(what: str, error: Exception) -> EnvironmentFailed:
+    """The end of a stream by an error; a server that refuses a call is still there."""
+    if not isinstance(error, grpc.aio.AioRpcError):
+        return EnvironmentFailed(f"{what}: {error}", reason=Reason.LOST)
+    reason = Reason.LOST if error.code() in _LOST else Reason.ERROR
+    return EnvironmentFailed(f"{what}: {error.code().name}: {error.details()}", reason=reason)
 
 
 def _observation(observed: pb.Observed, name: str) -> Observation:
@@ -128,4 +156,5 @@ def _message(message: pb.ChatMessage, name: str) -> Message:
     match message.role:
         case "user" | "tool" as role:
             return Message(role, message.content)
-    raise EnvironmentFailed(f"environment {name}: the service sent a message of role {message.role!r}")
+    sent = f"environment {name}: the service sent a message of role {message.role!r}"
+    raise EnvironmentFailed(sent, reason=Reason.BAD_OBSERVATION)
