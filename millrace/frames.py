@@ -23,12 +23,14 @@ def step_frame(rows: Sequence[JsonObject]) -> pd.DataFrame:
 
 
 def rollout_frame(groups: Iterable[JsonObject]) -> pd.DataFrame:
-    """One row for each rollout, with the columns of its group before its own."""
+    """One row for each rollout, with the columns of its group before its own. Where one is an episode, each has a list of `turns`."""
     rows = [
         {name: value for name, value in group.items() if name != "rollouts"} | rollout
         for group in groups
         for rollout in group.get("rollouts", ())
     ]
+    if any("turns" in row for row in rows):
+        rows = [{**row, "turns": row.get("turns", [])} for row in rows]
     return _pandas().DataFrame(rows)
 
 

@@ -17,6 +17,7 @@ from redis.backoff import ExponentialWithJitterBackoff
 from redis.exceptions import RedisError
 
 from services.common.config.settings import Settings
+from services.common.environments.servers import EnvironmentServers
 from services.common.errors import ConfigError, SandboxError
 from services.common.jobs.restore import Restorer
 from services.common.jobs.retention import DAY_S, Policy, Retention
@@ -51,7 +52,8 @@ async def run(settings: Settings) -> None:
     redis.set_retry(Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 3))
     await _check_redis(settings)
     sandbox = Sandbox(prepare=[PREPARE], service="gateway-check", log_level=settings.log_level)
-    app = create_app(settings, redis, token, admission=Admission(sandbox, settings))
+    worlds = EnvironmentServers(redis, settings.internal_secret, wait_s=0.0)
+    app = create_app(settings, redis, token, admission=Admission(sandbox, settings, worlds))
     context = app.state.context
     followers = Sandbox(service="gateway-tracker", log_level=settings.log_level)
     trackers = Trackers(redis, context.store, settings, context.metrics, followers)
@@ -92,6 +94,7 @@ async def run(settings: Settings) -> None:
         await sandbox.stop()
         await followers.stop()
         await context.inference.close()
+        await worlds.close()
         await redis.aclose()
 
 

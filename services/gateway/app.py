@@ -76,9 +76,7 @@ def create_app(
         event_times=times,
         hub=EventHub(redis, times.poll_s),
         streams=streams,
-        inference=InferenceClient(
-            redis, JobStore(redis), settings.internal_token.get_secret_value() if settings.internal_token else None
-        ),
+        inference=InferenceClient(redis, JobStore(redis), settings.internal_secret),
         settings=settings,
     )
     for module in ROUTES:  # as they are: `include_router` would build each route once more for every application

@@ -9,6 +9,8 @@ from typing import Any
 from services.common.jobs.kept_samples import step_of
 from services.common.streams.types import FinishReason, Purpose
 
+_TRUNCATED = frozenset(reason for reason in FinishReason if reason.truncated)
+
 
 @dataclass(frozen=True, slots=True)
 class SampleFilter:
@@ -49,9 +51,18 @@ class SampleFilter:
         return (
             (not self.wrong or (accuracy is not None and accuracy < 1.0))
             and (not self.failed or rollout.get("reward") is None)
-            and (not self.truncated or rollout.get("finish_reason") == FinishReason.LENGTH)
-            and (not self.grep or self.grep.casefold() in str(rollout.get("text", "")).casefold())
+            and (not self.truncated or rollout.get("finish_reason") in _TRUNCATED)
+            and (not self.grep or any(self.grep.casefold() in text.casefold() for text in _texts(rollout)))
         )
+
+
+def _texts(rollout: Mapping[str, Any]) -> Iterator[str]:
+    """What came after the prompt: the response, and of an episode also its turns, whose texts are cut elsewhere than the response."""
+    yield str(rollout.get("text", ""))
+    for turn in rollout.get("turns", ()):
+        yield str(turn.get("text", ""))
+        if turn.get("turn", 1) > 1:
+            yield from (str(message.get("content", "")) for message in turn.get("said", ()))
 
 
 def token_ids(samples: Sequence[Mapping[str, Any]]) -> list[list[int]]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, JsonValue, StringConstraints, WithJsonSchema
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from services.common.jobs.record import JobState
 from services.common.jobs.step_record import StepRecord
 from services.common.redis.keys import Stage
 from services.common.service.heartbeat import WorkerKind
 from services.common.spec.job import JobSpec, Notes, Tags
+from services.common.streams.sample_record import SampleRecord
 from services.common.streams.types import VerdictStatus
 
 JOB_ID_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}-[0-9a-f]{8}$"
@@ -233,14 +236,23 @@ class History(Answer):
     )
 
 
+class _AsSampleRecord:
+    """Annotation of an object that is passed on unchanged and described as a `SampleRecord`."""
+
+    @staticmethod
+    def __get_pydantic_json_schema__(_: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return handler(SampleRecord.__pydantic_core_schema__)
+
+
 class Samples(Answer):
     """A job's newest samples."""
 
     archived: bool = Field(
         default=False, description="Whether the job ended so long ago that its samples and events were removed."
     )
-    samples: list[OpenObject] = Field(
-        description="Judged groups, newest first, with text, reward and policy version.", examples=[[EXAMPLE_SAMPLE]]
+    samples: list[Annotated[OpenObject, _AsSampleRecord]] = Field(
+        description="Judged groups, newest first, with texts, turns, rewards and policy versions.",
+        examples=[[EXAMPLE_SAMPLE]],
     )
 
 

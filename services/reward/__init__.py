@@ -4,5 +4,5 @@ service    attaches to active jobs              session    one job's groups, fro
 dispatch   data_source → scorer → verdicts      scorers    their interface, verifiers and rubrics
 models     judges and reward models of all jobs: judge, reward_model
 pool       worker processes with limits         verifiers  built in, one a file
-programs   runs code of a model, isolated       samples    for people
+samples    for people
 """

@@ -15,13 +15,14 @@ from types import MappingProxyType
 from typing import Self
 
 from services.common.config.settings import Settings
-from services.common.config.verifiers import CODE_IS_OFF, BuiltIn, choose_verifier
+from services.common.config.verifiers import CODE_IS_OFF, ENVIRONMENT, BuiltIn, choose_verifier
 from services.common.errors import ConfigError
 from services.common.spec.reward import RewardSpec
 from services.common.streams.types import Purpose, RolloutGroup, ScoredGroup, Verdict, VerdictStatus
 from services.reward import metrics
 from services.reward.pool.pool import Pool
 from services.reward.scorers.base import Backend, NamedScorer, Scorer, failed
+from services.reward.scorers.outcome import OutcomeScorer
 from services.reward.scorers.rubric import Rubric, written_out
 from services.reward.scorers.verifiers import VerifierScorer
 
@@ -95,6 +96,8 @@ class Dispatch:
             return self._models[name]
         if (shares := self._rubrics.get(name)) is not None:
             return Rubric(name, shares, {part: self._scorer(part) for part in shares.reward})
+        if name == ENVIRONMENT:
+            return OutcomeScorer(name)
         if name == BuiltIn.CODE and not self._settings.runs_code:
             raise ConfigError(CODE_IS_OFF)
         return VerifierScorer(name, self._pool, self._spec)

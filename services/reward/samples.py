@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from redis.asyncio import Redis
 
 from services.common.redis import keys
-from services.common.streams.types import Message, Rollout, ScoredGroup, Verdict
+from services.common.streams.types import Message, Rollout, ScoredGroup, Turn, Verdict
 
 MAX_SAMPLES = 256
 """Groups kept for a job."""
@@ -19,6 +19,10 @@ PROMPT_CHARS = 8_192
 TEXT_CHARS = 8_192
 GROUP_CHARS = 65_536
 """Text kept of one group, an equal part of each rollout."""
+GROUP_TURNS = 1_024
+"""Turns of episodes kept of one group, an equal part of each rollout."""
+TURN_MESSAGES = 16
+"""Messages kept of one turn."""
 PROMPT_IDS = 4_096
 GROUP_IDS = 4_096
 """Token ids kept of one group, an equal part of each rollout: with its text, all samples of a job stay within about 30 MB."""
@@ -59,14 +63,17 @@ async def keep_sample(redis: Redis, scored: ScoredGroup) -> None:
 
 
 def sample(scored: ScoredGroup) -> dict[str, Any]:
-    """The group as JSON values, long texts cut in the middle; of too many token ids the last ones."""
+    """The group as JSON values (`SampleRecord`), long texts cut in the middle; of too many turns, messages and token ids the last ones."""
     task, count = scored.group.task, max(1, len(scored.group.rollouts))
     text_chars, ids = min(TEXT_CHARS, GROUP_CHARS // count), GROUP_IDS // count
+    played = task.environment
+    about = {} if played is None else {"environment": played.name, "environment_seed": played.seed}
     judged = zip(scored.group.rollouts, scored.verdicts, strict=True)
     return {
         "group_id": task.group_id, "lineage": task.lineage, "attempt": task.attempt, "purpose": task.purpose,
-        "prompt": shorten(_prompt(task.prompt), PROMPT_CHARS), "ground_truth": shorten(task.ground_truth, PROMPT_CHARS),
-        "data_source": task.data_source, "rollouts": [_rollout(rollout, verdict, text_chars, ids) for rollout, verdict in judged],
+        "prompt": shorten(_prompt(_first_messages(scored)), PROMPT_CHARS), "ground_truth": shorten(task.ground_truth, PROMPT_CHARS),
+        "data_source": task.data_source, **about,
+        "rollouts": [_rollout(rollout, verdict, text_chars, ids, GROUP_TURNS // count) for rollout, verdict in judged],
         "prompt_tokens": len(scored.group.prompt_tokens), "prompt_token_ids": scored.group.prompt_tokens[-PROMPT_IDS:].tolist(),
         "server": scored.group.server, "at": time.time(),
     }  # fmt: skip
@@ -77,7 +84,14 @@ def shorten(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     half = limit // 2
-    return f"{text[:half]} […{len(text) - 2 * half} characters…] {text[-half:]}"
+    return f"{text[:half]} […{len(text) - 2 * half} characters…] {text[len(text) - half :]}"
+
+
+def _first_messages(scored: ScoredGroup) -> tuple[Message, ...]:
+    """The task's prompt; with an environment its first messages, with which all episodes of the group begin."""
+    task = scored.group.task
+    episodes = (rollout.turns for rollout in scored.group.rollouts if rollout.turns)
+    return task.prompt if task.environment is None else next((turns[0].said for turns in episodes), ())
 
 
 def _prompt(messages: tuple[Message, ...]) -> str:
@@ -86,10 +100,33 @@ def _prompt(messages: tuple[Message, ...]) -> str:
     return "\n\n".join(f"{message.role}: {message.content}" for message in messages)
 
 
-def _rollout(rollout: Rollout, verdict: Verdict, text_chars: int, ids: int) -> dict[str, Any]:
+def _rollout(rollout: Rollout, verdict: Verdict, text_chars: int, ids: int, turns: int) -> dict[str, Any]:
+    kept = list(enumerate(rollout.turns, 1))[max(0, len(rollout.turns) - turns) :]
+    replies = [turn.text for _, turn in kept]
+    said = [message.content for _, turn in kept for message in turn.said[-TURN_MESSAGES:]]
+    chars = _longest([len(text) for text in (rollout.text, *replies, *said)], text_chars)
+    shown = {"turns": [_turn(turn, number, chars) for number, turn in kept]} if rollout.turns else {}
     return {
-        "text": shorten(rollout.text, text_chars), "reward": verdict.reward, "accuracy": verdict.accuracy, "status": verdict.status,
+        "text": shorten(rollout.text, chars), "reward": verdict.reward, "accuracy": verdict.accuracy, "status": verdict.status,
         "verifier": verdict.verifier, "detail": verdict.detail, "finish_reason": rollout.finish_reason,
         "min_policy_version": rollout.min_policy_version, "max_policy_version": rollout.max_policy_version,
-        "tokens": len(rollout.tokens), "token_ids": rollout.tokens[-ids:].tolist(),
+        "tokens": len(rollout.tokens), **shown, "token_ids": rollout.tokens[-ids:].tolist(),
     }  # fmt: skip
+
+
+def _turn(turn: Turn, number: int, chars: int) -> dict[str, Any]:
+    said = [
+        {"role": message.role, "content": shorten(message.content, chars)} for message in turn.said[-TURN_MESSAGES:]
+    ]
+    return {
+        "turn": number, "said": said, "text": shorten(turn.text, chars), "observed": turn.observed, "sampled": turn.sampled,
+        "finish_reason": turn.finish_reason, "reward": turn.reward,
+    }  # fmt: skip
+
+
+def _longest(lengths: Sequence[int], room: int) -> int:
+    """Most characters of one text, so that texts of these lengths have at most `room` together: only the longest ones are cut."""
+    left = sorted(lengths)
+    while left and left[0] <= room // len(left):
+        room -= left.pop(0)
+    return room // len(left) if left else max(lengths)

@@ -15,11 +15,12 @@ from typing import Any
 from pydantic import ValidationError
 from redis.asyncio import Redis
 
-from services.common.config.settings import CodeReward, Settings, load_settings
-from services.common.errors import MillraceError, VerifierError
+from services.common.config.settings import Settings, load_settings
+from services.common.errors import MillraceError
 from services.common.jobs.follower import JobFollower
 from services.common.jobs.record import ActiveJob
 from services.common.jobs.store import JobStore
+from services.common.programs.sandbox import CODE_REWARD, log_isolation
 from services.common.redis.fencing import Fence
 from services.common.redis.keys import Stage
 from services.common.service.health import HealthServer
@@ -36,7 +37,6 @@ from services.reward import metrics
 from services.reward.dispatch import Dispatch
 from services.reward.models import Models
 from services.reward.pool.pool import Pool
-from services.reward.programs.sandbox import SETTING, isolation_fault
 from services.reward.scorers.base import Backend
 from services.reward.session import CONSUMER_GROUP, JobSession
 from services.reward.trials import Trials
@@ -171,21 +171,6 @@ def _entry_limit(spec: Mapping[str, Any]) -> int:
     return entry_limit(rollout, EvalSpec.model_validate(spec.get("eval", {}), extra="ignore"))
 
 
-async def _log_isolation(settings: Settings) -> None:
-    """Logs whether programs that a model writes run here, and isolated."""
-    if not settings.runs_code:
-        return
-    try:
-        fault = await asyncio.to_thread(isolation_fault)
-    except VerifierError as error:
-        fault = str(error)
-    if fault:
-        how = "do not run" if settings.code_reward is CodeReward.ISOLATED else "run, though"
-        log.warning("programs that a model writes %s: the kernel does not isolate them (%s)", how, fault)
-    else:
-        log.info("programs that a model writes run isolated")
-
-
 async def run(settings: Settings, *, drain: Drain | None = None, pool: Pool | None = None) -> None:
     """Runs the service until the drain. Raises ConfigError when Redis, or the port of the metrics, cannot be used.
 
@@ -193,7 +178,7 @@ async def run(settings: Settings, *, drain: Drain | None = None, pool: Pool | No
     """
     async with (
         worker_process(settings, "reward", drain) as worker,
-        pool or Pool(log_level=settings.log_level, environment={SETTING: settings.code_reward}) as started,
+        pool or Pool(log_level=settings.log_level, environment={CODE_REWARD: settings.code_reward}) as started,
     ):
         service = RewardService(
             worker.commands,
@@ -204,7 +189,7 @@ async def run(settings: Settings, *, drain: Drain | None = None, pool: Pool | No
             settings=settings,
             fence=worker.fence,
         )
-        await _log_isolation(settings)
+        await log_isolation(settings.code_reward)
         host, port = settings.bind_host, settings.metrics_port
         with HealthServer(host, port, healthy=service.healthy, ready=service.ready) as health:
             service.metrics_port = health.port

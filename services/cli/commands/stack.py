@@ -22,7 +22,7 @@ def up(
         bool, typer.Option("--detach", "-d", help="Run in the background; return when ready.")
     ] = False,
 ) -> None:
-    """Start Redis (unless REDIS_URL is set), gateway, reward, learner and rollout servers, and keep them alive."""
+    """Start Redis (unless REDIS_URL is set), gateway, reward, environment, learner and rollout servers, and keep them alive."""
     from services.cli.up import detach, run_up
     from services.common.service.entry import keep_files_private
 

@@ -61,11 +61,11 @@ async def _tried(source: DataSourceSpec, reward: RewardSpec, count: int, respons
     from services.common.data.bounds import DataBounds
     from services.common.data.references import trial_group, trial_of
     from services.common.data.source import data_roots, open_within
+    from services.common.programs.sandbox import CODE_REWARD
     from services.common.streams.types import Purpose
     from services.reward.dispatch import Dispatch
     from services.reward.models import Models
     from services.reward.pool.pool import Pool
-    from services.reward.programs.sandbox import SETTING
 
     settings = load_settings()
     check_reward(reward, code=settings.runs_code)
@@ -73,7 +73,7 @@ async def _tried(source: DataSourceSpec, reward: RewardSpec, count: int, respons
     tasks = open_within(source, roots, DataBounds.of(settings), field="data.train", until=0.0, whole=False)
     groups = [trial_group(index, tasks[index], response, Purpose.TRAIN) for index in range(min(count, len(tasks)))]
     models = Models(settings)
-    pool = Pool(log_level="WARNING", environment={SETTING: settings.code_reward})
+    pool = Pool(log_level="WARNING", environment={CODE_REWARD: settings.code_reward})
     try:
         async with Dispatch(reward, pool, settings, models.of(reward)) as dispatch:
             scored = await asyncio.gather(*map(dispatch.judge, groups))

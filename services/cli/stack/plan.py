@@ -5,6 +5,7 @@
 | redis | 2 | PING and its data loaded | any |
 | gateway | 1 | /readyz | any |
 | reward-0 | 0 | /readyz | any |
+| environment-0 | 0 | /readyz | any |
 | learner-0 | 0 | /readyz | upper half |
 | rollout-0 … | 0 | /readyz | lower half, for vLLM's threads |
 """
@@ -72,7 +73,7 @@ def plan_stack(
     """
     home = settings.home.resolve()
     host = "127.0.0.1" if settings.bind_host in _ANY else settings.bind_host
-    names = ["gateway", "reward-0", "learner-0", *(f"rollout-{number}" for number in range(servers))]
+    names = ["gateway", "reward-0", "environment-0", "learner-0", *(f"rollout-{number}" for number in range(servers))]
     ports = _take_ports(settings.bind_host, gateway_port, metrics_base, len(names) - 1)
     redis_url, table = _plan_redis(home, runtime, settings.drain_timeout_s)
     environment = {

@@ -69,21 +69,43 @@ def print_job(console: Console, job: JsonObject, evals: Sequence[JsonObject], la
 
 
 def print_rollouts(console: Console, groups: Sequence[JsonObject]) -> None:
-    """Groups with their prompt, and of every rollout reward and text, and below them how it was judged and what sampled it."""
+    """Groups with their prompt, and of every rollout reward and text, and below them how it was judged and what sampled it.
+
+    An episode has its turns in place of its text: what the environment said, after the first reply, and what the policy replied.
+    """
     for group in groups:
         console.rule(f"{group.get('purpose', 'train')} group {group.get('group_id')}", align="left")
         prompt = group.get("raw_prompt", group.get("prompt", ""))
         console.print(f"[bold]prompt[/bold] {escape(str(prompt))}", soft_wrap=True)
-        console.print(f"[bold]ground truth[/bold] {escape(str(group.get('ground_truth', '')))}")
+        if environment := group.get("environment"):
+            console.print(f"[bold]environment[/bold] {escape(str(environment))}, seed {group.get('environment_seed')}")
+        if group.get("ground_truth") or not environment:
+            console.print(f"[bold]ground truth[/bold] {escape(str(group.get('ground_truth', '')))}")
         for rollout in group.get("rollouts", []):
             reward = rollout.get("reward")
             mark = rollout.get("status") if reward is None else number(reward, "+.2f")
-            console.print(
-                f"  [cyan]{escape(str(mark))}[/cyan] {escape(str(rollout.get('raw', rollout.get('text', ''))))}"
-            )
+            turns = rollout.get("turns", ()) if "raw" not in rollout else ()
+            text = f"{len(turns)} turns" if turns else rollout.get("raw", rollout.get("text", ""))
+            console.print(f"  [cyan]{escape(str(mark))}[/cyan] {escape(str(text))}")
+            for turn in turns:
+                _print_turn(console, turn)
             console.print(f"    {_judged(rollout)}", style="dim", markup=False)
     if not groups:
         console.print("no such rollouts")
+
+
+def _print_turn(console: Console, turn: JsonObject) -> None:
+    """The messages, except those of the first turn, which are the prompt, and the reply, each after the name of who speaks."""
+    place, reward = turn.get("turn", 1), turn.get("reward")
+    said = [(message["role"], message["content"]) for message in turn.get("said", ())] if place > 1 else []
+    for who, text in (*said, ("policy", turn.get("text", ""))):
+        console.print(f"    {place} [bold]{escape(str(who))}[/bold] {escape(str(text))}")
+    about = (
+        "cut off" if turn.get("finish_reason") == "length" else "",
+        "" if reward is None else f"reward {number(reward, '+.2f')}",
+    )
+    if any(about):
+        console.print(f"      {', '.join(filter(None, about))}", style="dim", markup=False)
 
 
 def _judged(rollout: JsonObject) -> str:

@@ -24,6 +24,7 @@ from services.common.config.judges import check_judges
 from services.common.config.plugins import check_installed
 from services.common.config.settings import Settings
 from services.common.config.verifiers import CODE_IS_OFF, BuiltIn, check_reward, choose_verifier
+from services.common.environments.types import Worlds
 from services.common.errors import ChildDied, ChildLost, ChildTimeout, ConfigError, Problem, SandboxError
 from services.common.models.directory import ModelInfo
 from services.common.models.roles import named_models
@@ -33,6 +34,7 @@ from services.common.sandbox.pool import Child, Sandbox
 from services.common.spec.data import DataSourceSpec
 from services.common.spec.job import JobSpec
 from services.gateway.admission.automatic import settle
+from services.gateway.admission.episodes import NotTried, first_observation
 from services.gateway.admission.limits import Machine, over_limits
 from services.gateway.admission.preview import Preview
 from services.gateway.errors import AdmissionBusy, SpecRefused
@@ -59,16 +61,31 @@ CHECK_REPLY_BYTES = 1024 * 1024
 PREVIEW_S = 6.0
 """Counting of prompts; a child may take twice as long, the loading of its tokenizer included."""
 PREVIEW_BYTES = 16 * 1024 * 1024
+TRIAL_S = 10.0
+"""The beginning of one episode."""
+SHOWN_CHARS = 200
+"""Of what an environment says first."""
 
 
 class Admission:
     """Checks of bodies and specs, in children of a sandbox."""
 
     def __init__(
-        self, sandbox: Sandbox, settings: Settings, *, deadline_s: float = DEADLINE_S, checks: str = CHECKS
+        self,
+        sandbox: Sandbox,
+        settings: Settings,
+        worlds: Worlds | None = None,
+        *,
+        deadline_s: float = DEADLINE_S,
+        checks: str = CHECKS,
     ) -> None:
-        """The caller stops the sandbox. `checks`: the class whose methods are the checks, as `package.module:class`."""
-        self._sandbox, self._settings, self._deadline_s, self._checks = sandbox, settings, deadline_s, checks
+        """The caller stops the sandbox.
+
+        `worlds`: where environments are tried; None: their fields are unchecked. `checks`: the class whose methods are the checks, as
+        `package.module:class`.
+        """
+        self._sandbox, self._settings, self._worlds = sandbox, settings, worlds
+        self._deadline_s, self._checks = deadline_s, checks
         self._reading, self._checking = (asyncio.Semaphore(MAX_CONCURRENT_CHECKS) for _ in range(2))
 
     async def read(self, body: bytes, media_type: str) -> JobSpec:
@@ -89,7 +106,9 @@ class Admission:
         """
         async with _acquired(self._checking):
             deadline = time.monotonic() + self._deadline_s
-            checks = _SpecChecks(self._sandbox, self._checks, spec, self._settings, deadline, frozenset(missing))
+            checks = _SpecChecks(
+                self._sandbox, self._checks, spec, self._settings, deadline, frozenset(missing), self._worlds
+            )
             try:
                 await checks.run()
             finally:
@@ -105,16 +124,27 @@ class Admission:
         """
         found: dict[str, Preview] = {}
         notes: list[str] = []
-        sections = [section for section, _ in _sources(spec)]
+        sources = _sources(spec)
         async with _acquired(self._checking):
-            for section in sections:
+            for section, source in sources:
                 try:
-                    found[section] = await self._preview(spec, section, PREVIEW_S / len(sections))
+                    if source.environment is not None:
+                        notes.append(await self._first_words(spec, section, source))
+                    else:
+                        found[section] = await self._preview(spec, section, PREVIEW_S / len(sources))
                 except ConfigError as error:
                     raise SpecRefused(*error.problems) from error
                 except SandboxError as error:
                     notes.append(f"prompts of data.{section} were not counted: it {error}")
         return found, notes
+
+    async def _first_words(self, spec: JobSpec, section: str, source: DataSourceSpec) -> str:
+        try:
+            observation = await first_observation(spec, section, source, self._worlds, TRIAL_S)
+        except NotTried as error:
+            return f"data.{section}: its environment was not tried: {error}"
+        said = " ".join(message.content for message in observation.messages)
+        return f"data.{section}: environment {source.environment} begins with {said[:SHOWN_CHARS]!r}"
 
     async def _preview(self, spec: JobSpec, section: str, seconds: float) -> Preview:
         child = await _spawn(self._sandbox, self._checks, spec, self._settings, PREVIEW_BYTES)
@@ -148,6 +178,7 @@ class _SpecChecks:
     settings: Settings
     deadline: float
     missing: frozenset[str] = frozenset()
+    worlds: Worlds | None = None
     problems: list[Problem] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
     child: Child | None = None
@@ -155,11 +186,14 @@ class _SpecChecks:
     async def run(self) -> None:
         """Runs every check, whatever the results of the others."""
         sources, roles, load = _sources(self.spec), named_models(self.spec), self.spec.checkpoint.load
-        reward_models = self.spec.reward.reward_models
-        remaining = 1 + len(roles) + len(reward_models) + len(sources) + (load is not None)
+        reward_models, plays = self.spec.reward.reward_models, self.spec.environment is not None
+        remaining = 1 + plays + len(roles) + len(reward_models) + len(sources) + (load is not None)
         facts: ModelFacts | None = await self._check("model.path", "model", self._share(remaining), remaining=remaining)
         model = None if facts is None else ModelInfo(**facts["shape"])
         parameters = {} if facts is None else {"model": facts["parameters"]}
+        if plays:
+            remaining -= 1
+            await self._check("model.path", "turns", remaining=remaining)
         for role in roles:
             remaining -= 1
             parameters |= await self._role(role, remaining=remaining)
@@ -195,11 +229,25 @@ class _SpecChecks:
         if source.procedural_task is not None and len(self.unchecked) > before:
             self.unchecked.pop()
             self._add(f"data.{section}.config", f"the first task was not made within {seconds:.0f} s")
+        if source.environment is not None and facts is not None:
+            await self._environment(section, source, seconds)
         if facts is None:
             return []
-        if source.procedural_task is None and not facts["all_checked"]:
+        if source.is_file and not facts["all_checked"]:
             self.unchecked.append(f"data.{section}.source")
         return list(facts["data_sources"])
+
+    async def _environment(self, section: str, source: DataSourceSpec, seconds: float) -> None:
+        """The environment of a section begins; unchecked where no server could try it."""
+        try:
+            observation = await first_observation(self.spec, section, source, self.worlds, min(seconds, TRIAL_S))
+        except NotTried:
+            self.unchecked.append(f"data.{section}.source")
+        except ConfigError as error:
+            self.problems += error.problems
+        else:
+            if observation.done:
+                self._add(f"data.{section}.source", f"environment {source.environment} is over before the first turn")
 
     async def _load(self) -> None:
         """The checkpoint of `checkpoint.load` can be loaded; unchecked where the child could not check it."""

@@ -24,7 +24,7 @@ from services.common.errors import ConfigError
 from services.common.models.classifier import check_classifier
 from services.common.models.directory import ModelInfo, check_backend, check_parallel_sizes, resolve_model
 from services.common.models.roles import check_role, named_models, naming
-from services.common.models.trial import ModelFacts, check_model
+from services.common.models.trial import ModelFacts, check_model, check_turns
 from services.common.spec.data import DataSourceSpec
 from services.common.spec.job import JobSpec
 from services.gateway.admission.preview import Preview, preview
@@ -69,6 +69,11 @@ class JobChecks:
             check_parallel_sizes(ModelInfo(**facts["shape"]), self._spec)
         self._model_dir, self._actor = path, facts
         return facts
+
+    def turns(self) -> None:
+        """The model can take turns with an environment."""
+        with _readable("model.path"):
+            check_turns(resolve_model(self._spec.model.path, self._settings), self._spec.model.chat_template)
 
     def role(self, role: str, seconds: float) -> ModelFacts:
         """The same of the model that a role's section names, which must also take the actor's tokens; that is known once `model` passed."""

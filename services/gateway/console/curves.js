@@ -30,6 +30,7 @@ const charts = ({ spec }) => [
   { title: "Gradient norm", axis: ZERO, curves: [["before clipping", "grad_norm"]] },
   { title: "Response length", unit: "tokens", axis: ZERO, curves: [
     ["mean", "response_length_mean"], ["95th percentile", "response_length_p95"]] },
+  { title: "Turns", unit: "per episode", ifAny: true, axis: ZERO, curves: [["mean", "turns_mean"]] },
   { title: "Reference KL", unit: "nats", ifAny: true, axis: ZERO, curves: [["KL", "reference_kl"], ["coefficient", "kl_coefficient"]] },
   { title: "Value loss", ifAny: true, axis: ZERO, curves: [["value loss", "value_loss"]] },
   { title: "Explained variance", unit: "of the returns", ifAny: true, axis: SHARE, curves: [["explained variance", "explained_variance"]] },

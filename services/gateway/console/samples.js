@@ -4,6 +4,7 @@ import { jobPath, read } from "./api.js";
 import { h, put, say } from "./dom.js";
 import { ago, count, figure, moment, versions } from "./format.js";
 import { poll } from "./poll.js";
+import { transcript } from "./transcript.js";
 
 const SIZES = [20, 60, 256];
 const OUTCOMES = {
@@ -13,6 +14,9 @@ const OUTCOMES = {
   wrong: (group) => group.rollouts.every((rollout) => rollout.status === "scored" && !right(rollout)),
   unscored: (group) => group.rollouts.some(({ status }) => status !== "scored"),
 };
+
+/** How a rollout ended that did not come to its own end. */
+const ENDS = { length: "cut off", context: "cut off: no room in the context", turns: "no turn left" };
 
 const right = ({ status, accuracy }) => status === "scored" && accuracy >= 1;
 
@@ -67,26 +71,28 @@ function groupCard(job, group, signal) {
   const rollouts = group.rollouts.map(rolloutCard);
   const judged = group.rollouts.filter(({ reward }) => reward !== null);
   const mean = judged.reduce((sum, { reward }) => sum + reward, 0) / judged.length;
-  const told = [group.purpose === "eval" ? "evaluation" : "training", group.data_source, `sampled by ${group.server}`].filter(Boolean);
+  const told = [group.purpose === "eval" ? "evaluation" : "training", group.data_source,
+    group.environment ? `seed ${group.environment_seed} of ${group.environment}` : null, `sampled by ${group.server}`].filter(Boolean);
+  const episodes = group.rollouts.some(({ turns }) => turns?.length);
   return h("article", { class: "group panel", "aria-label": `Group ${group.group_id}` },
     h("header", {},
       h("h3", {}, `Group ${group.group_id}`),
       h("p", { class: "help" }, told.join(" · "), " · ", h("time", { title: moment(group.at) }, ago(group.at))),
       h("p", { class: "score" }, `${judged.filter(right).length} of ${group.rollouts.length} right`,
         h("small", {}, `mean reward ${figure(mean)}`)),
-      rawSwitch(job, group, [prompt, ...rollouts.map((card) => card.querySelector("pre"))], signal)),
+      rawSwitch(job, group, [prompt, ...rollouts.map((card) => card.querySelector(".transcript, pre"))], signal)),
     h("dl", { class: "task" },
       h("div", {}, h("dt", {}, "Prompt"), prompt),
-      h("div", {}, h("dt", {}, "Reference"), h("dd", { class: "text" }, group.ground_truth))),
-    h("ol", { class: "rollouts" }, rollouts));
+      group.ground_truth || !group.environment ? h("div", {}, h("dt", {}, "Reference"), h("dd", { class: "text" }, group.ground_truth)) : null),
+    h("ol", { class: episodes ? "rollouts episodes" : "rollouts" }, rollouts));
 }
 
 /** A switch between the texts and what the model sees, special tokens included; `places`: of the prompt, then of each rollout. */
 function rawSwitch(job, group, places, signal) {
-  const plain = places.map(({ textContent }) => textContent);
+  const plain = places.map(({ childNodes }) => [...childNodes]);
   const button = h("button", { type: "button", class: "raw", "aria-pressed": "false" }, "Special tokens");
-  const show = (texts, pressed) => {
-    places.forEach((place, index) => put(place, texts[index] || "(empty)"));
+  const show = (contents, pressed) => {
+    places.forEach((place, index) => put(place, contents[index]));
     button.setAttribute("aria-pressed", String(pressed));
   };
   button.addEventListener("click", async () => {
@@ -96,7 +102,8 @@ function rawSwitch(job, group, places, signal) {
       const { samples } = await read(jobPath(job.id, `/rollouts?raw=true&limit=50&group=${group.group_id}`), { signal });
       const found = samples.find((sample) => key(sample) === key(group));
       if (!found) throw new Error("the group is no longer kept");
-      show([found.raw_prompt, ...found.rollouts.map(({ raw }) => raw)], true);
+      const texts = [found.raw_prompt, ...found.rollouts.map(({ raw }) => raw)].map((text) => text || "(empty)");
+      show(places.map((place, index) => (place.localName === "div" ? h("pre", { class: "text" }, texts[index]) : texts[index])), true);
     } catch (error) {
       if (!signal.aborted) say(button, `No special tokens: ${error.fields?.[0]?.message ?? error.message}`);
     } finally {
@@ -111,10 +118,10 @@ function rolloutCard(rollout) {
   return h("li", { class: `rollout ${kind}` },
     h("p", { class: "verdict" }, h("b", {}, word),
       h("span", {}, rollout.reward !== null ? `reward ${figure(rollout.reward)}` : "no reward")),
-    h("pre", { class: "text" }, rollout.text || "(empty)"),
+    rollout.turns?.length ? transcript(rollout.turns) : h("pre", { class: "text" }, rollout.text || "(empty)"),
     h("p", { class: "about" },
       [`accuracy ${figure(rollout.accuracy)}`, `${count(rollout.tokens)} tokens`,
-        rollout.finish_reason === "length" ? "cut off" : null,
+        ENDS[rollout.finish_reason],
         versions(rollout.min_policy_version, rollout.max_policy_version)].filter(Boolean).join(" · ")),
     h("p", { class: "about" }, rollout.verifier, rollout.detail ? `: ${rollout.detail}` : ""));
 }

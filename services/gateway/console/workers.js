@@ -6,7 +6,7 @@ import { ago, figure } from "./format.js";
 import { poll } from "./poll.js";
 import { Table } from "./table.js";
 
-const KINDS = ["learner", "rollout", "reward"];
+const KINDS = ["learner", "rollout", "environment", "reward"];
 
 /** The workers, asked for every two seconds. */
 export function showWorkers(place, signal) {

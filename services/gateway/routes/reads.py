@@ -53,10 +53,15 @@ async def job_rollouts(
         bool, Query(description="Only rollouts whose check failed: they have no reward.", examples=[False])
     ] = False,
     truncated: Annotated[
-        bool, Query(description="Only rollouts that the length limit cut off.", examples=[False])
+        bool, Query(description="Only rollouts that a length limit cut off.", examples=[False])
     ] = False,
     grep: Annotated[
-        str, Query(max_length=1000, description="Only rollouts with this text, in any case.", examples=["boxed"])
+        str,
+        Query(
+            max_length=1000,
+            description="Only rollouts with this text, in any case; of an episode also in what the environment said.",
+            examples=["boxed"],
+        ),
     ] = "",
     step: Annotated[
         int | None,
@@ -71,6 +76,8 @@ async def job_rollouts(
     ] = False,
 ) -> Samples:
     """The newest judged groups with their text, rewards and policy versions, and, before them, those of every k-th step.
+
+    A rollout that took turns with an environment has its `turns`.
 
     With a filter, the newest groups that have such a rollout, each with such rollouts only.
     """

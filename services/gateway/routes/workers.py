@@ -22,7 +22,7 @@ LOST = "lost"
 
 @router.get("/workers", operation_id="list_workers", summary="Workers", responses=documented(422))
 async def list_workers(context: ContextDep) -> WorkerList:
-    """Every rollout, reward and learner process whose heartbeat is fresh, and those that the stack cannot keep alive, with the cause."""
+    """Every worker (rollout, reward, environment, learner) with a fresh heartbeat, and those that cannot be kept alive, with the cause."""
     lost = await asyncio.to_thread(lost_processes, context.settings.home)
     found = worker_list(await live_workers(context.redis), lost)
     return WorkerList(workers=[Worker.model_validate(status) for status in found])

@@ -19,6 +19,7 @@ STEP_NAMES: Mapping[str, str] = {
     "groups_judged": "rollout/groups_judged",
     "groups_trained": "rollout/groups_trained",
     "groups_sampled": "rollout/groups_sampled",
+    "turns_mean": "rollout/turns_mean",
     "response_length_mean": "response_length/mean",
     "response_length_p95": "response_length/p95",
     "truncated_share": "response_length/clip_ratio",

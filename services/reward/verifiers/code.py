@@ -15,15 +15,14 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
-from services.common.errors import VerifierError
+from services.common.errors import ProgramError, VerifierError
+from services.common.programs.sandbox import CODE_REWARD, Limits, Outcome, last_block, run
 from services.common.spec.verifiers import CodeSettings
-from services.reward.programs.sandbox import Limits, Outcome, run
 from services.reward.verifiers.base import Score, settings_of
 
 MAX_TESTS = 256
@@ -32,9 +31,6 @@ MARGIN_S = 0.3
 """Of the check's time, what reading the replies takes."""
 TOLERANCE = 1e-6
 """Relative and absolute, of decimals in outputs."""
-
-_BLOCK = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
-_PYTHON = {"", "py", "python", "python3"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +65,10 @@ def verify(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Scor
         return Score(0.0, 0.0, "no code block found")
     seconds = max(0.1, extra_info.get("check_timeout_s", DEFAULT_CHECK_S) - MARGIN_S)
     limits = Limits(seconds, min(seconds, options.code_run_s), options.code_memory_mib)
-    outcomes = run(program, [test.run for test in tests], limits)
+    try:
+        outcomes = run(program, [test.run for test in tests], limits, setting=CODE_REWARD)
+    except ProgramError as error:
+        raise VerifierError(str(error)) from error
     faults = [test.fault(outcome) for test, outcome in zip(tests, outcomes, strict=True)]
     passed = faults.count("")
     detail = f"{passed} of {len(tests)} tests passed"
@@ -78,12 +77,6 @@ def verify(response: str, ground_truth: str, extra_info: dict[str, Any]) -> Scor
         detail += f"; test {number}: {faults[number - 1]}"
     accuracy = float(passed == len(tests))
     return Score(passed / len(tests) if options.code_score == "share" else accuracy, accuracy, detail)
-
-
-def last_block(response: str) -> str | None:
-    """The last closed code block in Python, or without a language; None where there is none."""
-    blocks = [text for language, text in _BLOCK.findall(response) if language.lower() in _PYTHON]
-    return blocks[-1] if blocks else None
 
 
 def tests_of(given: object) -> list[Test]:

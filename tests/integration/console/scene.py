@@ -59,6 +59,14 @@ def rollout(text: str, **fields: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def turn(number: int, said: str, text: str, **fields: Any) -> dict[str, Any]:
+    """A turn of an episode as the reward service keeps it."""
+    return {
+        "turn": number, "said": [{"role": "tool" if number > 1 else "user", "content": said}], "text": text, "observed": 4 * (number > 1),
+        "sampled": 3, "finish_reason": "stop", "reward": None, **fields,
+    }  # fmt: skip
+
+
 async def staffed(redis: Redis, job_id: str) -> None:
     """One worker of each kind, the rollout server a version behind."""
     await write_heartbeat(
@@ -69,6 +77,9 @@ async def staffed(redis: Redis, job_id: str) -> None:
     )
     await write_heartbeat(
         redis, WorkerStatus("reward-0", WorkerKind.REWARD, "judging", job_id, detail={"note": HOSTILE})
+    )
+    await write_heartbeat(
+        redis, WorkerStatus("environment-0", WorkerKind.ENVIRONMENT, "playing", detail={"episodes_in_flight": 8})
     )
 
 
@@ -85,6 +96,8 @@ async def crowded(store: JobStore, redis: Redis, document: dict[str, Any]) -> st
         rollout("x", status="timeout", reward=None, accuracy=None),
     ]
     await keep_group(redis, job_id, 7, texts, prompt=HOSTILE, ground_truth=HOSTILE, data_source=HOSTILE, server=HOSTILE)
+    episode = rollout(HOSTILE, turns=[turn(number, HOSTILE, HOSTILE, reward=0.5) for number in range(2, 12)])
+    await keep_group(redis, job_id, 8, [episode, rollout("x")], environment=HOSTILE, environment_seed=17)
     await store.transition(job_id, JobState.STALLED, allowed=[JobState.RUNNING], cause=f"waits for {HOSTILE}")
     await store.history.event(job_id, "note", {"message": HOSTILE})
     await store.history.event(job_id, HOSTILE, {HOSTILE: HOSTILE})

@@ -88,10 +88,20 @@ async def test_charts_of_roles_are_there_only_for_jobs_that_have_them(
         await expect(page.get_by_role("img", name=title)).to_have_count(0)
         await expect(page.get_by_role("heading", name=title)).to_be_hidden()
     await make_step(store, job_id, 2, value_loss=0.5, explained_variance=-0.25)
-    await make_step(store, job_id, 3, value_loss=0.25, explained_variance=0.5, reference_kl=0.02, kl_coefficient=0.04)
+    await make_step(
+        store,
+        job_id,
+        3,
+        value_loss=0.25,
+        explained_variance=0.5,
+        reference_kl=0.02,
+        kl_coefficient=0.04,
+        turns_mean=2.5,
+    )
     for told in (
         "Value loss, at step 3: value loss 0.250",
         "Explained variance, at step 3: explained variance 0.500",
+        "Turns, at step 3: mean 2.50",
         "Reference KL, at step 3: KL 0.02, coefficient 0.04",
     ):
         await expect(page.get_by_role("img", name=told, exact=True)).to_be_visible()
@@ -165,7 +175,7 @@ async def test_workers_are_shown_with_their_versions(console: Console, redis: re
         pass
     await console.page.wait_for_timeout(200)
     await expect(row.get_by_role("link")).to_be_focused()
-    await expect(console.page.get_by_text("1 learner, 1 rollout, 1 reward")).to_be_visible()
+    await expect(console.page.get_by_text("1 learner, 1 rollout, 1 environment, 1 reward")).to_be_visible()
 
 
 @pytest.mark.parametrize("view", ["#/jobs", "#/workers", "#/jobs/{id}", "#/jobs/{id}/samples", "#/jobs/{id}/events"])

@@ -35,13 +35,25 @@ CHECKS = (
 """Left out: checks that take a number in a string, or a model that is not there, for what it is not here."""
 
 
+TURN = {"turn": 2, "said": [{"role": "tool", "content": "6"}], "text": "6", "observed": 3, "sampled": 1, "reward": None}
+EPISODE = {"text": "calc:2*3 6", "reward": 1.0, "finish_reason": "turns", "max_policy_version": 4, "turns": [TURN]}
+FAILED = {"text": "5", "reward": None, "accuracy": None, "status": "failed", "max_policy_version": 3}
+SAMPLES: list[dict[str, Any]] = [
+    {"group_id": 7, "rollouts": [FAILED]},
+    {"group_id": 8, "environment": "calculator", "environment_seed": 17, "rollouts": [EPISODE]},
+]
+"""As an earlier release and as this one keeps them."""
+
+
 @pytest.fixture
-async def example_job(store: JobStore, document: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job under the id that the OpenAPI's examples name. It has ended, so that its event stream ends too."""
+async def example_job(store: JobStore, redis: Redis, document: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job under the id that the OpenAPI's examples name, with samples. It has ended, so that its event stream ends too."""
     monkeypatch.setattr(secrets, "token_hex", lambda _: EXAMPLE_JOB_ID.rpartition("-")[2])
     record = await store.create(JobSpec.model_validate(document))
     assert record.id == EXAMPLE_JOB_ID
     await store.transition(record.id, JobState.CANCELLED, allowed=[JobState.QUEUED])
+    for sample in SAMPLES:
+        await redis.lpush(keys.samples(record.id), json.dumps(sample))
 
 
 LETTER_ID = "1760000000000-0"
@@ -155,6 +167,9 @@ async def test_every_operation_and_every_parameter_is_described(client: httpx.As
         "JobSummary",
         "History",
         "Samples",
+        "SampledRollout",
+        "SampledTurn",
+        "SampledMessage",
         "Worker",
         "ErrorDetail",
         "DeadLetterContent",

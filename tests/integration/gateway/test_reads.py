@@ -15,6 +15,7 @@ from services.common.redis import keys
 from services.common.service.heartbeat import WorkerKind, WorkerStatus, remove_worker, write_heartbeat
 from services.common.spec.job import JobSpec
 from services.common.streams.types import (
+    EnvironmentCall,
     FinishReason,
     Message,
     Purpose,
@@ -22,6 +23,7 @@ from services.common.streams.types import (
     RolloutGroup,
     ScoredGroup,
     Task,
+    Turn,
     Verdict,
     VerdictStatus,
     VersionSpan,
@@ -183,6 +185,33 @@ async def test_the_samples_are_as_the_reward_service_writes_them(
     assert "token_ids" not in sample["rollouts"][0]
     refused = await client.get(f"/jobs/{job_id}/rollouts?raw=true&limit=51")
     assert (refused.status_code, "at most 50 groups" in refused.text) == (422, True)
+
+
+HOSTILE = "\u202e\u2028\x00\ufffe\U0001f9ea e\u0301 <script>alert(1)</script> \\ud800 \"'"
+
+
+async def test_an_episode_is_read_turn_by_turn_whatever_its_texts_say(
+    client: httpx.AsyncClient, redis: Redis, job_id: str
+) -> None:
+    call = EnvironmentCall("calculator", {}, 17, 8, 16, 64, 2.0)
+    task = Task(
+        job_id, 1, 7, 1, Purpose.TRAIN, (), "environment:calculator", "", {}, 1, 1.0, 64, 4, 60.0, environment=call
+    )
+    turns = (
+        Turn(0, 1, FinishReason.LENGTH, 0.5, (Message("user", HOSTILE),), HOSTILE),
+        Turn(1, 1, FinishReason.STOP, None, (Message("tool", f"{HOSTILE} told"),), "done"),
+    )
+    rollout = Rollout(b"\0" * 12, b"\0" * 12, HOSTILE, FinishReason.STOP, (VersionSpan(0, 4),), turns)
+    verdict = Verdict(VerdictStatus.SCORED, 1.0, 1.0, "environment", HOSTILE)
+    await keep_sample(redis, ScoredGroup(RolloutGroup(task, "rollout-a", b"\0" * 4, (rollout,), 0.1), (verdict,), 0.1))
+    [sample] = (await client.get(f"/jobs/{job_id}/rollouts")).json()["samples"]
+    assert (sample["prompt"], sample["environment"], sample["environment_seed"]) == (HOSTILE, "calculator", 17)
+    first, second = sample["rollouts"][0]["turns"]
+    assert (first["said"], first["text"], first["reward"]) == ([{"role": "user", "content": HOSTILE}], HOSTILE, 0.5)
+    assert (second["said"][0]["content"], second["text"], second["observed"]) == (f"{HOSTILE} told", "done", 1)
+    for text, found in (("TOLD", 1), ("done", 1), (HOSTILE, 1), ("nothing", 0)):
+        answer = await client.get(f"/jobs/{job_id}/rollouts", params={"grep": text})
+        assert len(answer.json()["samples"]) == found, text
 
 
 async def test_the_catalog_names_what_a_job_may_name(client: httpx.AsyncClient, tmp_path: Path) -> None:

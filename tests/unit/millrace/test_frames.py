@@ -35,6 +35,14 @@ def test_each_rollout_is_a_row_with_its_group() -> None:
     assert len(rollout_frame([])) == 0
 
 
+def test_an_episode_has_a_list_of_turns_and_beside_it_a_completion_an_empty_one() -> None:
+    turns = [{"turn": 1, "text": "calc:2*3"}, {"turn": 2, "text": "6"}]
+    rollouts = [{"text": "calc:2*3 6", "turns": turns}, {"text": "6"}]
+    frame = rollout_frame([{"group_id": 7, "environment": "calculator", "rollouts": rollouts}])
+    assert frame["turns"].tolist() == [turns, []]
+    assert frame.explode("turns")["turns"].str["text"].tolist()[:2] == ["calc:2*3", "6"]
+
+
 def test_a_comparison_has_a_row_for_each_job_and_a_column_for_each_setting_that_differs() -> None:
     run = {"state": "running", "step": 1, "steps": 2, "reward": None, "best_eval": None}
     good = {

@@ -14,8 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
-from services.common.config.settings import CodeReward, Settings
+from services.common.config.settings import Programs, Settings
 from services.common.errors import VerifierError
+from services.common.programs import sandbox
+from services.common.programs.sandbox import CODE_REWARD, last_block
 from services.common.spec.reward import RewardSpec
 from services.common.streams.types import (
     FinishReason,
@@ -29,11 +31,9 @@ from services.common.streams.types import (
 )
 from services.reward.dispatch import Dispatch
 from services.reward.pool.pool import Pool
-from services.reward.programs import sandbox
-from services.reward.programs.sandbox import SETTING
 from services.reward.verifiers import code
 from services.reward.verifiers.base import Score
-from services.reward.verifiers.code import last_block, same_output, verify
+from services.reward.verifiers.code import same_output, verify
 
 ADDS = json.dumps({"inputs": ["3 4\n", "1 1"], "outputs": ["7", "2\n"]})
 RIGHT = "a, b = map(int, input().split())\nprint(a + b)"
@@ -42,7 +42,7 @@ RIGHT = "a, b = map(int, input().split())\nprint(a + b)"
 @pytest.fixture(autouse=True)
 def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The operator lets programs run."""
-    monkeypatch.setenv(SETTING, "1")
+    monkeypatch.setenv(CODE_REWARD, "1")
 
 
 def judged(program: str, tests: Any = ADDS, **extra_info: Any) -> Score:
@@ -52,13 +52,13 @@ def judged(program: str, tests: Any = ADDS, **extra_info: Any) -> Score:
 @pytest.fixture(scope="module")
 def isolated() -> None:
     """Skips the test where the kernel does not isolate programs."""
-    os.environ[SETTING] = "1"
+    os.environ[CODE_REWARD] = "1"
     try:
         verify("```\npass\n```", "pass", {})
     except VerifierError as error:
         pytest.skip(str(error))
     finally:
-        del os.environ[SETTING]
+        del os.environ[CODE_REWARD]
 
 
 pytestmark = pytest.mark.usefixtures("isolated")
@@ -231,7 +231,7 @@ def test_nothing_is_left_on_disk() -> None:
 def test_where_the_operator_does_not_allow_it_nothing_runs_and_nothing_is_wrong(
     setting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(SETTING, setting)
+    monkeypatch.setenv(CODE_REWARD, setting)
     with pytest.raises(VerifierError, match="programs do not run here: MILLRACE_CODE_REWARD is not set"):
         judged(RIGHT)
 
@@ -253,7 +253,7 @@ def test_where_the_kernel_does_not_isolate_it_fails_unless_the_operator_does_wit
     monkeypatch.setattr(sandbox, "_ask", refuses)
     with pytest.raises(VerifierError, match=r"the kernel does not isolate them \(unshare: Operation not permitted\)"):
         judged(RIGHT)
-    monkeypatch.setenv(SETTING, "anywhere")
+    monkeypatch.setenv(CODE_REWARD, "anywhere")
     if not os.__file__.startswith("/root"):
         assert judged(RIGHT).reward == 1.0
     else:
@@ -310,11 +310,11 @@ async def test_the_pool_runs_programs_where_the_service_is_allowed_to() -> None:
     spec = RewardSpec(
         verifiers={"*": "code"}, timeout_s=3.0, config={"code": {"code_score": "share", "code_run_s": 0.5}}
     )
-    settings = Settings(code_reward=CodeReward.ISOLATED)
+    settings = Settings(code_reward=Programs.ISOLATED)
     task = Task("job", 1, 0, 1, Purpose.TRAIN, (Message("user", "?"),), "mine", ADDS, {}, 3, 1.0, 16, 0, 60.0)
     texts = (f"```python\n{RIGHT}\n```", "```python\nprint(7)\n```", "```python\nwhile True: pass\n```")
     rollouts = tuple(Rollout(bytes(8), bytes(8), text, FinishReason.STOP, (VersionSpan(0, 0),)) for text in texts)
-    async with Dispatch(spec, Pool(2, environment={SETTING: "1"}), settings) as dispatch:
+    async with Dispatch(spec, Pool(2, environment={CODE_REWARD: "1"}), settings) as dispatch:
         scored = await dispatch.judge(RolloutGroup(task, "rollout-1", bytes(12), rollouts, 0.1))
     found = [(verdict.status, verdict.reward, verdict.accuracy) for verdict in scored.verdicts]
     assert found == [

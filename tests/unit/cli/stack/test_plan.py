@@ -28,7 +28,7 @@ def planned(home: Path, servers: int = 2, metrics_base: int | None = None) -> St
 
 def test_there_is_one_process_of_each_and_as_many_rollout_servers_as_asked(tmp_path: Path) -> None:
     table = {spec.name: spec for spec in planned(tmp_path).table}
-    assert list(table) == ["redis", "gateway", "reward-0", "learner-0", "rollout-0", "rollout-1"]
+    assert list(table) == ["redis", "gateway", "reward-0", "environment-0", "learner-0", "rollout-0", "rollout-1"]
     assert table["rollout-1"].argv[-1] == "services.rollout"
     assert table["redis"].stage > table["gateway"].stage > table["learner-0"].stage
 
@@ -45,7 +45,7 @@ def test_each_process_knows_its_name_home_redis_and_port(tmp_path: Path) -> None
             spec.port
         )
         ports.add(spec.port)
-    assert len(ports) == 5
+    assert len(ports) == 6
 
 
 def test_learner_and_rollout_servers_compute_on_separate_cores(tmp_path: Path) -> None:
@@ -127,4 +127,4 @@ def test_given_metrics_ports_count_up(tmp_path: Path) -> None:
     # Below those that the kernel gives to other tests, of which one could take a port meanwhile.
     base = 20_000 + os.getpid() % 10_000
     table = planned(tmp_path, 1, base).table
-    assert [spec.port for spec in table[2:]] == [base, base + 1, base + 2]
+    assert [spec.port for spec in table[2:]] == [base, base + 1, base + 2, base + 3]

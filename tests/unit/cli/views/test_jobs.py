@@ -38,6 +38,24 @@ def test_text_from_a_model_is_never_markup() -> None:
     assert "+1.00 [/x] [red]r" in text
 
 
+def test_an_episode_is_printed_turn_by_turn() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    turns = [
+        {"turn": 1, "said": [{"role": "user", "content": "37*84?"}], "text": "calc:37*84", "finish_reason": "length"},
+        {"turn": 2, "said": [{"role": "tool", "content": "[b]3108"}], "text": "[/x] 3108", "reward": 0.5},
+    ]
+    rollout = {"text": "all of it", "reward": 1.0, "finish_reason": "stop", "tokens": 6, "turns": turns}
+    group = {"group_id": 1, "prompt": "37*84?", "environment": "calculator", "environment_seed": 17}
+    print_rollouts(console, [{**group, "rollouts": [rollout]}])
+    lines = [line.strip() for line in console.file.getvalue().splitlines()[1:]]  # type: ignore[attr-defined]
+    assert lines[:-1] == [
+        "prompt 37*84?", "environment calculator, seed 17", "+1.00 2 turns", "1 policy calc:37*84", "cut off", "2 tool [b]3108",
+        "2 policy [/x] 3108", "reward +0.50",
+    ]  # fmt: skip
+    print_rollouts(console, [{**group, "rollouts": [{**rollout, "raw": "<s>all</s>"}]}])
+    assert "+1.00 <s>all</s>" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
 def test_a_failed_job_shows_its_cause() -> None:
     console = Console(file=io.StringIO(), width=200)
     job = {

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from pydantic import SecretStr
 
-from services.common.config.settings import CodeReward, Settings
+from services.common.config.settings import Programs, Settings
 from services.common.sandbox.limits import Limits
 from services.common.sandbox.pool import Sandbox
 from services.common.service.process_tree import family
@@ -115,7 +115,7 @@ async def test_programs_of_a_model_are_refused_until_the_operator_allows_them(sa
     problems, _ = await found(sandbox, "Good", reward={"verifiers": {"*": "code"}})
     assert [field for field, _ in problems] == ["reward.verifiers['*']"]
     assert "MILLRACE_CODE_REWARD=1" in problems[0][1]
-    allowed = Settings(token=SecretStr("t" * 40), code_reward=CodeReward.ISOLATED)
+    allowed = Settings(token=SecretStr("t" * 40), code_reward=Programs.ISOLATED)
     spec = JobSpec.model_validate(DOCUMENT | {"reward": {"verifiers": {"*": "code"}}})
     assert await Admission(sandbox, allowed, checks=f"{TRIALS}:Good").admit(spec) == ()
 

@@ -78,7 +78,7 @@ async def test_any_number_of_unknown_keys_is_answered_at_once() -> None:
         ({"rollout": {"group_size": 0}}, "rollout.group_size", "greater than or equal to 1"),
         ({"rollout": {"group_size": 1}}, "rollout.group_size", "at least 2 for algorithm.advantage_estimator grpo"),
         ({"model": {}}, "model.path", "Field required"),
-        ({"data": {"train": {"source": "tasks.csv"}}}, "data.train.source", "must be `reasoning_gym:<task>` or end in"),
+        ({"data": {"train": {"source": "tasks.csv"}}}, "data.train.source", "`environment:<name>` or end in"),
         ({"eval": {"enabled": True}}, "eval.enabled", "set data.eval"),
         ({"learner": []}, "learner", "valid dictionary"),
         ({"name": "No Spaces"}, "name", "should match pattern"),
