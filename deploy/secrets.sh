@@ -8,7 +8,7 @@ directory=${1:-${MILLRACE_SECRETS:-.millrace/secrets}}
 umask 077
 mkdir -p "$directory"
 chmod 0700 "$directory"
-for name in gateway_token internal_token grafana_password redis_gateway_password redis_rollout_password redis_reward_password redis_learner_password; do
+for name in gateway_token internal_token grafana_password redis_gateway_password redis_rollout_password redis_reward_password redis_environment_password redis_learner_password; do
     file=$directory/$name
     [ ! -s "$file" ] || continue
     head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n' >"$file.$$"

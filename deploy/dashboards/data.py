@@ -1,22 +1,23 @@
-"""What becomes of the groups, and what verifiers, judges and reward models do."""
+"""What becomes of the groups, and what environments, verifiers, judges and reward models do."""
 
 from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from deploy.dashboards.board import board, median_and_p95, of_job, rate
-from deploy.dashboards.panels import TOKENS_PER_S, Panel, Query, graph
+from deploy.dashboards.panels import TOKENS_PER_S, Panel, Query, buckets, graph
 
 VERDICTS = "millrace_reward_verdicts_total"
 TIMEOUTS = f'{VERDICTS}{{status="timeout"}}'
 
 
 def dashboard() -> Dashboard:
-    """Groups, scorers, dead letters, journal."""
+    """Groups, episodes, scorers, dead letters, journal."""
     return board(
         "Data",
-        "Groups by fate, verifiers, judges, reward models, dead letters, journal and checkpoints.",
+        "Groups by fate, environments, verifiers, judges, reward models, dead letters, journal and checkpoints.",
         *_groups(),
+        *_episodes(),
         *_scorers(),
         *_kept(),
     )
@@ -44,6 +45,48 @@ def _groups() -> tuple[Panel, ...]:
             "Groups that reward services handled, by result; passed on: those that could not be sampled.",
             "ops",
             Query(rate("millrace_reward_groups_total", "result"), "{{result}}"),
+        ),
+    )
+
+
+def _episodes() -> tuple[Panel, ...]:
+    """Rollouts that take turns with an environment."""
+    return (
+        buckets(
+            "Turns per rollout",
+            "Turns that the policy sampled in a whole episode.",
+            "suffix: turns",
+            "millrace_rollout_episode_turns",
+            width=8,
+        ),
+        buckets(
+            "Answers of environments",
+            "Wall-clock time of one answer of an environment in its process.",
+            "s",
+            "millrace_environment_step_seconds",
+            width=8,
+        ),
+        graph(
+            "Where episodes spend their time",
+            "Episodes that wait for their environment's answer, and episodes that are sampled, at once on average. Where the first is "
+            "large, environments are the bottleneck.",
+            "short",
+            Query(rate("millrace_rollout_episode_seconds_total", "spent"), "{{spent}}"),
+            width=16,
+            stacked=True,
+        ),
+        graph(
+            "Episodes",
+            "Episodes that ended, by outcome; and those that have a place at an environment server now.",
+            "short",
+            Query(rate("millrace_rollout_episodes_total", "outcome"), "{{outcome}} per s"),
+            Query("sum(millrace_environment_in_flight_episodes)", "in flight"),
+        ),
+        graph(
+            "Failed episodes",
+            "Episodes that failed, by cause. Such a rollout has no reward; its group goes on without it, or is issued again.",
+            "ops",
+            Query(rate("millrace_rollout_episode_failures_total", "reason"), "{{reason}}"),
         ),
     )
 

@@ -39,6 +39,7 @@ def built(engine: None, tmp_path_factory: pytest.TempPathFactory) -> ComposeStac
         "prometheus",
         "gateway",
         "reward",
+        "environment",
         "learner",
         "rollout",
     ):  # one at a time: rollout and learner share layers
@@ -50,7 +51,7 @@ def built(engine: None, tmp_path_factory: pytest.TempPathFactory) -> ComposeStac
 @pytest.fixture(scope="session")
 def stack(built: ComposeStack) -> Iterator[ComposeStack]:
     """All services, healthy, with the demo's model in their volume."""
-    services = ["redis", "gateway", "reward", "learner", "rollout", "prometheus"]
+    services = ["redis", "gateway", "reward", "environment", "learner", "rollout", "prometheus"]
     if can_have(GRAFANA):
         services.append("grafana")
     else:

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.compose, pytest.mark.slow, pytest.mark.timeout(3600)]
 STEPS, GROUPS = 240, 32
 GROUPS_AT_ONCE = 2
 """Of one rollout server: so few that the learner waits for them, and a second server finds a core free to start on."""
-OURS = ("gateway", "reward", "learner", "rollout")
+OURS = ("gateway", "reward", "environment", "learner", "rollout")
 
 
 def running(stack: ComposeStack) -> list[str]:

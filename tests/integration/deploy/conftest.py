@@ -15,7 +15,7 @@ from services.common.redis.connection import connect
 from tests.conftest import server_binaries
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
-USERS = ("gateway", "rollout", "reward", "learner")
+USERS = ("gateway", "rollout", "reward", "environment", "learner")
 Connect = Callable[..., Redis]
 
 

@@ -14,7 +14,12 @@ import pytest
 
 from tests.gateway_process import running
 
-SERVICES = ("gateway", "learner", *(pytest.param(service, marks=pytest.mark.slow) for service in ("reward", "rollout")))
+SERVICES = (
+    "gateway",
+    "learner",
+    "environment",
+    *(pytest.param(service, marks=pytest.mark.slow) for service in ("reward", "rollout")),
+)
 
 
 def refused(service: str, tmp_path: Path, **variables: str) -> str:
@@ -59,7 +64,7 @@ def test_a_wrong_redis_password_is_named_with_its_user_and_not_shown(
     assert f"Redis at 127.0.0.1:{guarded_port} refuses the user '{service}'" in line
 
 
-@pytest.mark.parametrize("service", ["reward", "rollout", "learner"])
+@pytest.mark.parametrize("service", ["reward", "environment", "rollout", "learner"])
 def test_an_unreachable_redis_is_named(service: str, tmp_path: Path) -> None:
     assert "REDIS_URL: no Redis answers at 127.0.0.1:1" in refused(service, tmp_path)
 
@@ -74,7 +79,7 @@ def test_a_taken_port_is_named(service: str, guarded_port: int, secrets_dir: Pat
     assert f"{variable}={taken}: Address already in use" in line
 
 
-@pytest.mark.parametrize("service", ["gateway", "rollout", "learner"])
+@pytest.mark.parametrize("service", ["gateway", "rollout", "environment", "learner"])
 def test_no_service_listens_beyond_loopback_without_a_token(service: str, tmp_path: Path) -> None:
     line = refused(service, tmp_path, MILLRACE_BIND_HOST="0.0.0.0")  # noqa: S104
     assert "MILLRACE_BIND_HOST=0.0.0.0 is not loopback: set MILLRACE_" in line

@@ -36,7 +36,7 @@ SPEC = {"name": "demo", "model": {"path": "missing"}, "data": {"train": {"source
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The four services, each a process with debug logs."""
+    """The five services, each a process with debug logs."""
 
     gateway: str
     metrics: tuple[str, ...]

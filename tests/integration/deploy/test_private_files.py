@@ -26,6 +26,7 @@ print(f"mask {os.umask(0):03o}")
     [
         ["services.gateway.__main__"],
         ["services.reward.__main__"],
+        ["services.environment.__main__"],
         ["services.learner.__main__"],
         ["services.rollout.__main__"],
         ["services.cli.main", "up"],

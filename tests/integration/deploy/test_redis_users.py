@@ -47,6 +47,10 @@ from tests.unit.learner.scored_groups import scored_group
 SPEC = "name: demo\nmodel: {path: tiny}\ndata: {train: {source: 'reasoning_gym:chain_sum'}}\n"
 
 
+READERS = tuple(user for user in USERS if user != "environment")
+"""They see who works; an environment service sees nobody."""
+
+
 def spec() -> JobSpec:
     return parse_spec(SPEC)
 
@@ -229,14 +233,14 @@ async def test_a_service_takes_over_and_buries_the_entries_of_its_stream(
     assert await connect_as("gateway").xlen(keys.dead("demo-1", stage)) == 3
 
 
-@pytest.mark.parametrize("user", ["rollout", "reward", "learner"])
+@pytest.mark.parametrize("user", ["rollout", "reward", "environment", "learner"])
 async def test_a_worker_tells_that_it_lives_and_leaves(connect_as: Connect, user: str) -> None:
     redis, name = connect_as(user), f"{user}-host"
     fence = await take_incarnation(redis, name)
     await write_heartbeat(redis, WorkerStatus(name, WorkerKind(user), "idle"), fence)
     await connect_as("tester").delete(fence.record)
     await write_heartbeat(redis, WorkerStatus(name, WorkerKind(user), "idle"), fence)
-    for reader in USERS:
+    for reader in READERS:
         assert [status.name for status in await live_workers(connect_as(reader))] == [name]
     await remove_worker(redis, name, fence)
     assert await live_workers(connect_as("gateway")) == []
@@ -283,6 +287,13 @@ FORBIDDEN = {
         ("RPUSH", "millrace:{demo-1}:steps", "x"),
         ("HSET", "millrace:active", "demo-1", "{}"), ("ZRANGE", "millrace:jobs", "0", "1"), ("SET", "millrace:worker:learner", "{}"),
         ("UNLINK", "millrace:{demo-1}:record"),
+    ],
+    "environment": [
+        ("SMEMBERS", "millrace:workers"), ("GET", "millrace:worker:environment-a"), ("HGETALL", "millrace:active"),
+        ("HGETALL", "millrace:{demo-1}:record"), ("XADD", "millrace:{demo-1}:tasks", "*", "d", "x"),
+        ("XADD", "millrace:{demo-1}:rollouts", "*", "d", "x"), ("XREADGROUP", "GROUP", "g", "c", "STREAMS", "millrace:{demo-1}:tasks", ">"),
+        ("LRANGE", "millrace:{demo-1}:samples", "0", "1"), ("SET", "millrace:worker:rollout-a", "{}"), ("DEL", "millrace:worker:reward-a"),
+        ("HINCRBY", "millrace:incarnation:learner", "incarnation", "1"),
     ],
     "learner": [
         ("INCR", "millrace:order"), ("DEL", "millrace:order"), ("DEL", "millrace:{demo-1}:steps"),

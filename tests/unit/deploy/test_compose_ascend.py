@@ -109,6 +109,15 @@ def test_nobody_but_this_machine_and_its_containers_is_listened_to_unless_told_o
     assert [default(port) for port in COMMON["redis"]["ports"]] == ["172.17.0.1:6379:6379"]
 
 
+def test_rollout_servers_reach_the_environment_server_at_the_machines_address() -> None:
+    base: dict[str, Any] = load("deploy/compose.yaml")["services"]["environment"]
+    port = base["environment"]["MILLRACE_ENVIRONMENT_PORT"]
+    where = default(COMMON["environment"]["environment"]["MILLRACE_ADVERTISE_HOST"])
+    assert [default(each) for each in COMMON["environment"]["ports"]] == [f"{where}:{port}:{port}"]
+    assert where == default(COMMON["rollout"]["environment"]["MILLRACE_ADVERTISE_HOST"])
+    assert "internal" in COMMON["environment"]["networks"], "Redis and Prometheus are there"
+
+
 def test_services_on_one_network_listen_on_ports_of_their_own_and_prometheus_knows_them() -> None:
     ports = {service: COMMON[service]["environment"]["MILLRACE_METRICS_PORT"] for service in ("rollout", "learner")}
     assert len(set(ports.values())) == 2

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 DOCUMENT: dict[str, Any] = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = DOCUMENT["services"]
 LASTING = {name: service for name, service in SERVICES.items() if "profiles" not in service}
-OURS = {"gateway", "reward", "learner", "rollout"}
+OURS = {"gateway", "reward", "environment", "learner", "rollout"}
 
 
 def seconds(text: str) -> float:
@@ -30,7 +30,7 @@ def default(text: str) -> str:
     return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
 
 
-def test_up_brings_the_seven_services() -> None:
+def test_up_brings_the_eight_services() -> None:
     assert set(LASTING) == OURS | {"redis", "prometheus", "grafana"}
 
 

