@@ -13,7 +13,7 @@ GPU_PYTHON ?= python3
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down serve test-unit test test-all coverage chaos test-compose test-ascend-versions test-gpu test-verl test-trackers lint format proto dashboards bench bench-algorithms bench-peers lock lock-peers lock-trackers lock-ascend audit clean
+.PHONY: help setup demo up down serve test-unit test test-all coverage chaos test-compose test-ascend-versions test-gpu test-verl test-trackers test-environments lint format proto dashboards bench bench-algorithms bench-peers lock lock-peers lock-trackers lock-environments lock-ascend audit clean
 
 help: ## Shows the verbs
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-20s %s\n", $$1, $$2}'
@@ -21,8 +21,8 @@ help: ## Shows the verbs
 setup: ## Makes .venv and installs the locked packages
 	@PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" deploy/install.sh $(VENV) $(LOCK)
 
-demo: setup ## Trains a small policy through the whole stack, and shows it learn (MODEL=tiny or MODEL=smollm2)
-	@$(BIN)/python -m examples.demo.run --model $(MODEL)
+demo: setup ## Trains a small policy through the whole stack, and shows it learn (MODEL=tiny or MODEL=smollm2; GAME=guess or GAME=calculator: turns with an environment; SEED=1: other training tasks)
+	@$(BIN)/python -m examples.demo.run --model $(or $(GAME),$(MODEL)) $(if $(SEED),--seed $(SEED))
 
 up: ## Starts everything in containers: makes the secrets that are missing, then `docker compose up`
 	@deploy/secrets.sh
@@ -72,6 +72,10 @@ test-trackers: ## Each tracker's own client against local servers and folders, i
 	@PYTHON="$(PYTHON)" PIP_NO_COMPILE=1 deploy/install.sh .venv-trackers deploy/lock/trackers.txt
 	@.venv-trackers/bin/python -m pytest -q tests/trackers
 
+test-environments: ## Environments that need packages of their own: TextArena's games, OpenEnv's server
+	@PYTHON="$(PYTHON)" PIP_NO_COMPILE=1 deploy/install.sh .venv-environments deploy/lock/environments.txt
+	@.venv-environments/bin/python -m pytest -q tests/environments
+
 lint: setup ## ruff, mypy, the generated protobuf code, the import boundaries
 	@$(BIN)/ruff format --check $(SOURCES)
 	@$(BIN)/ruff check $(SOURCES)
@@ -103,7 +107,7 @@ bench-peers: setup ## TRL's plain loop against ours on the same jobs; writes doc
 lock: setup ## Resolves deploy/lock/requirements.in anew, for every machine that Millrace runs on
 	@$(BIN)/python -m pip install --quiet uv
 	@$(BIN)/python deploy/lock/resolve.py $(BIN)/uv $(LOCK) deploy/lock/requirements.in
-	@for service in gateway reward rollout learner; do $(BIN)/python deploy/lock/resolve.py $(BIN)/uv deploy/lock/$$service.txt \
+	@for service in gateway reward environment rollout learner; do $(BIN)/python deploy/lock/resolve.py $(BIN)/uv deploy/lock/$$service.txt \
 		--extra $$service pyproject.toml || exit 1; done
 	@$(BIN)/python deploy/lock/resolve.py $(BIN)/uv deploy/lock/unit.txt --extra test pyproject.toml
 
@@ -120,6 +124,15 @@ lock-trackers: setup ## Resolves the trackers' clients anew; SwanLab's says that
 		--constraint .venv-trackers.constraints --extra test --extra mlflow --extra wandb --extra swanlab pyproject.toml \
 		--no-annotate --no-header --output-file deploy/lock/trackers.txt >/dev/null
 	@rm .venv-trackers.constraints .venv-trackers.overrides
+
+lock-environments: setup ## Resolves the packages of environments anew; OpenEnv's server is tested without its web interface (gradio)
+	@$(BIN)/python -m pip install --quiet uv
+	@sort -u deploy/lock/environment.txt deploy/lock/unit.txt >.venv-environments.constraints
+	@{ cat deploy/lock/overrides.txt; echo 'gradio ; sys_platform == "never"'; } >.venv-environments.overrides
+	@UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/uv pip compile --quiet --python-version 3.11 --override .venv-environments.overrides \
+		--constraint .venv-environments.constraints --extra test --extra textarena --extra openenv-server pyproject.toml \
+		--no-annotate --no-header --output-file deploy/lock/environments.txt >/dev/null
+	@rm .venv-environments.constraints .venv-environments.overrides
 
 lock-ascend: setup ## Resolves deploy/lock/ascend-*.in anew
 	@$(BIN)/python -m pip install --quiet uv

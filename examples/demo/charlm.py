@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from examples.demo.charlm_recipe import TinyRecipe
-from examples.demo.charlm_tokenizer import END, PAD, VOCAB_SIZE, make_tokenizer, save_tokenizer
+from examples.demo.charlm_recipe import Recipe, TinyRecipe
+from examples.demo.charlm_tokenizer import END, PAD, make_tokenizer, save_tokenizer
 
 THREADS = 1  # a second one gains a quarter on an idle machine and waits for ever on a busy one
 IGNORED = -100  # cross_entropy's label of a position that is not learned
@@ -37,7 +37,7 @@ class Rows:
     tokens: Tensor
     """[N, T] int64, padded on the right; an answer's last token, which predicts nothing, is left out."""
     labels: Tensor
-    """[N, T] int64: at each position the token that follows if it belongs to the answer or ends it, else IGNORED."""
+    """[N, T] int64: at each position the token that follows if it belongs to an answer or ends it, else IGNORED."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,31 +51,42 @@ class Accuracy:
 
 def build_tiny(folder: Path, recipe: TinyRecipe) -> None:
     """Makes the model of `recipe` and writes it to `folder`: safetensors, config, tokenizer, chat template."""
-    from transformers.utils.logging import disable_progress_bar
-
     started = time.monotonic()
     tokenizer = make_tokenizer(recipe.max_positions)
     print(f"tiny: {recipe.demonstrations:,} demonstrations of chain_sum ...", flush=True)
-    rows = demonstrations(recipe, tokenizer)
-    with _threads(THREADS), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)
-        model = make_model(recipe, tokenizer)
-        warm_start(model, rows, recipe)
+    model = teach(demonstrations(recipe, tokenizer), recipe, tokenizer)
+    with one_thread():
         reached = accuracy(model, held_out(recipe, tokenizer))
-    disable_progress_bar()
-    model.save_pretrained(folder)
-    save_tokenizer(tokenizer, folder)
+    save(model, tokenizer, folder)
     shares = f"{reached.sampled:.2f} right at temperature 1, {reached.greedy:.2f} greedy"
     print(f"tiny: warm start ends with {shares}, after {time.monotonic() - started:.0f} s", flush=True)
 
 
-def make_model(recipe: TinyRecipe, tokenizer: Any) -> Any:  # noqa: ANN401  transformers is untyped here
+def teach(rows: Rows, recipe: Recipe, tokenizer: Any) -> Any:  # noqa: ANN401  transformers is untyped here
+    """A new model of the recipe, taught these rows."""
+    with one_thread(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        model = make_model(recipe, tokenizer)
+        warm_start(model, rows, recipe)
+    return model
+
+
+def save(model: Any, tokenizer: Any, folder: Path) -> None:  # noqa: ANN401
+    """Writes both into the folder."""
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    model.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
+
+
+def make_model(recipe: Recipe, tokenizer: Any) -> Any:  # noqa: ANN401  transformers is untyped here
     """A fresh causal model in float32 with tied embeddings; its weights depend on torch's seed only."""
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     config = AutoConfig.for_model(
         recipe.architecture,
-        vocab_size=VOCAB_SIZE,
+        vocab_size=len(tokenizer),
         hidden_size=recipe.hidden_size,
         intermediate_size=recipe.intermediate_size,
         num_hidden_layers=recipe.layers,
@@ -94,7 +105,7 @@ def make_model(recipe: TinyRecipe, tokenizer: Any) -> Any:  # noqa: ANN401  tran
     return model
 
 
-def _experts(recipe: TinyRecipe) -> dict[str, Any]:
+def _experts(recipe: Recipe) -> dict[str, Any]:
     """Settings of a Qwen3-MoE, each layer of which has experts; none of a dense model."""
     if not recipe.experts:
         return {}
@@ -137,20 +148,31 @@ def encode(pairs: list[tuple[str, str]], tokenizer: Any) -> Rows:  # noqa: ANN40
     before, after = tokenizer.apply_chat_template(
         [{"role": "user", "content": slot}], add_generation_prompt=True, tokenize=False
     ).split(slot)
-    core = tokenizer.backend_tokenizer
-    prompts = core.encode_batch_fast([f"{before}{question}{after}" for question, _ in pairs])
-    answers = core.encode_batch_fast([f"{answer}{END}" for _, answer in pairs])
-    width = max(len(prompt.ids) + len(answer.ids) - 1 for prompt, answer in zip(prompts, answers, strict=True))
+    return to_rows([[f"{before}{question}{after}", f"{answer}{END}"] for question, answer in pairs], tokenizer)
+
+
+def to_rows(dialogues: Sequence[Sequence[str]], tokenizer: Any, *, all_learned: bool = False) -> Rows:  # noqa: ANN401
+    """Dialogues as rows: what is given and what is learned, in turns, special tokens included; each part is tokenized by itself.
+
+    `all_learned`: what is given is learned, too.
+    """
+    encoded = iter(tokenizer.backend_tokenizer.encode_batch_fast([part for parts in dialogues for part in parts]))
+    rows = [[next(encoded).ids for _ in parts] for parts in dialogues]
+    width = max(sum(map(len, parts)) for parts in rows) - 1
     pad = tokenizer.convert_tokens_to_ids(PAD)
     tokens, labels = [], []
-    for prompt, answer in zip(prompts, answers, strict=True):
-        rest = width - len(prompt.ids) - len(answer.ids) + 1
-        tokens.append(prompt.ids + answer.ids[:-1] + [pad] * rest)
-        labels.append([IGNORED] * (len(prompt.ids) - 1) + answer.ids + [IGNORED] * rest)
+    for parts in rows:
+        ids = [token for part in parts for token in part]
+        learned = [
+            token if number % 2 or all_learned else IGNORED for number, part in enumerate(parts) for token in part
+        ]
+        rest = width - len(ids) + 1
+        tokens.append(ids[:-1] + [pad] * rest)
+        labels.append(learned[1:] + [IGNORED] * rest)
     return Rows(torch.tensor(tokens), torch.tensor(labels))
 
 
-def warm_start(model: Any, rows: Rows, recipe: TinyRecipe) -> None:  # noqa: ANN401
+def warm_start(model: Any, rows: Rows, recipe: Recipe) -> None:  # noqa: ANN401
     """Trains `recipe.steps` steps of next-token prediction on the answers; the rate rises, then falls linearly."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     count = len(rows.tokens)
@@ -196,10 +218,10 @@ def _progress(step: int, steps: int, loss: Tensor) -> None:
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Computes with `count` threads: another number may round sums differently."""
+def one_thread() -> Iterator[None]:
+    """Computes with THREADS threads: another number may round sums differently."""
     before = torch.get_num_threads()
-    torch.set_num_threads(count)
+    torch.set_num_threads(THREADS)
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""What the demo's small model is and what it was taught: everything that its weights depend on."""
+"""What the demo's small models are and what they were taught: everything that their weights depend on."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class TinyRecipe:
-    """Sizes, warm start and seed of the small model; a change of any value makes the cached model stale.
+class Recipe:
+    """Sizes, warm start and seed of a small model; a change of any value makes the cached model stale.
 
-    The warm start imitates demonstrations of which a share is wrong, as a base model's data are. The model learns to
-    compute, and also to be wrong about as often as its teacher; what is left for reinforcement learning is to tell the
-    two apart, which the reward alone can do.
+    The warm start imitates demonstrations of which a share is poor, as a base model's data are. The model learns what they
+    show, and also to be wrong about as often as its teacher; what is left for reinforcement learning is to tell the two
+    apart, which the reward alone can do.
     """
 
     version: int = 1  # of the code: raised when the same values give other weights
@@ -27,14 +27,30 @@ class TinyRecipe:
     experts_per_token: int = 2
     expert_intermediate_size: int = 192
 
-    min_terms: int = 2  # reasoning-gym's `chain_sum`, in its own words: terms of 0..9 joined by + and -
-    max_terms: int = 3
-    min_digits: int = 1
-    max_digits: int = 1
     demonstrations: int = 120_000
-    wrong_share: float = 0.25  # demonstrations whose answer is off by 1, 2 or 3
-
     steps: int = 1000
     batch_size: int = 128
     lr: float = 4e-3
     seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TinyRecipe(Recipe):
+    """A model that is taught sums."""
+
+    min_terms: int = 2  # reasoning-gym's `chain_sum`, in its own words: terms of 0..9 joined by + and -
+    max_terms: int = 3
+    min_digits: int = 1
+    max_digits: int = 1
+    wrong_share: float = 0.25  # demonstrations whose answer is off by 1, 2 or 3
+
+
+@dataclass(frozen=True, slots=True)
+class GameRecipe(Recipe):
+    """A model that is taught to play an environment of several turns, one that comes along."""
+
+    game: str = "guess_number"
+    skill: float = 0.4  # share of the replies that use what the environment has said; the others ignore it
+    learns_all: bool = True  # what the environment says, too
+    steps: int = 700
+    demonstrations: int = 50_000

@@ -8,6 +8,7 @@ learned from spelling them; numbers and answers stay one token a character.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ PAD, END, SYSTEM, USER, ASSISTANT = "<|pad|>", "<|end|>", "<|system|>", "<|user|
 SPECIAL_TOKENS = (PAD, END, SYSTEM, USER, ASSISTANT)
 PHRASES = (QUESTION, " + ", " - ", " =")
 VOCAB_SIZE = 272
-"""5 special tokens, 256 bytes, 4 phrases; filled up to a multiple of 16, so that ranks share it evenly."""
+"""5 special tokens, 256 bytes, 4 phrases; filled up to a multiple of SHARES, so that ranks share it evenly."""
+SHARES = 16
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ 'user' if message['role'] == 'tool' else message['role'] }}|>{{ message['content'] }}"
     "{% if message['role'] == 'assistant' %}<|end|>{% endif %}{% endfor %}"
@@ -25,7 +27,7 @@ CHAT_TEMPLATE = (
 """A tool answers as a user does: the vocabulary has no token for it."""
 
 
-def make_tokenizer(max_positions: int) -> Any:  # noqa: ANN401  transformers is untyped here
+def make_tokenizer(max_positions: int, phrases: Sequence[str] = PHRASES) -> Any:  # noqa: ANN401  transformers is untyped here
     """A `PreTrainedTokenizerFast` with the chat template; ids: special tokens, then bytes, then phrases."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -36,8 +38,8 @@ def make_tokenizer(max_positions: int) -> Any:  # noqa: ANN401  transformers is 
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
-    core.add_tokens([AddedToken(phrase, normalized=False) for phrase in PHRASES])
-    spare = [f"<|spare_{index}|>" for index in range(VOCAB_SIZE - core.get_vocab_size())]
+    core.add_tokens([AddedToken(phrase, normalized=False) for phrase in phrases])
+    spare = [f"<|spare_{index}|>" for index in range(-core.get_vocab_size() % SHARES)]
     core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in spare])
     return PreTrainedTokenizerFast(
         tokenizer_object=core,

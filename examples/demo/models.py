@@ -1,4 +1,4 @@
-"""The demo's models: `python -m examples.demo.models tiny|tiny-gemma|tiny-moe|smollm2 --out DIR`.
+"""The demo's models: `python -m examples.demo.models tiny|tiny-gemma|tiny-moe|smollm2|guess|calculator --out DIR`.
 
 Each is made once per recipe. The model is built in a fresh directory beside DIR, its manifest (the recipe and its hash)
 is written last, and the directory is renamed into place: DIR holds a whole model of one recipe, or is made again.
@@ -20,7 +20,7 @@ from typing import Any
 
 import xxhash
 
-from examples.demo.charlm_recipe import TinyRecipe
+from examples.demo.charlm_recipe import GameRecipe, Recipe, TinyRecipe
 from services.common.errors import ConfigError, ModelError
 
 MANIFEST = "millrace-model.json"
@@ -121,12 +121,27 @@ def make_tiny(out: Path, recipe: TinyRecipe | None = None) -> bool:
 
         build_tiny(folder, chosen)
 
+    return build_once(out, _manifest("tiny", chosen), build)
+
+
+def make_player(out: Path, recipe: GameRecipe) -> bool:
+    """Writes a small model that plays a game to `out` (about a minute); whether it was made now. See examples/demo/charlm_games.py."""
+
+    def build(folder: Path) -> None:
+        from examples.demo.charlm_games import build_player
+
+        build_player(folder, recipe)
+
+    return build_once(out, _manifest(recipe.game, recipe), build)
+
+
+def _manifest(model: str, recipe: Recipe) -> dict[str, Any]:
     values = {
         field.name: value
-        for field in fields(chosen)
-        if (value := getattr(chosen, field.name)) != field.default or field.name not in _ADDED
+        for field in fields(recipe)
+        if (value := getattr(recipe, field.name)) != field.default or field.name not in _ADDED
     }
-    return build_once(out, {"model": "tiny", **values}, build)
+    return {"model": model, **values}
 
 
 def make_smollm2(out: Path) -> bool:
@@ -145,6 +160,8 @@ MODELS: dict[str, Callable[[Path], bool]] = {
     "tiny-gemma": lambda out: make_tiny(out, TinyRecipe(architecture="gemma")),
     "tiny-moe": lambda out: make_tiny(out, TinyRecipe(architecture="qwen3_moe", experts=4)),
     "smollm2": make_smollm2,
+    "guess": lambda out: make_player(out, GameRecipe()),
+    "calculator": lambda out: make_player(out, GameRecipe(game="calculator", skill=0.27, learns_all=False)),
 }
 """Name → what writes the model into a directory, and says whether it was made now."""
 

@@ -25,11 +25,14 @@ from millrace.connection import find_token
 from millrace.gateway import GatewayClient
 from services.cli.up import detach, run_down
 from services.cli.views.follow import show_steps
+from services.cli.views.jobs import print_rollouts
 from services.common.errors import MillraceError, ModelError
 from services.common.jobs.record import JobState
 from services.common.spec.job import parse_spec
 
 JOBS = Path(__file__).parents[2] / "deploy" / "config" / "jobs"
+EPISODES = 3
+"""That are shown at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +56,29 @@ DEMOS = {
         "SmolLM2-135M-Instruct learns chain_sum (DAPO, vLLM + Megatron-core on a CPU)",
         0.2,
     ),
+    "guess": Demo(
+        "demo-guess.yaml",
+        "guess",
+        "A small policy learns to guess by halves (DAPO, vLLM + Megatron-core on a CPU)",
+        0.37,
+    ),
+    "calculator": Demo(
+        "demo-calculator.yaml",
+        "calculator",
+        "A small policy learns to use a calculator (DAPO, vLLM + Megatron-core on a CPU)",
+        0.6,
+    ),
 }
 
 
-def run_demo(name: str, home: Path, console: Console) -> bool:
-    """Runs a demo; whether the policy learned what was asked."""
+def run_demo(name: str, home: Path, console: Console, *, seed: int = 0) -> bool:
+    """Runs a demo; whether the policy learned what was asked. `seed`: of the training tasks."""
     demo, started = DEMOS[name], time.monotonic()
     _make_model(name, home)
     spec = parse_spec((JOBS / demo.spec).read_text())
-    console.print(f"starting redis, gateway, reward, learner and rollout (logs: {home / 'logs'})")
+    train = spec.data.train.model_copy(update={"seed": seed})
+    spec = spec.model_copy(update={"data": spec.data.model_copy(update={"train": train})})
+    console.print(f"starting redis, gateway, reward, environment, learner and rollout (logs: {home / 'logs'})")
     state = detach(home, ["--port", "0"], console.print)
     try:
         with GatewayClient(state.url, find_token(state.token_file)) as client, _no_job_left(client, spec.name):
@@ -69,12 +86,20 @@ def run_demo(name: str, home: Path, console: Console) -> bool:
             console.print(f"job {job['id']} submitted to {state.url}")
             show_steps(client, job, console)
             record, history = client.job(job["id"]), client.history(job["id"])
+            if spec.environment is not None:
+                _show_episodes(client, job["id"], console)
     finally:
         run_down(home, console.print)
     if record["state"] != "succeeded":
         console.print(f"the job {record['state']}: {record['cause']}", markup=False)
         return False
     return _report(demo, home, record, history, time.monotonic() - started, console)
+
+
+def _show_episodes(client: GatewayClient, job_id: str, console: Console) -> None:
+    """Some of the newest group."""
+    newest = client.rollouts(job_id, count=1)
+    print_rollouts(console, [{**group, "rollouts": group["rollouts"][:EPISODES]} for group in newest])
 
 
 @contextlib.contextmanager
@@ -128,15 +153,16 @@ def _report(
 
 
 def main() -> None:
-    """`python -m examples.demo.run --model tiny|smollm2`."""
+    """`python -m examples.demo.run --model tiny|smollm2|guess|calculator`."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", choices=sorted(DEMOS), default="tiny")
+    parser.add_argument("--seed", type=int, default=0, help="of the training tasks")
     parser.add_argument("--home", type=Path, default=Path(os.environ.get("MILLRACE_HOME", ".millrace")))
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     console = Console(soft_wrap=True)
     try:
-        learned = run_demo(arguments.model, arguments.home.resolve(), console)
+        learned = run_demo(arguments.model, arguments.home.resolve(), console, seed=arguments.seed)
     except MillraceError as error:
         console.print(f"demo: {error}", markup=False)
         sys.exit(1)
