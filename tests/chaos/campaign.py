@@ -18,7 +18,7 @@ from services.common.redis import keys
 from tests.chaos.job import job_spec
 from tests.chaos.oracle import Finding, examine
 from tests.chaos.result import Result
-from tests.chaos.stack import ChaosError, Stack
+from tests.chaos.stack import START_S, ChaosError, Stack
 
 ENDLESS = 1_000_000
 """Steps of a job that is cancelled when the last fault is over."""
@@ -45,7 +45,7 @@ class Campaign:
         self.job_id = stack.submit(spec, f"chaos-{seed}")
         self.folder = stack.home / "jobs" / self.job_id
         self._versions = VersionWatch(stack, self.job_id)
-        stack.wait_for_step(self.job_id, WARM_STEPS)
+        stack.wait_for_step(self.job_id, WARM_STEPS, START_S)
 
     def trial(
         self, strike: Strike, *, pause_s: float = PAUSE_S, patience_s: float = PATIENCE_S, lies_in_wait: bool = False

@@ -78,8 +78,20 @@ TRAINING_SITES = (
 )
 """Within a step of real ranks; scripted ones never come by."""
 
+EPISODE_SITES = (
+    Site("world", "player.reset", "services.environment.player:Player.reset"),
+    Site("world", "player.step", "services.environment.player:Player.step"),
+    Site("environment", "episode.reset", "services.environment.players:Episode.reset"),
+    Site("environment", "episode.reply", "services.environment.server:_reply"),
+    Site("environment", "episode.step", "services.environment.players:Episode.step"),
+    Site("rollout", "episode.reset", "services.common.environments.client:_Episode.reset"),
+    Site("rollout", "episode.step", "services.common.environments.client:_Episode.step"),
+)
+"""In mid-turn of an episode: in the environment's own process, in the service that plays it, and in the rollout server that samples it."""
+
 POINTS = tuple(point for site in SITES for point in site.points)
 TRAINING_POINTS = tuple(point for site in TRAINING_SITES for point in site.points)
+EPISODE_POINTS = tuple(point for site in EPISODE_SITES for point in site.points)
 AT_THE_END = tuple(point for point in POINTS if point.startswith(("rank.store.transition", "rank.store.retire")))
 """Points that a job passes when it ends (and `transition` when it begins to run)."""
 
@@ -97,7 +109,7 @@ def arm(folder: Path, point: str, passes: int = 0, delay_s: float = 0.0, *, stop
     Raises:
         ValueError: there is no such point.
     """
-    if point not in POINTS + TRAINING_POINTS:
+    if point not in POINTS + TRAINING_POINTS + EPISODE_POINTS:
         raise ValueError(f"there is no fail point {point!r}")
     path = armed_file(folder, point)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,7 +126,7 @@ def install(service: str, folder: Path) -> None:
     Raises:
         AttributeError: a site is not where it was; names it.
     """
-    for site in SITES + TRAINING_SITES:
+    for site in SITES + TRAINING_SITES + EPISODE_SITES:
         if site.service == service:
             _wrap(site, folder)
 

@@ -16,6 +16,8 @@ ROWS = 5_000
 """Tasks in the file; the job goes round and round."""
 GROUPS_PER_STEP = 16
 MODEL = "scripted"
+TALKING = "talking"
+"""The same model, whose chat template closes each answer, as turns with an environment need it."""
 
 _CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": script.HIDDEN, "head_dim": script.HEAD_DIM,
@@ -23,25 +25,37 @@ _CONFIG = {
     "vocab_size": script.VOCABULARY, "max_position_embeddings": 4096, "tie_word_embeddings": False, "torch_dtype": "float32",
 }  # fmt: skip
 _TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+_TALKING_TEMPLATE = (
+    "{% for message in messages %}{{ message['content'] }}{% if message['role'] == 'assistant' %}"
+    f"{chr(script.END_OF_TURN)}{{% endif %}}{{% endfor %}}"
+)
+_NOT_STRIPPED = ("lstrip", "rstrip", "single_word", "normalized")
 _WEIGHT_SEED = 1
 _SCALE = 0.02
 
 
 def furnish(home: Path) -> None:
     """Puts model and tasks where the services look for them."""
-    model, data = home / "models" / MODEL, home / "data"
-    model.mkdir(parents=True)
+    data = home / "data"
     data.mkdir(parents=True)
-    (model / "config.json").write_text(json.dumps(_CONFIG))
-    (model / "tokenizer.json").write_text(json.dumps(tokenizer()))
-    tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": _TEMPLATE}
-    (model / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
-    save_file(initial_weights(), model / "model.safetensors")
+    _write_model(home / "models" / MODEL, _CONFIG, tokenizer(), _TEMPLATE)
+    ended = {"id": script.END_OF_TURN, "content": chr(script.END_OF_TURN), "special": True}
+    ends = tokenizer() | {"added_tokens": [ended | dict.fromkeys(_NOT_STRIPPED, False)]}
+    _write_model(home / "models" / TALKING, _CONFIG | {"eos_token_id": script.END_OF_TURN}, ends, _TALKING_TEMPLATE)
     with (data / "rows.jsonl").open("w") as file:
         for row in range(ROWS):
             prompt = [{"role": "user", "content": script.prompt(row)}]
             task = {"prompt": prompt, "data_source": script.DATA_SOURCE, "ground_truth": script.answer(row)}
             file.write(json.dumps(task) + "\n")
+
+
+def _write_model(model: Path, config: dict[str, Any], tokenizer: dict[str, Any], template: str) -> None:
+    model.mkdir(parents=True)
+    (model / "config.json").write_text(json.dumps(config))
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template}
+    (model / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
+    save_file(initial_weights(), model / "model.safetensors")
 
 
 def tokenizer() -> dict[str, Any]:

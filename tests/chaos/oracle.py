@@ -26,6 +26,7 @@ from services.learner.groups.buffer import Judged
 from services.learner.storage.checkpoints import verify_checkpoints
 from services.learner.storage.folder import JOURNAL_DIR
 from services.learner.storage.journal import BatchRecord, Journal
+from tests.chaos import played
 from tests.chaos.job import ROWS
 from tests.chaos.scripted import script
 from tests.chaos.scripted.trainer import rank_file
@@ -96,6 +97,15 @@ def _take(record: BatchRecord, spec: JobSpec, saved: dict[int, list[bytes]], fin
 def _troubles(judged: Judged, spec: JobSpec, finding: Finding) -> Iterator[str]:
     """What is wrong with a trained group: its prompt, its tokens or its verdicts."""
     group = judged.scored.group
+    if group.task.environment is not None:
+        finding.tokens += group.sampled_tokens
+
+        def mark_of(version: int) -> bytes | None:
+            state = finding.states.get(version)
+            return None if state is None else script.fingerprint_of_state(state)
+
+        yield from played.troubles(judged.scored, spec, mark_of)
+        return
     row = script.row_of(group.prompt_tokens.tolist())
     if row != task_index(spec.data.seed, judged.group_id, ROWS, spec.data.shuffle):
         yield f"asks row {row}"

@@ -49,6 +49,8 @@ _ONCE = "*once*"
 """What the oracle and the watcher see to; the document says what it stands for."""
 _BY_ITSELF = f"{_ONCE}; goes on by itself, p95 ≤ {PROGRESS_P95_S:g} s"
 _NOTICED = f"{_ONCE}; noticed and killed within {NOTICED_S:g} s: two heartbeats, and a second to look"
+_PLACES = "no place held beyond its limit + 0.5 s"
+"""At the environment service, of an episode at its rollout server, and of a group in the engine."""
 _SAYS = "at each time the job says that there is no space, waits, and goes on when there is; 0 lost"
 
 ROWS = (
@@ -95,6 +97,18 @@ ROWS = (
     Row(
         "a judge's endpoint that stalls, drops, refuses; a reward model's process killed and stopped",
         f"{_ONCE}; no place held beyond its limit + 0.5 s; every trained reward is what all said", "models", "", 7,
+    ),
+    *(
+        Row(f"{signal} of {what} in mid-turn of episodes", f"{_ONCE}, each episode played again; {_PLACES}", fault, target, count)
+        for fault, signal, of_one, of_many in (("episode-kill", "kill -9", 20, 300), ("episode-stop", "SIGSTOP", 12, 200))
+        for target, what, count in (
+            ("world", "an environment's process", of_many), ("environment", "the environment service", of_one),
+            ("rollout", "a rollout server", of_one),
+        )
+    ),
+    Row(
+        "hostile environments: bombs of memory and processes, endless steps, 100 MB at once, two answers, nonsense",
+        f"{_ONCE}; none of it is ever a reward; each deed fails its episode; {_PLACES}", "hostile-worlds", "", 1000,
     ),
     *(
         Row(f"SIGSTOP of {target} {how}", _NOTICED, "freeze", target, 10, hold_s=hold_s)

@@ -18,6 +18,7 @@ from tests.chaos import (
     bombs,
     chunks,
     clock_fault,
+    episodes,
     faults,
     files,
     freeze,
@@ -59,6 +60,9 @@ FAULTS: dict[str, Fault] = {
     "models": models.models,
     "rubric": rubric.rubric,
     "resume": resume.resume,
+    "episode-kill": episodes.kill,
+    "episode-stop": episodes.stop,
+    "hostile-worlds": episodes.hostile,
 }
 
 LATE_CODE = 3
@@ -72,7 +76,8 @@ def main() -> int:
         "--target",
         default="rollout",
         help="gateway, rollout, reward, rank, learner, redis or any; "
-        "of wake: rank, rollout, reward; of network: cut, latency, half-open; of chunks: job; of full: jobs, redis",
+        "of wake: rank, rollout, reward; of network: cut, latency, half-open; of chunks: job; of full: jobs, redis; "
+        "of episode-kill and episode-stop: world, environment, rollout",
     )
     parser.add_argument("--count", type=int, default=10, help="trials")
     parser.add_argument("--seed", type=int, default=1)

@@ -36,12 +36,13 @@ REAL = "MILLRACE_CHAOS_REAL"
 """Hostile jobs get a real engine and real ranks."""
 GOOD = "good"
 """Name of the good job beside hostile ones."""
-START_S = 180.0
+START_S = 600.0
+"""On a machine that others use at the same time; 20 s on an idle one."""
 LOOK_S = 0.05
 TARGETS = ("gateway", "rollout", "reward", "rank", "weights", "learner", "redis")
 """What can be killed: `rank` is a learner rank, `weights` the process that serves its weights, `learner` its agent."""
 
-_NAMES = {"rollout": "rollout-0", "reward": "reward-0", "learner": "learner-0"}
+_NAMES = {"rollout": "rollout-0", "reward": "reward-0", "learner": "learner-0", "environment": "environment-0"}
 
 
 class ChaosError(Exception):

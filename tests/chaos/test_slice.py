@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos import bombs, chunks, faults, files, hostile, models, pairs, points, rubric, training
+from tests.chaos import bombs, chunks, episodes, faults, files, hostile, models, pairs, points, rubric, training
 from tests.chaos.faults import Options
 from tests.chaos.grammar.cases import Case, Unrest
 from tests.chaos.hostile import Paces
@@ -108,6 +108,30 @@ def test_tampered_weight_chunks_never_reach_the_stage(tmp_path: Path) -> None:
 @pytest.mark.timeout(240)
 def test_a_verifier_of_a_rubric_that_is_killed_or_stopped_loses_nothing_and_halves_no_reward(tmp_path: Path) -> None:
     check(rubric.rubric(Options(tmp_path, count=3, seed=1)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("target", "count"), [("world", 8), ("environment", 3), ("rollout", 3)])
+def test_a_death_in_mid_turn_of_episodes_loses_nothing_and_is_no_reward(
+    tmp_path: Path, target: str, count: int
+) -> None:
+    check(episodes.kill(Options(tmp_path, target=target, count=count, seed=1), grace_s=2.0))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("target", "count"), [("world", 8), ("environment", 3), ("rollout", 3)])
+def test_a_process_that_stands_still_in_mid_turn_of_episodes_costs_their_limit_and_is_no_reward(
+    tmp_path: Path, target: str, count: int
+) -> None:
+    check(episodes.stop(Options(tmp_path, target=target, count=count, seed=1), grace_s=2.0))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_hostile_environments_cost_their_own_limit_and_are_no_reward(tmp_path: Path) -> None:
+    check(episodes.hostile(Options(tmp_path, count=100, seed=1), grace_s=2.0))
 
 
 @pytest.mark.slow

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from services.common.jobs.record import ActiveJob
 from services.rollout import service, session
 from services.rollout.__main__ import main
 from services.rollout.engine import engine
+from tests.chaos import held
 from tests.chaos.entry import tamper
 from tests.chaos.scripted.engine import SECONDS, ScriptedEngine, ScriptedPrompts
 from tests.chaos.stack import BESIDE, GOOD, REAL, SECOND
@@ -47,5 +49,6 @@ if __name__ == "__main__":
         vars(service)["Engine"] = ScriptedEngine
     if SECOND in os.environ:
         vars(session)["default_stage_directory"] = lambda worker, home, *_: home / "second" / worker
+    held.watch_rollouts(Path(os.environ["MILLRACE_HOME"]) / "chaos")
     tamper("rollout")
     main()

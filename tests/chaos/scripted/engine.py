@@ -44,6 +44,11 @@ class ScriptedPrompts:
         del most_chars
         return script.encode(messages)
 
+    async def bridge(self, messages: Iterable[Message], *, last: int, most_chars: int) -> list[int]:
+        """The token ids between two turns."""
+        del last, most_chars
+        return script.bridge(messages)
+
     async def decode(self, rollouts: Sequence[Sequence[int]]) -> list[str]:
         """The responses' texts."""
         return [script.text(token_ids) for token_ids in rollouts]
@@ -139,7 +144,10 @@ class ScriptedEngine(Engine):
     async def generate(
         self, prompt_token_ids: list[int], *, count: int, temperature: float, max_tokens: int, shared: str | None = None
     ) -> AsyncGenerator[Piece, None]:
-        """Every rollout of the group grows by a token at a turn, each under the weights that are in use then."""
+        """Every rollout of the group grows by a token at a turn, each under the weights that are in use then.
+
+        What it says depends on the whole prompt where that asks for no row, as after a turn with an environment.
+        """
         del temperature, max_tokens, shared
         row, llm = lifelike.row_of(prompt_token_ids), self._llm
         self.requests += count

@@ -24,6 +24,8 @@ TOKENS = 4
 """Length of every response."""
 HIDDEN, HEAD_DIM, INTERMEDIATE = 16, 32, 8
 VOCABULARY = 128
+END_OF_TURN = 127
+"""Closes an answer in a conversation; never sampled."""
 _LAYER = "model.layers.0"
 SHAPES: dict[str, tuple[int, ...]] = {
     "model.embed_tokens.weight": (VOCABULARY, HIDDEN),
@@ -116,6 +118,11 @@ def prompt(row: int) -> str:
 def encode(messages: Iterable[Message]) -> list[int]:
     """The prompt's token ids: its bytes."""
     return list("".join(message.content for message in messages).encode())
+
+
+def bridge(messages: Iterable[Message]) -> list[int]:
+    """The token ids between two turns: the end of the first, and what answers it."""
+    return [END_OF_TURN, *encode(messages)]
 
 
 def row_of(prompt_token_ids: Sequence[int]) -> int:
