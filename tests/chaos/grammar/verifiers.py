@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
-import shutil
 from pathlib import Path
 
+from tests import plugin_package
 from tests.chaos.grammar.draft import Draft, Expected, Part, Parts
 
 RAISING = (
@@ -35,15 +34,10 @@ SLOW = (
 
 def install(folder: Path) -> dict[str, str]:
     """Puts them into a package, under `hostile_<name>`; the environment of a stack that finds it."""
-    site = folder / "site"
-    metadata = site / "hostile_verifiers-1.0.dist-info"
-    metadata.mkdir(parents=True)
-    shutil.copy(Path(__file__).with_name("hostile_verifiers.py"), site)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: hostile-verifiers\nVersion: 1.0\n")
     lines = [f"hostile_{name} = hostile_verifiers:{name}" for name in (*RAISING, *SLOW)]
     lines += ["hostile_missing = hostile_verifiers:nowhere", "hostile_import = no_such_package:verify"]
-    (metadata / "entry_points.txt").write_text("[millrace.verifiers]\n" + "\n".join(lines) + "\n")
-    return {"PYTHONPATH": os.pathsep.join(part for part in (str(site), os.environ.get("PYTHONPATH")) if part)}
+    module = Path(__file__).with_name("hostile_verifiers.py")
+    return plugin_package.install(folder / "site", "hostile-verifiers", {"millrace.verifiers": lines}, module)
 
 
 def _verifier(name: str, expected: Expected = Expected.ENDS) -> Part:

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from pathlib import Path
 
+from tests import plugin_package
 from tests.chaos.worlds.world import NAME
 
 FOLDER = "CHAOS_FOLDER"
@@ -14,13 +15,8 @@ FOLDER = "CHAOS_FOLDER"
 
 def install(home: Path) -> dict[str, str]:
     """Puts the world into a package; the environment of a stack in `home` that finds it."""
-    site = home / "site"
-    metadata = site / "chaos_worlds-1.0.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: chaos-worlds\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text(f"[millrace.environments]\n{NAME} = tests.chaos.worlds.plugin:World\n")
-    path = os.pathsep.join(part for part in (str(site), os.environ.get("PYTHONPATH")) if part)
-    return {"PYTHONPATH": path, FOLDER: str(home / "chaos")}
+    points = {"millrace.environments": [f"{NAME} = tests.chaos.worlds.plugin:World"]}
+    return plugin_package.install(home / "site", "chaos-worlds", points) | {FOLDER: str(home / "chaos")}
 
 
 def note_deed(folder: Path, deed: str, seed: int) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
+
+from tests import plugin_package
 
 OFFERED = [
     "always_right", "sleep", "endless_regex", "raises", "fails_once", "dies", "exits", "not_a_score", "number", "truth", "nan",
@@ -16,12 +17,6 @@ OFFERED = [
 
 def install(folder: Path) -> dict[str, str]:
     """The environment of a process that has the odd verifiers installed, under `odd_<name>`."""
-    site = folder / "site"
-    metadata = site / "odd_verifiers-1.0.dist-info"
-    metadata.mkdir(parents=True)
-    shutil.copy(Path(__file__).with_name("odd_verifiers.py"), site)
-    (site / "odd_slow_import.py").write_text("import time\ntime.sleep(60)\n")
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: odd-verifiers\nVersion: 1.0\n")
     lines = [f"odd_{name} = odd_verifiers:{name}" for name in OFFERED]
     lines += [
         "gsm8k = odd_verifiers:gsm8k",
@@ -29,6 +24,7 @@ def install(folder: Path) -> dict[str, str]:
         "odd_broken = no_such_package:verify",
         "odd_slow_import = odd_slow_import:verify",
     ]
-    (metadata / "entry_points.txt").write_text("[millrace.verifiers]\n" + "\n".join(lines) + "\n")
-    path = os.pathsep.join(part for part in (str(site), os.environ.get("PYTHONPATH")) if part)
-    return {**os.environ, "PYTHONPATH": path, "ODD_VERIFIERS_MARK": str(folder / "mark")}
+    site, module = folder / "site", Path(__file__).with_name("odd_verifiers.py")
+    installed = plugin_package.install(site, "odd-verifiers", {"millrace.verifiers": lines}, module)
+    (site / "odd_slow_import.py").write_text("import time\ntime.sleep(60)\n")
+    return {**os.environ, **installed, "ODD_VERIFIERS_MARK": str(folder / "mark")}

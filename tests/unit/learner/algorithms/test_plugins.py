@@ -19,6 +19,7 @@ from services.common.spec.algorithm import AlgorithmSpec
 from services.common.spec.choices import AdvantageEstimator, LossName
 from services.learner.algorithms.advantages import Responses, estimate
 from services.learner.algorithms.losses import make_loss
+from tests import plugin_package
 from tests.unit.learner.algorithms.references import Token, random_tokens, to_inputs
 
 SOURCE = """
@@ -52,20 +53,14 @@ ESTIMATORS = ["rewards", "too_few", "too_long", "infinite", "words", "nothing", 
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an installed package of odd algorithms."""
     folder = tmp_path_factory.mktemp("site")
-    metadata = folder / "odd_algorithms-1.0.dist-info"
-    metadata.mkdir()
     (folder / "odd_algorithms.py").write_text(SOURCE)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: odd-algorithms\nVersion: 1.0\n")
     estimators = [f"odd_{name} = odd_algorithms:{name}" for name in ESTIMATORS]
     losses = [f"odd_{name} = odd_algorithms:{name}" for name in ("surrogate", "summed", "odd_metric", "no_function")]
-    lines = [
-        "[millrace.advantages]",
-        *estimators,
-        "odd_missing = odd_algorithms:nowhere",
-        "gae = odd_algorithms:rewards",
-    ]
-    lines += ["[millrace.losses]", *losses, "odd_broken = no_such_package:loss", "dapo = odd_algorithms:summed"]
-    (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    points = {
+        "millrace.advantages": [*estimators, "odd_missing = odd_algorithms:nowhere", "gae = odd_algorithms:rewards"],
+        "millrace.losses": [*losses, "odd_broken = no_such_package:loss", "dapo = odd_algorithms:summed"],
+    }
+    plugin_package.install(folder, "odd-algorithms", points)
     return folder
 
 
