@@ -76,13 +76,13 @@ def run_demo(name: str, home: Path, console: Console, *, seed: int = 0) -> bool:
     demo, started = DEMOS[name], time.monotonic()
     _make_model(name, home)
     spec = parse_spec((JOBS / demo.spec).read_text())
-    train = spec.data.train.model_copy(update={"seed": seed})
-    spec = spec.model_copy(update={"data": spec.data.model_copy(update={"train": train})})
+    document = spec.model_dump(mode="json")
+    document["data"]["train"]["seed"] = seed
     console.print(f"starting redis, gateway, reward, environment, learner and rollout (logs: {home / 'logs'})")
     state = detach(home, ["--port", "0"], console.print)
     try:
         with GatewayClient(state.url, find_token(state.token_file)) as client, _no_job_left(client, spec.name):
-            job = client.submit(spec.model_dump(mode="json"))
+            job = client.submit(document)
             console.print(f"job {job['id']} submitted to {state.url}")
             show_steps(client, job, console)
             record, history = client.job(job["id"]), client.history(job["id"])

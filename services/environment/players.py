@@ -189,12 +189,12 @@ class Players:
             await player.child.request("close", wall_s=_CLOSE_TIMEOUT_S)
         except MillraceError as error:
             log.warning("environment %s: close: %s", player.name, error)
-            player.episodes = RECYCLE_AFTER
-        if player.episodes >= RECYCLE_AFTER or not player.child.alive:
-            await player.child.close()
-            return
-        player.idle_since = time.monotonic()
-        self._idle.append(player)
+        else:
+            if player.episodes < RECYCLE_AFTER:
+                player.idle_since = time.monotonic()
+                self._idle.append(player)
+                return
+        await player.child.close()
 
 
 async def _make(player: _Player, config: dict[str, Any]) -> _Player:

@@ -10,7 +10,7 @@ from functools import cache
 
 from services.common.config.settings import Programs, Settings
 from services.common.errors import ProgramError
-from services.common.programs.sandbox import CODE_ENVIRONMENT, isolation_fault
+from services.common.programs.sandbox import CODE_ENVIRONMENT, isolation_fault, not_isolated
 
 OPENENV_HOSTS = "MILLRACE_OPENENV_HOSTS"
 
@@ -32,11 +32,7 @@ def programs_fault() -> str:
         fault = isolation_fault()
     except ProgramError as error:
         return str(error)
-    return (
-        f"the kernel does not isolate them ({fault}); {CODE_ENVIRONMENT}={Programs.ANYWHERE} does without"
-        if fault
-        else ""
-    )
+    return not_isolated(fault, CODE_ENVIRONMENT) if fault else ""
 
 
 def openenv_hosts() -> frozenset[str]:

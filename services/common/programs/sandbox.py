@@ -87,13 +87,15 @@ def run(program: str, runs: Sequence[dict[str, Any]], limits: Limits, *, setting
     if "refused" in replies[0] and allowed == Programs.ANYWHERE:
         replies = _ask(program, runs, limits, isolated=False)
     if "refused" in replies[0]:
-        reason = (
-            f"the kernel does not isolate them ({replies[0]['refused']}); {setting}={Programs.ANYWHERE} does without"
-        )
-        raise ProgramError(f"programs do not run here: {reason}")
+        raise ProgramError(f"programs do not run here: {not_isolated(replies[0]['refused'], setting)}")
     if len(replies) != len(runs) + 1:
         raise ProgramError(f"the runner answered for {len(replies) - 1} of {len(runs)} runs")
     return [_outcome(reply) for reply in replies[1:]]
+
+
+def not_isolated(fault: str, setting: str) -> str:
+    """That the kernel refuses to isolate programs, and what does without, for people. `setting`: the variable that allows them."""
+    return f"the kernel does not isolate them ({fault}); {setting}={Programs.ANYWHERE} does without"
 
 
 def isolation_fault() -> str:

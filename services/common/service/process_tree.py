@@ -74,9 +74,11 @@ def kill_group(pid: int) -> None:
 
 def kill_tree(pid: int) -> None:
     """Kills a process, its descendants, and its process group."""
-    doomed = family(pid)
+    doomed = descendants(pid)
     kill_group(pid)
-    kill(doomed)
+    for each in doomed:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(each, signal.SIGKILL)
 
 
 _PR_SET_PDEATHSIG = 1
@@ -150,10 +152,6 @@ def reap_orphans(mine: Iterable[int]) -> list[int]:
 def kill_orphans(mine: Iterable[int]) -> set[int]:
     """Kills this process's children other than `mine`: the orphans of dead children (after `adopt_orphans`). Returns those to reap."""
     orphans = set(child_pids(os.getpid())) - set(mine)
-    for orphan in orphans:
-        doomed = descendants(orphan)
-        kill_group(orphan)
-        for pid in doomed:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+    for pid in orphans:
+        kill_tree(pid)
     return orphans
