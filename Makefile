@@ -72,9 +72,10 @@ test-trackers: ## Each tracker's own client against local servers and folders, i
 	@PYTHON="$(PYTHON)" PIP_NO_COMPILE=1 deploy/install.sh .venv-trackers deploy/lock/trackers.txt
 	@.venv-trackers/bin/python -m pytest -q tests/trackers
 
-test-environments: ## Environments that need packages of their own: TextArena's games, OpenEnv's server
+test-environments: setup ## Environments that need packages of their own, TextArena's games and OpenEnv's server: alone, and in jobs
 	@PYTHON="$(PYTHON)" PIP_NO_COMPILE=1 deploy/install.sh .venv-environments deploy/lock/environments.txt
-	@.venv-environments/bin/python -m pytest -q tests/environments
+	@.venv-environments/bin/python -m pytest -q tests/environments --ignore tests/environments/test_jobs.py
+	@MILLRACE_ENVIRONMENT_PYTHON=.venv-environments/bin/python $(BIN)/python -m pytest -q tests/environments/test_jobs.py
 
 lint: setup ## ruff, mypy, the generated protobuf code, the import boundaries
 	@$(BIN)/ruff format --check $(SOURCES)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,17 +91,22 @@ def make_model(path: Path, *what: str) -> None:
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """The stack, with the model's directory among its own."""
     make_model(MODEL)
-    home = tmp_path_factory.mktemp("stack")
-    patch = pytest.MonkeyPatch()
-    patch.setenv("MILLRACE_MODEL_ROOTS", f'["{MODELS}"]')
-    patch.delenv("REDIS_URL", raising=False)
-    state = detach(home, ["--port", "0"], print)
-    try:
-        with GatewayClient(state.url, find_token(state.token_file)) as client:
-            yield Stack(home, state, client)
-    finally:
-        run_down(home, print)
-        patch.undo()
+    with running_stack(tmp_path_factory.mktemp("stack")) as running:
+        yield running
+
+
+@contextmanager
+def running_stack(home: Path) -> Iterator[Stack]:
+    """A stack that has the models of the demos."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MILLRACE_MODEL_ROOTS", f'["{MODELS}"]')
+        patch.delenv("REDIS_URL", raising=False)
+        state = detach(home, ["--port", "0"], print)
+        try:
+            with GatewayClient(state.url, find_token(state.token_file)) as client:
+                yield Stack(home, state, client)
+        finally:
+            run_down(home, print)
 
 
 @pytest.fixture

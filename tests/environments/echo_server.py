@@ -1,6 +1,6 @@
-"""An OpenEnv server with the fields of OpenEnv's echo environment, which its package does not include; its argument is a port.
+"""An OpenEnv server with the fields of OpenEnv's echo environment, which its package does not include.
 
-The server, the protocol and the base classes are the package's.
+Its arguments are a port and how many sessions it has at once. The server, the protocol and the base classes are the package's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from openenv.core.env_server.http_server import create_fastapi_app
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
 
-PLACES = 2
 REWARD_PER_CHAR = 0.1
 
 
@@ -59,5 +58,6 @@ class Echo(Environment):  # type: ignore[misc]
 
 
 if __name__ == "__main__":
-    app = create_fastapi_app(Echo, EchoAction, EchoObservation, max_concurrent_envs=PLACES)
-    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")
+    own_port, sessions = map(int, sys.argv[1:])
+    app = create_fastapi_app(Echo, EchoAction, EchoObservation, max_concurrent_envs=sessions)
+    uvicorn.run(app, host="127.0.0.1", port=own_port, log_level="warning")

@@ -5,15 +5,12 @@ Run by `make test-environments`: the package is no part of the other environment
 
 from __future__ import annotations
 
-import asyncio
-import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from importlib.util import find_spec
 from pathlib import Path
 
-import httpx
 import pytest
 import pytest_asyncio
 
@@ -22,40 +19,22 @@ from services.common.sandbox.pool import Sandbox
 from services.environment import switches
 from services.environment.base import Message
 from services.environment.players import Call, EpisodeFailed, Players
+from tests.environments.echo_process import echo_server
 
 pytestmark = [
     pytest.mark.skipif(find_spec("openenv") is None, reason="make test-environments"),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-START_S = 120.0
 PLACES = 2
 """Of the server."""
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def server() -> AsyncIterator[str]:
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
     """Its host and port."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        where = f"127.0.0.1:{free.getsockname()[1]}"
-    script = Path(__file__).with_name("echo_server.py")
-    process = await asyncio.create_subprocess_exec(sys.executable, script, where.rpartition(":")[2])
-    try:
-        async with asyncio.timeout(START_S), httpx.AsyncClient() as client:
-            while not await healthy(client, where):
-                assert process.returncode is None
-                await asyncio.sleep(0.1)
+    with echo_server(Path(sys.executable), PLACES) as where:
         yield where
-    finally:
-        process.kill()
-        await process.wait()
-
-
-async def healthy(client: httpx.AsyncClient, where: str) -> bool:
-    try:
-        return (await client.get(f"http://{where}/health")).is_success
-    except httpx.TransportError:
-        return False
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

@@ -69,7 +69,8 @@ def plan_stack(
     """The stack of one machine; its services receive this process's environment.
 
     `servers`: rollout servers. `gateway_port`: 0 takes a free one. `metrics_base`: first of the services' metrics ports,
-    counting up; None takes free ones. Raises ConfigError when a port is taken, or there is no Redis to start or given.
+    counting up; None takes free ones. Raises ConfigError when a port is taken, there is no Redis to start or given, or a
+    Python that is named cannot be started.
     """
     home = settings.home.resolve()
     host = "127.0.0.1" if settings.bind_host in _ANY else settings.bind_host
@@ -167,7 +168,7 @@ def _plan_service(
         cores = frozenset()
     return ProcessSpec(
         name=name,
-        argv=(sys.executable, "-m", f"services.{kind}"),
+        argv=(_python(kind, settings), "-m", f"services.{kind}"),
         env=env | own,
         stage=1 if kind == "gateway" else 0,
         ready=http_probe(f"{base}/readyz", READY_TIMEOUT_S),
@@ -178,6 +179,16 @@ def _plan_service(
         cores=cores,
         temporary=folder,
     )
+
+
+def _python(kind: str, settings: Settings) -> str:
+    """The Python of a service. Raises ConfigError where the one that is named cannot be started."""
+    own = settings.environment_python
+    if kind != "environment" or own is None:
+        return sys.executable
+    if not (own.is_file() and os.access(own, os.X_OK)):
+        raise ConfigError(f"MILLRACE_ENVIRONMENT_PYTHON: there is no program {own}")
+    return str(own.absolute())
 
 
 def _make_internal_token(home: Path) -> Path:

@@ -127,6 +127,11 @@ class Settings(BaseSettings):
         ge=64,
         description="Memory limit of one episode's process, MiB, beyond what the server has loaded.",
     )
+    environment_python: Path | None = Field(
+        default=None,
+        description="Python that `millrace up` starts the environment service with (default: its own): for environments "
+        "whose packages do not go together with the engine's.",
+    )
     gateway_port: int = Field(default=8080, ge=0, le=65535, description="The gateway's port.")
     gateway_hosts: Names = Field(
         default_factory=list,

@@ -171,7 +171,15 @@ def test_the_reward_service_leaves_the_internal_network_only_with_the_file_for_j
     assert passed_on >= {"gateway", "reward"}
 
 
-@pytest.mark.parametrize("file", ["compose.yaml", "deploy/compose.yaml", "deploy/compose.judges.yaml"])
+def test_the_environment_service_leaves_the_internal_network_only_with_the_file_for_it() -> None:
+    overlay: dict[str, Any] = yaml.safe_load((ROOT / "deploy/compose.environments.yaml").read_text())
+    assert SERVICES["environment"]["networks"] == ["internal"]
+    assert overlay["services"] == {"environment": {"networks": ["edge", "internal"]}}
+
+
+@pytest.mark.parametrize(
+    "file", ["compose.yaml", "deploy/compose.yaml", "deploy/compose.judges.yaml", "deploy/compose.environments.yaml"]
+)
 def test_the_files_follow_the_compose_specification(file: str) -> None:
     checker = shutil.which("check-jsonschema", path=str(Path(sys.executable).parent))
     assert checker

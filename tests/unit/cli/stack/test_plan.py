@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from services.cli.stack import plan as module
 from services.cli.stack.plan import Stack, plan_stack
 from services.cli.stack.runtime import Runtime
 from services.common.config.settings import Settings
+from services.common.errors import ConfigError
 from services.common.sandbox.processes import HUB_TOKENS
 
 
@@ -21,9 +23,11 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "available_cores", lambda: [0, 1, 2, 3])
 
 
-def planned(home: Path, servers: int = 2, metrics_base: int | None = None) -> Stack:
-    runtime = Runtime(home / "tmp", home / "shm")
-    return plan_stack(Settings(home=home), runtime, servers=servers, gateway_port=0, metrics_base=metrics_base)
+def planned(
+    home: Path, servers: int = 2, metrics_base: int | None = None, environment_python: Path | None = None
+) -> Stack:
+    settings, runtime = Settings(home=home, environment_python=environment_python), Runtime(home / "tmp", home / "shm")
+    return plan_stack(settings, runtime, servers=servers, gateway_port=0, metrics_base=metrics_base)
 
 
 def test_there_is_one_process_of_each_and_as_many_rollout_servers_as_asked(tmp_path: Path) -> None:
@@ -128,3 +132,18 @@ def test_given_metrics_ports_count_up(tmp_path: Path) -> None:
     base = 20_000 + os.getpid() % 10_000
     table = planned(tmp_path, 1, base).table
     assert [spec.port for spec in table[2:]] == [base, base + 1, base + 2, base + 3]
+
+
+def test_the_environment_service_alone_may_have_a_python_of_its_own(tmp_path: Path) -> None:
+    own = tmp_path / "venv" / "bin" / "python"
+    own.parent.mkdir(parents=True)
+    own.symlink_to(sys.executable)  # as in a virtual environment: what it links to has other packages
+    table = planned(tmp_path, environment_python=own).table
+    started = {spec.name: spec.argv[0] for spec in table if spec.name != "redis"}
+    assert started.pop("environment-0") == str(own)
+    assert set(started.values()) == {sys.executable}
+
+
+def test_a_python_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"MILLRACE_ENVIRONMENT_PYTHON: there is no program .*/nowhere"):
+        planned(tmp_path, environment_python=tmp_path / "nowhere")
