@@ -100,7 +100,7 @@ ROWS = (
     ),
     *(
         Row(f"{signal} of {what} in mid-turn of episodes", f"{_ONCE}, each episode played again; {_PLACES}", fault, target, count)
-        for fault, signal, of_one, of_many in (("episode-kill", "kill -9", 100, 300), ("episode-stop", "SIGSTOP", 60, 200))
+        for fault, signal, of_one, of_many in (("episode-kill", "kill -9", 60, 300), ("episode-stop", "SIGSTOP", 40, 200))
         for target, what, count in (
             ("world", "an environment's process", of_many), ("environment", "the environment service", of_one),
             ("rollout", "a rollout server", of_one),
