@@ -102,6 +102,10 @@ class ProgramError(MillraceError):
     """A program that a model wrote could not be run: it is not allowed, not isolated, or its runner failed; not a fault of the program."""
 
 
+class EnvironmentUnavailable(MillraceError):  # noqa: N818  the name gRPC uses for the same thing
+    """What an environment needs is away or full for the moment; its episode may be begun again a little later."""
+
+
 class TrackerError(MillraceError):
     """A tracker did not take a batch of points; the message is its client's, without keys. The same points are sent again."""
 

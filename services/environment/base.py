@@ -59,7 +59,8 @@ class Observation:
 class Environment(Protocol):
     """One episode, made with the job's `config` as keyword arguments.
 
-    It acts on nothing outside itself: it may be killed at any moment, and begun anew.
+    It acts on nothing outside itself: it may be killed at any moment, and begun anew. Where what it needs is away or full for the moment
+    it raises EnvironmentUnavailable (services/common/errors.py), and is begun again a little later.
     """
 
     def reset(self, seed: int, task: Mapping[str, Any]) -> Observation:

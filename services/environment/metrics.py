@@ -12,6 +12,6 @@ STEP_SECONDS = Histogram(
 )
 FAILURES = Counter(
     "millrace_environment_failures_total",
-    "Episodes that failed, by reason: config, no_place, timeout, died, killed, bad_observation or error.",
+    "Episodes that failed, by reason: config, no_place, unavailable, timeout, died, killed, bad_observation or error.",
     ["reason"],
 )

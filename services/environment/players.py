@@ -15,7 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.common.environments.types import Reason
-from services.common.errors import ChildDied, ChildLost, ChildTimeout, ConfigError, MillraceError
+from services.common.errors import (
+    ChildDied,
+    ChildLost,
+    ChildTimeout,
+    ConfigError,
+    EnvironmentUnavailable,
+    MillraceError,
+)
 from services.common.sandbox.limits import Limits
 from services.common.sandbox.pool import Child, Sandbox
 from services.environment import metrics
@@ -33,6 +40,11 @@ _LONGEST_IDLE_S = 30.0
 
 for _label in set(Reason) - {Reason.SILENT, Reason.LOST}:
     metrics.FAILURES.labels(reason=_label)  # a counter that begins at 1 has no increase
+
+
+_ENDED: dict[type[MillraceError], Reason] = {
+    ChildTimeout: Reason.TIMEOUT, ChildDied: Reason.DIED, ChildLost: Reason.KILLED
+}  # fmt: skip
 
 
 class EpisodeFailed(MillraceError):  # noqa: N818  named after what happened
@@ -222,12 +234,10 @@ def _reason(error: MillraceError, *, making: bool) -> tuple[Reason, str]:
     match error:
         case ConfigError() if making:
             return Reason.CONFIG, f"cannot be played: {error}"
+        case EnvironmentUnavailable():
+            return Reason.UNAVAILABLE, f"is unavailable: {error}"
         case BadObservation():
             return Reason.BAD_OBSERVATION, f"said what is no observation: {error}"
-        case ChildTimeout():
-            return Reason.TIMEOUT, str(error)
-        case ChildDied():
-            return Reason.DIED, str(error)
-        case ChildLost():
-            return Reason.KILLED, str(error)
+        case ChildTimeout() | ChildDied() | ChildLost():
+            return _ENDED[type(error)], str(error)
     return Reason.ERROR, f"failed: {error}"

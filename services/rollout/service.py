@@ -247,8 +247,9 @@ class RolloutService:
         metrics.BUSY.note(engine.requests)
         detail: dict[str, str | int | float] = {"groups_in_flight": groups, "requests_in_flight": engine.requests}
         detail["chats_in_flight"] = engine.chats
-        if self._trouble and version is None:
-            detail["trouble"] = self._trouble
+        trouble = self._trouble if version is None else session.trouble if session is not None else ""
+        if trouble:
+            detail["trouble"] = trouble[:_TROUBLE_CHARS]
         status = WorkerStatus(
             self._wiring.name, WorkerKind.ROLLOUT, state,
             job_id=session.job.job_id if session is not None else self._policies.hosted,

@@ -64,11 +64,17 @@ class JobSession:
         self._wiring = wiring
         self._weights: WeightLoop | None = None
         self._tasks: TaskLoop | None = None
+        self._sampler: Sampler | None = None
 
     @property
     def groups(self) -> int:
         """Groups in flight."""
         return self._tasks.groups if self._tasks is not None else 0
+
+    @property
+    def trouble(self) -> str:
+        """Why groups do not begin; empty while they do."""
+        return self._sampler.trouble if self._sampler is not None else ""
 
     @property
     def state(self) -> str:
@@ -120,8 +126,8 @@ class JobSession:
         groups = spec.rollout.max_concurrent_groups
         limits = WorkerLimits(entries=groups + math.ceil(groups * _PREPARED), read_count=READ_COUNT)
         worlds = EnvironmentServers(wiring.commands, token)
-        sampler = Sampler(wiring.engine, wiring.name, groups, worlds)
-        self._tasks = TaskLoop(consumer, sampler, wiring.engine.label, limits, wiring.drain)
+        self._sampler = Sampler(wiring.engine, wiring.name, groups, worlds)
+        self._tasks = TaskLoop(consumer, self._sampler, wiring.engine.label, limits, wiring.drain)
         weights = asyncio.create_task(self._weights.run(), name="weights")
         tasks = asyncio.create_task(self._tasks.run(), name="tasks")
         try:

@@ -19,6 +19,8 @@ class Reason(StrEnum):
     """There is no such environment, or it refuses its settings: it would fail again."""
     NO_PLACE = "no_place"
     """Or no server was there in time."""
+    UNAVAILABLE = "unavailable"
+    """What it needs is away or full for the moment, as it says itself."""
     TIMEOUT = "timeout"
     DIED = "died"
     """It ended its process, or needed more memory than it may have."""

@@ -21,18 +21,24 @@ from urllib.parse import SplitResult, urlsplit
 from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-from services.common.errors import MillraceError
+from services.common.errors import EnvironmentUnavailable, MillraceError
 from services.environment.base import Message, Observation
 from services.environment.switches import OPENENV_HOSTS, openenv_hosts
 from services.environment.worlds.settings import require_seconds, require_text, require_whole
 
 MESSAGE_BYTES = 1 << 20
 CLOSE_S = 0.1
+_FULL = "CAPACITY_REACHED"
+"""OpenEnv's code of an error: no further session."""
 _PORTS = {"ws": 80, "http": 80, "wss": 443, "https": 443}
 
 
 class OpenEnvError(MillraceError):
-    """An OpenEnv server cannot be reached, or does not answer as it should; the message names its URL."""
+    """An OpenEnv server does not answer as it should; the message names its URL."""
+
+
+class OpenEnvUnavailable(OpenEnvError, EnvironmentUnavailable):  # noqa: N818  as its base
+    """It cannot be reached, does not answer in time, or has all the sessions that it may have."""
 
 
 @dataclass
@@ -115,7 +121,7 @@ class OpenEnv:
                 open_timeout=self.connect_timeout_s, close_timeout=CLOSE_S, max_size=MESSAGE_BYTES,
             )  # fmt: skip
         except (OSError, ValueError, WebSocketException) as error:  # ValueError: a redirect
-            raise OpenEnvError(f"{self.url} cannot be reached: {type(error).__name__}: {error}") from error
+            raise OpenEnvUnavailable(f"{self.url} cannot be reached: {type(error).__name__}: {error}") from error
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
         """The server's answer: `observation`, `reward` and `done`."""
@@ -126,9 +132,9 @@ class OpenEnv:
                 self._connection.send(json.dumps(message))
             answer = json.loads(self._connection.recv(timeout=self.answer_timeout_s))
         except TimeoutError as error:
-            raise OpenEnvError(f"{self.url} did not answer within {self.answer_timeout_s:g} s") from error
+            raise OpenEnvUnavailable(f"{self.url} did not answer within {self.answer_timeout_s:g} s") from error
         except (OSError, WebSocketException) as error:
-            raise OpenEnvError(f"{self.url} broke off: {type(error).__name__}: {error}") from error
+            raise OpenEnvUnavailable(f"{self.url} broke off: {type(error).__name__}: {error}") from error
         except (ValueError, RecursionError) as error:
             raise OpenEnvError(f"{self.url} answered what is no JSON") from error
         return self._read(answer)
@@ -144,7 +150,9 @@ class OpenEnv:
                         "reward": None if reward is None else float(reward),
                     }
             case {"type": "error", "data": {"message": message, **rest}}:
-                raise OpenEnvError(f"{self.url} answered with an error: {rest.get('code', '')}: {message}"[:1000])
+                code = rest.get("code", "")
+                kind = OpenEnvUnavailable if code == _FULL else OpenEnvError
+                raise kind(f"{self.url} answered with an error: {code}: {message}"[:1000])
         raise OpenEnvError(f"{self.url} answered with what is no observation: {json.dumps(answer)[:200]}")
 
 

@@ -13,20 +13,21 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Self
 
-from services.common.environments.types import EnvironmentFailed, Observation, Reason, World, Worlds
+from services.common.environments.types import EnvironmentFailed, Observation, Reason, World
 from services.common.errors import PromptError
 from services.common.streams.types import EnvironmentCall, EpisodeOutcome, FinishReason, Task
 from services.rollout import metrics
 from services.rollout.engine.engine import Engine
 from services.rollout.engine.types import Piece
 from services.rollout.sampling.builder import RolloutBuilder
+from services.rollout.sampling.openings import Openings, answer_of
 
-_IN_ENVIRONMENT, _IN_ENGINE = (metrics.EPISODE_SECONDS.labels(spent=spent) for spent in ("environment", "engine"))
+_IN_ENGINE = metrics.EPISODE_SECONDS.labels(spent="engine")
 for _reason in Reason:
     metrics.EPISODE_FAILURES.labels(reason=_reason)  # a counter that begins at 1 has no increase
 
@@ -44,8 +45,8 @@ class Episode:
 class Episodes:
     """The episodes of one task's group, as long as the context; `completions.Completions` describes the methods."""
 
-    def __init__(self, engine: Engine, worlds: Worlds, task: Task, call: EnvironmentCall) -> None:
-        self._engine, self._worlds, self._task, self._call = engine, worlds, task, call
+    def __init__(self, engine: Engine, openings: Openings, task: Task, call: EnvironmentCall) -> None:
+        self._engine, self._openings, self._task, self._call = engine, openings, task, call
         self._shared = uuid.uuid4().hex
         """By which the turns of the group reuse each other's cached keys and values."""
         self._open = AsyncExitStack()
@@ -54,7 +55,7 @@ class Episodes:
         self.failure = ""
 
     async def __aenter__(self) -> Self:
-        """Opens the episodes' streams."""
+        """Opens nothing yet."""
         await self._open.__aenter__()
         return self
 
@@ -70,19 +71,16 @@ class Episodes:
             PromptError: they do not begin alike, are over at once, or the prompt has no room in the context.
         """
         try:
-            worlds = [
-                await self._open.enter_async_context(self._worlds.episode(self._task))
-                for _ in range(self._task.group_size)
-            ]
-            first, *others = await asyncio.gather(*(_answer_of(world.reset()) for world in worlds))
+            begun = await self._open.enter_async_context(self._openings.open(self._task))
         except EnvironmentFailed as failure:
             _count(failure)
             raise
+        first, *others = (observation for _, observation in begun)
         if any(other != first for other in others):
             raise PromptError(f"environment {self._call.name} does not begin alike with the same config and seed")
         if first.done:
             raise PromptError(f"environment {self._call.name} is over before the first turn")
-        self._episodes = [Episode(world) for world in worlds]
+        self._episodes = [Episode(world) for world, _ in begun]
         for episode in self._episodes:
             episode.builder.hear(first.messages)
         self._prompt = await self._engine.prompt_token_ids(first.messages)
@@ -132,7 +130,7 @@ class Episodes:
         builder, call = episode.builder, self._call
         sampled = builder.end_turn()
         (reply,) = await self._engine.decode([sampled])
-        observation = await _answer_of(episode.world.step(reply))
+        observation = await answer_of(episode.world.step(reply))
         builder.describe_turn(text=reply, reward=None if observation.done else observation.reward)
         if observation.done:
             builder.end_episode(FinishReason.STOP, self._outcome(observation))
@@ -178,15 +176,6 @@ class Episodes:
                 if piece.finish_reason is not None:
                     _IN_ENGINE.inc(time.monotonic() - began)
                 yield piece
-
-
-async def _answer_of(answer: Awaitable[Observation]) -> Observation:
-    """An environment's answer, the wait for which is counted."""
-    began = time.monotonic()
-    try:
-        return await answer
-    finally:
-        _IN_ENVIRONMENT.inc(time.monotonic() - began)
 
 
 def _count(failure: EnvironmentFailed) -> None:

@@ -21,6 +21,7 @@ from services.rollout.engine.types import SamplingError
 from services.rollout.sampling.builder import RolloutBuilder
 from services.rollout.sampling.completions import Completions, Rollouts
 from services.rollout.sampling.episodes import Episodes
+from services.rollout.sampling.openings import Openings
 
 _MANY = 1 << 30
 
@@ -31,7 +32,12 @@ class Sampler:
     def __init__(self, engine: Engine, server: str, places: int = _MANY, worlds: Worlds | None = None) -> None:
         """`server`: this rollout server's name, for the groups. `worlds`: the environments, of tasks that have one."""
         self._engine, self._server, self._places = engine, server, asyncio.Semaphore(places)
-        self._worlds = worlds
+        self._openings = None if worlds is None else Openings(worlds)
+
+    @property
+    def trouble(self) -> str:
+        """What a group waits for before it can be sampled; empty while none does."""
+        return "" if self._openings is None else self._openings.trouble
 
     async def sample(self, task: Task) -> RolloutGroup:
         """The task's group; with `failure` and no rollouts when it could not be sampled in time, or at all."""
@@ -63,9 +69,9 @@ class Sampler:
             raise PromptError(f"nothing to sample: group_size {task.group_size}, max_tokens {task.max_tokens}")
         if task.environment is None:
             return Completions(self._engine, task)
-        if self._worlds is None:
+        if self._openings is None:
             raise PromptError(f"this server has no environments, and the task is of {task.environment.name}")
-        return Episodes(self._engine, self._worlds, task, task.environment)
+        return Episodes(self._engine, self._openings, task, task.environment)
 
     async def _decode(self, builders: Sequence[RolloutBuilder]) -> list[Rollout]:
         texts = await self._engine.decode([builder.token_ids for builder in builders])
