@@ -6,7 +6,7 @@ from enum import StrEnum
 from importlib import import_module
 
 from services.common.config import plugins
-from services.common.errors import ConfigError, did_you_mean
+from services.common.errors import ConfigError, EnvironmentUnavailable, did_you_mean
 from services.environment.base import Environment
 
 
@@ -30,10 +30,13 @@ def make(name: str, config: dict[str, object]) -> Environment:
 
     Raises:
         ConfigError: there is none of this name, it cannot be imported, or it refuses the settings; names it.
+        EnvironmentUnavailable: it says so.
     """
     kind = load(name)
     try:
         made: Environment = kind(**config)
+    except EnvironmentUnavailable:
+        raise
     except Exception as error:
         raise ConfigError(f"environment {name} refuses its config: {type(error).__name__}: {error}") from error
     if missing := [method for method in ("reset", "step", "close") if not callable(getattr(made, method, None))]:

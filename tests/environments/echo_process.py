@@ -15,10 +15,9 @@ START_S = 120.0
 
 
 @contextmanager
-def echo_server(python: Path, places: int) -> Iterator[str]:
+def echo_server(python: Path, places: int, where: str | None = None) -> Iterator[str]:
     """Runs `echo_server.py`; its host and port. `python`: one that has the package. `places`: sessions at once."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        where = f"127.0.0.1:{free.getsockname()[1]}"
+    where = where or free_address()
     script = Path(__file__).with_name("echo_server.py")
     process = subprocess.Popen([python, script, where.rpartition(":")[2], str(places)])
     try:
@@ -31,6 +30,12 @@ def echo_server(python: Path, places: int) -> Iterator[str]:
     finally:
         process.kill()
         process.wait()
+
+
+def free_address() -> str:
+    """A host and a port that is free."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"127.0.0.1:{free.getsockname()[1]}"
 
 
 def _is_healthy(where: str) -> bool:

@@ -15,10 +15,12 @@ import socket
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from websockets.exceptions import ConnectionClosed, WebSocketException
+from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus, WebSocketException
+from websockets.frames import CloseCode
 from websockets.sync.client import ClientConnection, connect
 
 from services.common.errors import EnvironmentUnavailable, MillraceError
@@ -121,7 +123,7 @@ class OpenEnv:
                 open_timeout=self.connect_timeout_s, close_timeout=CLOSE_S, max_size=MESSAGE_BYTES,
             )  # fmt: skip
         except (OSError, ValueError, WebSocketException) as error:  # ValueError: a redirect
-            raise OpenEnvUnavailable(f"{self.url} cannot be reached: {type(error).__name__}: {error}") from error
+            raise _kind(error)(f"{self.url} cannot be reached: {type(error).__name__}: {error}") from error
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
         """The server's answer: `observation`, `reward` and `done`."""
@@ -134,7 +136,7 @@ class OpenEnv:
         except TimeoutError as error:
             raise OpenEnvUnavailable(f"{self.url} did not answer within {self.answer_timeout_s:g} s") from error
         except (OSError, WebSocketException) as error:
-            raise OpenEnvUnavailable(f"{self.url} broke off: {type(error).__name__}: {error}") from error
+            raise _kind(error)(f"{self.url} broke off: {type(error).__name__}: {error}") from error
         except (ValueError, RecursionError) as error:
             raise OpenEnvError(f"{self.url} answered what is no JSON") from error
         return self._read(answer)
@@ -154,6 +156,19 @@ class OpenEnv:
                 kind = OpenEnvUnavailable if code == _FULL else OpenEnvError
                 raise kind(f"{self.url} answered with an error: {code}: {message}"[:1000])
         raise OpenEnvError(f"{self.url} answered with what is no observation: {json.dumps(answer)[:200]}")
+
+
+def _kind(error: Exception) -> type[OpenEnvError]:
+    """What a broken connection is: whether another try may find the server there."""
+    match error:
+        case InvalidStatus():
+            status = error.response.status_code
+            passing = status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.TOO_MANY_REQUESTS
+        case ConnectionClosed():
+            passing = error.sent is None or error.sent.code != CloseCode.MESSAGE_TOO_BIG
+        case _:  # InvalidMessage: it closed before it spoke
+            passing = isinstance(error, OSError | InvalidMessage)
+    return OpenEnvUnavailable if passing else OpenEnvError
 
 
 def require_allowed(url: str) -> None:

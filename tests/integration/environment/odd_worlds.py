@@ -13,6 +13,7 @@ from typing import Any
 
 import msgpack
 
+from services.common.errors import EnvironmentUnavailable
 from services.environment.base import Message, Observation
 
 OK = Observation((Message("user", "ok"),))
@@ -44,6 +45,10 @@ def raises() -> None:
     raise RuntimeError("no more")
 
 
+def away() -> None:
+    raise EnvironmentUnavailable("its server is full")
+
+
 WRONG: dict[str, Callable[[], Any]] = {
     "nothing": lambda: OK,
     "answers twice": answers_twice,
@@ -55,6 +60,7 @@ WRONG: dict[str, Callable[[], Any]] = {
     "eats": lambda: [bytearray(1 << 24) for _ in range(1 << 20)],
     "shouts": lambda: Observation((Message("user", "x" * 100_000_000),)),
     "raises": raises,
+    "away": away,
     "nonsense": lambda: {"done": True},
     "unrewarded": lambda: Observation(done=True),
     "breeds": breeds,

@@ -128,7 +128,8 @@ WRONG = [
     ("computes", "step", Reason.TIMEOUT), ("exits", "step", Reason.DIED), ("exits", "make", Reason.DIED), ("dies", "reset", Reason.DIED),
     ("stops", "step", Reason.KILLED), ("eats", "step", Reason.DIED), ("shouts", "step", Reason.DIED), ("raises", "step", Reason.ERROR),
     ("nonsense", "reset", Reason.ERROR), ("unrewarded", "step", Reason.BAD_OBSERVATION), ("breeds", "step", Reason.TIMEOUT),
-    ("raises", "make", Reason.CONFIG),
+    ("raises", "make", Reason.CONFIG), ("away", "make", Reason.UNAVAILABLE), ("away", "reset", Reason.UNAVAILABLE),
+    ("away", "step", Reason.UNAVAILABLE),
 ]  # fmt: skip
 
 

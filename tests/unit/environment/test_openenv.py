@@ -16,11 +16,11 @@ from websockets.datastructures import Headers
 from websockets.http11 import Response
 from websockets.sync.server import ServerConnection, serve
 
-from services.common.errors import ConfigError
+from services.common.errors import ConfigError, EnvironmentUnavailable
 from services.environment.base import Environment, Message
 from services.environment.registry import World, make
 from services.environment.switches import OPENENV_HOSTS
-from services.environment.worlds.openenv import OpenEnvError
+from services.environment.worlds.openenv import OpenEnvError, OpenEnvUnavailable
 
 Answer = Callable[[dict[str, Any]], str | None]
 
@@ -123,7 +123,7 @@ def test_an_unreachable_server_is_a_failure_that_names_it(begin: Callable[..., E
     with socket.create_server(("127.0.0.1", 0)) as free:
         where = f"127.0.0.1:{free.getsockname()[1]}"
     environment = begin(where)
-    with pytest.raises(OpenEnvError, match=f"http://{where}/ cannot be reached: ConnectionRefusedError"):
+    with pytest.raises(OpenEnvUnavailable, match=f"http://{where}/ cannot be reached: ConnectionRefusedError"):
         environment.reset(1, {})
 
 
@@ -162,9 +162,47 @@ def test_a_redirect_to_another_host_is_not_followed(begin: Callable[..., Environ
 
         with serving(Server(echo), process_request=redirect) as where:
             environment = begin(where)
-            with pytest.raises(OpenEnvError, match="cannot be reached"):
+            with pytest.raises(OpenEnvError, match="cannot be reached") as failure:
                 environment.reset(1, {})
     assert not server.paths
+    assert not isinstance(failure.value, EnvironmentUnavailable)
+
+
+@pytest.mark.parametrize(
+    ("status", "passes"),
+    [(503, True), (502, True), (429, True), (404, False), (403, False)],
+)
+def test_a_server_that_is_overloaded_is_unavailable_and_one_that_refuses_is_not(
+    status: int, passes: bool, begin: Callable[..., Environment]
+) -> None:
+    def refuse(*_: object) -> Response:
+        return Response(status, HTTPStatus(status).phrase, Headers())
+
+    says = f"rejected WebSocket connection: HTTP {status}"
+    with serving(Server(echo), process_request=refuse) as where, pytest.raises(OpenEnvError, match=says) as failure:
+        begin(where).reset(1, {})
+    assert isinstance(failure.value, EnvironmentUnavailable) == passes
+
+
+@pytest.mark.parametrize(
+    ("answer", "passes"),
+    [
+        (None, True),
+        ("", True),
+        ('{"type": "error", "data": {"message": "full", "code": "CAPACITY_REACHED"}}', True),
+        ('{"type": "error", "data": {"message": "no", "code": "VALIDATION_ERROR"}}', False),
+        (said("x" * (1 << 20)), False),
+        ("<html>", False),
+    ],
+    ids=["silent", "closes", "full", "refuses", "too long", "no JSON"],
+)
+def test_only_what_may_pass_is_unavailable(answer: str | None, passes: bool, begin: Callable[..., Environment]) -> None:
+    with serving(Server(lambda _: answer)) as where:
+        environment = begin(where, answer_timeout_s=0.3 if answer is None else 5.0)
+        with pytest.raises(OpenEnvError) as failure:
+            environment.reset(1, {})
+        environment.close()
+    assert isinstance(failure.value, EnvironmentUnavailable) == passes
 
 
 @pytest.mark.parametrize(
