@@ -44,6 +44,7 @@ PARTS = (
     ("services.learner", "learner agent"),
     ("services.rollout", "rollout service"),
     ("services.reward", "reward service"),
+    ("services.environment", "environment service"),
     ("services.gateway", "gateway"),
     ("valkey", "redis"),
     ("redis", "redis"),
@@ -183,7 +184,9 @@ def main() -> None:
     options = parser.parse_args()
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     shape = SHAPES[options.model]
-    job = job_of(shape, options.models.resolve() / shape.folder, None, (f"learner.steps={options.steps}", *options.set))
+    job = job_of(
+        shape.spec, options.models.resolve() / shape.folder, None, (f"learner.steps={options.steps}", *options.set)
+    )
     group_size = JobSpec.model_validate(job).rollout.group_size
     with tempfile.TemporaryDirectory(prefix="millrace-cost-") as name:
         folder = Path(name)

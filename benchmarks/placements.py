@@ -43,7 +43,7 @@ def records_of(shape: Shape, way: str, models: Path, steps: int) -> list[StepRec
         stack(Path(home), models, None) as state,
         GatewayClient(state.url, find_token(state.token_file)) as client,
     ):
-        identity = str(client.submit(job_of(shape, models / shape.folder, None, WAYS[way]))["id"])
+        identity = str(client.submit(job_of(shape.spec, models / shape.folder, None, WAYS[way]))["id"])
         for line in follow_steps(client, identity, timeout_s=STEP_LIMIT_S):
             records.append(StepRecord.model_validate(line))
             if len(records) == steps:

@@ -81,7 +81,7 @@ class Bench:
 
     def job(self, *more: str) -> dict[str, Any]:
         """The job's document, with further changes."""
-        return job_of(self.shape, self.model, None, (*self.changes, *more))
+        return job_of(self.shape.spec, self.model, None, (*self.changes, *more))
 
     @property
     def skipped(self) -> int:
@@ -89,27 +89,30 @@ class Bench:
         return min(SKIPPED_STEPS, self.steps // 3)
 
 
-def sample_idle(state: UpState, bench: Bench, groups_per_s: float) -> Sampled:
-    """Counts groups of a job whose first step needs more than can be sampled meanwhile; `groups_per_s`: of vLLM alone.
+def sample_idle(
+    state: UpState, job_with: Callable[..., dict[str, Any]], seconds: float, groups_per_s: float
+) -> Sampled:
+    """Counts groups, for so many seconds, of a job whose first step needs more than can be sampled meanwhile.
 
+    `job_with`: the job's document with these changes. `groups_per_s`: at least what can be sampled, of vLLM alone say.
     All its tasks are issued before the count begins. Raises SystemExit when a step began, or tasks ran out.
     """
-    spec = JobSpec.model_validate(bench.job())
-    groups = spec.slots + math.ceil(SPARE * groups_per_s * (WARM_UP_S + bench.seconds))
+    spec = JobSpec.model_validate(job_with())
+    groups = spec.slots + math.ceil(SPARE * groups_per_s * (WARM_UP_S + seconds))
     changes = (f"algorithm.filter_groups_train_batch_size={groups}", "off_policy.max_off_policy_steps=0")
     with GatewayClient(state.url, find_token(state.token_file)) as client:
-        job = str(client.submit(bench.job(*changes))["id"])
+        job = str(client.submit(job_with(*changes))["id"])
         before_job = judged(client)
         wait(client, job, lambda record: record["groups"].get("issued", 0) >= groups and judged(client) > before_job)
         time.sleep(WARM_UP_S)
         first, before, began = judged(client), thread_seconds(state.pid), time.monotonic()
-        time.sleep(bench.seconds)
-        last, seconds, after = judged(client), time.monotonic() - began, thread_seconds(state.pid)
+        time.sleep(seconds)
+        last, took, after = judged(client), time.monotonic() - began, thread_seconds(state.pid)
         record = client.job(job)
         if record["step"] or record["groups"]["issued"] - (last - before_job) < spec.rollout.max_concurrent_groups:
             raise SystemExit(f"a step began, or tasks ran out: {record['groups']}, {last - before_job} judged")
         ours.cancel(client, job)
-    return Sampled(last - first, seconds, before, after)
+    return Sampled(last - first, took, before, after)
 
 
 def judged(client: GatewayClient) -> int:
@@ -192,7 +195,7 @@ def measure(bench: Bench, models: Path, sides: Sequence[str]) -> None:
         alone = engine_alone(bench.shape.limits, job, folder, cores=1)["samples_per_s"] if ROLLOUT in sides else 0.0
         with ours.stack(folder / "home", models, None) as state:
             if ROLLOUT in sides:
-                report_sampling(sample_idle(state, bench, alone / group_size), group_size, alone)
+                report_sampling(sample_idle(state, bench.job, bench.seconds, alone / group_size), group_size, alone)
             if TRAINING not in sides:
                 return
             identity, beside = train_beside(state, bench)

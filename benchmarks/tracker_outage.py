@@ -128,7 +128,7 @@ def _tracked(port: int) -> set[int]:
 def measure(options: argparse.Namespace, folder: Path) -> None:
     """Runs all rounds and prints the rates, their ratios and what MLflow lacks."""
     shape, port, home = SHAPES["demo"], free_port(), folder / "home"
-    job = job_of(shape, options.models / shape.folder, None, CHANGES)
+    job = job_of(shape.spec, options.models / shape.folder, None, CHANGES)
     uri = {"MILLRACE_MLFLOW_URI": f"http://127.0.0.1:{port}"}
     server = (options.server, folder, port)
     with (

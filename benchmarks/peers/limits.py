@@ -70,11 +70,11 @@ def shape_limits(name: str, job: dict[str, Any], folder: Path) -> ShapeLimits:
     return ShapeLimits(engine, samples / plain, samples / shared, useful_flop(shape) / shared)
 
 
-def engine_alone(name: str, job: dict[str, Any], folder: Path, cores: int) -> dict[str, float]:
-    """Samples/s and tokens/s of vLLM on a job's prompts. Raises SideError when it fails."""
+def engine_alone(name: str, job: dict[str, Any], folder: Path, cores: int, part: str = "engine") -> dict[str, float]:
+    """Samples/s and tokens/s of vLLM on a job's prompts, or of part `episodes`. Raises SideError when it fails."""
     spec = folder / f"{name}.json"
     spec.write_text(json.dumps(job))
-    return _alone("engine", cores, folder, ["--job", str(spec)])
+    return _alone(part, cores, folder, ["--job", str(spec)])
 
 
 def useful_flop(shape: LearnerShape) -> float:

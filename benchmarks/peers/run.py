@@ -60,7 +60,7 @@ class Bench:
         shape = replace(shape, ways=self.ways or shape.ways)
         make_model(shape, self.models)
         model, data = self.models / shape.folder, self.data(shape)
-        job = job_of(shape, model, data, self.changes)
+        job = job_of(shape.spec, model, data, self.changes)
         limits = shape_limits(shape.limits, job, self.folder) if self.limits else None
         taken: dict[str, list[Run]] = {way: [] for way in (peer.NAME, *shape.ways)}
         for number in range(self.rounds):
@@ -79,12 +79,12 @@ class Bench:
         folder = self.folder / f"{name}-{number}"
         folder.mkdir()
         learning = shape.learning if number < shape.learning_rounds else None
-        job, plan = job_of(shape, model, data, self.changes), replace(shape.peer, learning=learning)
+        job, plan = job_of(shape.spec, model, data, self.changes), replace(shape.peer, learning=learning)
         runs = {peer.NAME: peer.run_peer(self.python, job, shape, plan, folder / "trl")}
         _say(name, number, peer.NAME, runs[peer.NAME], plan)
         with ours.stack(folder / "home", self.models, data) as state:
             for way in shape.ways:
-                job = job_of(shape, model, data, (*self.changes, *WAYS[way]))
+                job = job_of(shape.spec, model, data, (*self.changes, *WAYS[way]))
                 plan = replace(shape.ours, learning=learning)
                 runs[way] = ours.run_job(state, folder / "home", job, plan)
                 _say(name, number, way, runs[way], plan)

@@ -79,13 +79,13 @@ SHAPES = {
 }  # fmt: skip
 
 
-def job_of(shape: Shape, model: Path, data: Path | None, changes: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The job's document for measuring. Model and data are named by absolute paths; `changes` are applied last.
+def job_of(spec: str, model: Path, data: Path | None, changes: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The document for measuring of a file in deploy/config/jobs. Model and data are named by absolute paths; `changes` are applied last.
 
     Raises:
         ConfigError: a change does not apply, or the spec is not valid.
     """
-    document = load_job(JOBS / shape.spec, SHORT)
+    document = load_job(JOBS / spec, SHORT)
     document["model"]["path"] = str(model)
     if data is not None:
         document["data"]["train"]["source"] = str(data)

@@ -19,7 +19,7 @@ DATA = Path("/data/train.jsonl")
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_shape_is_a_valid_job_in_every_way(name: str, way: str) -> None:
     shape = SHAPES[name]
-    spec = JobSpec.model_validate(job_of(shape, MODEL, DATA if shape.needs_data else None, WAYS[way]))
+    spec = JobSpec.model_validate(job_of(shape.spec, MODEL, DATA if shape.needs_data else None, WAYS[way]))
     assert spec.model.path == str(MODEL)
     assert (spec.data.train.source == str(DATA)) is shape.needs_data
     assert spec.off_policy.max_off_policy_steps == (0 if "sync" in way.split() else 2)
@@ -30,14 +30,14 @@ def test_a_shape_is_a_valid_job_in_every_way(name: str, way: str) -> None:
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_pass_of_the_peer_divides_the_step(name: str) -> None:
     shape = SHAPES[name]
-    spec = JobSpec.model_validate(job_of(shape, MODEL, DATA if shape.needs_data else None))
+    spec = JobSpec.model_validate(job_of(shape.spec, MODEL, DATA if shape.needs_data else None))
     assert spec.algorithm.groups_per_step * spec.rollout.group_size % shape.micro_batch == 0
     assert shape.limits in LEARNER_SHAPES
     assert set(shape.ways) <= WAYS.keys()
 
 
 def test_later_changes_win_and_wrong_ones_are_refused() -> None:
-    document = job_of(SHAPES["demo"], MODEL, None, ("learner.lr=0.5", "learner.lr=0.25"))
+    document = job_of(SHAPES["demo"].spec, MODEL, None, ("learner.lr=0.5", "learner.lr=0.25"))
     assert document["learner"]["lr"] == 0.25
     with pytest.raises(ConfigError, match=r"learner\.lr"):
-        job_of(SHAPES["demo"], MODEL, None, ("learner.lr=-1",))
+        job_of(SHAPES["demo"].spec, MODEL, None, ("learner.lr=-1",))
