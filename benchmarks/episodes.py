@@ -1,6 +1,6 @@
 """Episodes a second of the rollout side, with the learner idle, beside a plain loop over vLLM and the same environments, in one run.
 
-    python -m benchmarks.episodes [--game guess] [--seconds 20]
+    python -m benchmarks.episodes [--game guess] [--model smollm2-135m-instruct] [--seconds 20] [--set rollout.max_concurrent_groups=24]
 
 plain loop, on one core and on all ─► stack up ─► a job whose first step never begins ─► down
 
@@ -40,13 +40,18 @@ def main() -> None:
     """Measures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--game", choices=GAMES, default="guess")
+    parser.add_argument("--model", help="directory below --models; by default the game's own")
+    parser.add_argument("--set", action="append", default=[], help="a change of the job's spec: section.key=value")
     parser.add_argument("--seconds", type=float, default=20.0, help="in which groups are counted")
     parser.add_argument("--models", type=Path, default=ROOT / ".millrace" / "models")
     options = parser.parse_args()
     models = options.models.resolve()
-    job = partial(_job, GAMES[options.game], models / options.game)
+    job = partial(_job, GAMES[options.game], models / (options.model or options.game), *options.set)
     group_size = JobSpec.model_validate(job()).rollout.group_size
-    print(f"{options.game}: {describe_machine(theirs=False)}\n{describe_cores()}", flush=True)
+    print(
+        f"{options.game}, {options.model or options.game}: {describe_machine(theirs=False)}\n{describe_cores()}",
+        flush=True,
+    )
     with tempfile.TemporaryDirectory(prefix="millrace-episodes-") as name:
         folder = Path(name)
         plain = {

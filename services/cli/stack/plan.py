@@ -13,11 +13,12 @@
 from __future__ import annotations
 
 import os
+import random
 import secrets
 import socket
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,9 @@ from services.common.sandbox.processes import HUB_TOKENS
 START_TIMEOUT_S = 180.0
 GATEWAY_TOKEN = "gateway.token"  # noqa: S105  the name of the file in which the gateway stores it
 INTERNAL_TOKEN = "internal.token"  # noqa: S105
+_NO_CONNECTIONS = range(20_000, 32_768)
+"""Ports below those that Linux gives to connections, and to servers that ask for any."""
+_TRIES = 50
 _ANY = ("0.0.0.0", "::", "")  # noqa: S104  compared with, not bound to
 _SECRETS = (
     *(
@@ -107,7 +111,14 @@ def available_cores() -> list[int]:
 
 
 def take_port(host: str, port: int) -> socket.socket:
-    """A TCP socket with this port of the address; 0 takes a free one. Raises OSError when it cannot be taken."""
+    """A TCP socket with this port of the address; 0 takes a free one. Raises OSError when it cannot be taken.
+
+    A free one is none that a connection has by chance before the service that is to listen there has started.
+    """
+    if port == 0:
+        for number in random.sample(_NO_CONNECTIONS, _TRIES):
+            with suppress(OSError):
+                return take_port(host, number)
     probe = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

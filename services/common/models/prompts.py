@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,15 @@ from services.common.models.transcript import ANSWERED, ASKED, check_append_only
 
 CHARACTERS_PER_TOKEN = 64
 """A prompt with more characters per token of the context is refused as too long without tokenizing it."""
+
+Messages = Sequence[tuple[str, str]]
+"""Role and content of each."""
+Prompt = tuple[Messages, int]
+"""And the longest text that the template may produce, characters."""
+Bridge = tuple[Messages, int, int]
+"""And the last token that was sampled before them; then as of a prompt."""
+Tried = tuple[list[int] | None, str]
+"""Token ids, or None and the reason of the PromptError."""
 
 
 def prepare() -> None:
@@ -48,11 +57,11 @@ class PromptEncoder:
         if not getattr(self._tokenizer, "chat_template", None):
             raise ModelError(f"{model_dir}: the tokenizer has no chat template (chat_template.jinja)")
 
-    def encode(self, messages: Sequence[tuple[str, str]], most_chars: int) -> list[int]:
+    def encode(self, messages: Messages, most_chars: int) -> list[int]:
         """Token ids of the prompt, generation prompt included; `messages` and errors as of `render`."""
         return self.token_ids(self.render(messages, most_chars))
 
-    def render(self, messages: Sequence[tuple[str, str]], most_chars: int) -> str:
+    def render(self, messages: Messages, most_chars: int) -> str:
         """The prompt as the chat template writes it, generation prompt included; `messages`: role and content of each.
 
         Raises:
@@ -68,19 +77,11 @@ class PromptEncoder:
         """Token ids of a prompt that `render` has written. Raises PromptError when there are none."""
         return self._token_ids(rendered, special=False)
 
-    def encode_all(
-        self, prompts: Sequence[tuple[Sequence[tuple[str, str]], int]]
-    ) -> list[tuple[list[int] | None, str]]:
-        """`encode` of each prompt: its token ids, or None and the reason of its PromptError."""
-        results: list[tuple[list[int] | None, str]] = []
-        for messages, most_chars in prompts:
-            try:
-                results.append((self.encode(messages, most_chars), ""))
-            except PromptError as error:
-                results.append((None, str(error)))
-        return results
+    def encode_all(self, prompts: Sequence[Prompt]) -> list[Tried]:
+        """`encode` of each prompt."""
+        return [_tried(self.encode, *prompt) for prompt in prompts]
 
-    def bridge(self, messages: Sequence[tuple[str, str]], last: int, most_chars: int) -> list[int]:
+    def bridge(self, messages: Messages, last: int, most_chars: int) -> list[int]:
         """Token ids between a sampled turn and the next one (`transcript`): the messages that answer it, and the generation prompt.
 
         `last`: the last sampled token. Where it is not the template's end-of-turn token (a turn that was cut, or that ended with another
@@ -94,6 +95,10 @@ class PromptEncoder:
         if token_ids[0] != end_of_turn:
             raise PromptError("the model's chat template closes an answer otherwise when messages follow it")
         return token_ids[1:] if last == end_of_turn else token_ids
+
+    def bridge_all(self, bridges: Sequence[Bridge]) -> list[Tried]:
+        """`bridge` of each."""
+        return [_tried(self.bridge, *bridge) for bridge in bridges]
 
     @cached_property
     def end_of_turn(self) -> int:
@@ -133,7 +138,7 @@ class PromptEncoder:
         with _library_errors(PromptError, "the model's tokenizer cannot decode the tokens"):
             return list(self._tokenizer.batch_decode(list(sequences), clean_up_tokenization_spaces=False))
 
-    def _render(self, messages: Sequence[tuple[str, str]], *, generation: bool = True) -> str:
+    def _render(self, messages: Messages, *, generation: bool = True) -> str:
         chat = [{"role": role, "content": content} for role, content in messages]
         if not chat:  # releases of transformers differ here
             raise PromptError("the model's chat template refuses a prompt without messages")
@@ -147,6 +152,13 @@ class PromptEncoder:
         if not token_ids:
             raise PromptError("the prompt has no tokens")
         return token_ids
+
+
+def _tried(make: Callable[..., list[int]], *arguments: object) -> Tried:
+    try:
+        return make(*arguments), ""
+    except PromptError as error:
+        return None, str(error)
 
 
 @contextmanager

@@ -1,20 +1,22 @@
 """Prompt process: a model's tokenizer in a child process, which is killed and replaced when it exceeds its time or memory.
 
-encode, decode ──► batches ──► one request at a time, each with a deadline ──► child: tokenizer and chat template (`prompts`)
-                                         ├── exceeded by several prompts ──► each alone
-                                         └── exceeded by one ──► the child is killed, the prompt has failed, the next one gets a new child
+encode, bridge, decode ──► batches ──► one request at a time, each with a deadline ──► child: tokenizer and chat template (`prompts`)
+                                        ├── exceeded by several calls ──► each alone
+                                        └── exceeded by one ──► the child is killed, the call has failed, the next one gets a new child
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from services.common.batches import Batches
 from services.common.errors import ChildDied, ChildLost, ChildTimeout, ModelError, PromptError, SandboxError
+from services.common.models.prompts import Bridge, Prompt
 from services.common.sandbox.limits import Limits
 from services.common.sandbox.pool import Child, Sandbox
 from services.common.streams.types import Message
@@ -34,8 +36,6 @@ _TRIES = 3
 """A request fails when so many children in a row were ended from outside."""
 _OPEN = "services.common.models.prompts:PromptEncoder"
 
-_Prompt = tuple[Sequence[tuple[str, str]], int]
-"""Role and content of each message, and the longest text that the template may produce."""
 _Answers = Sequence[Sequence[int]]
 _Call = TypeVar("_Call")
 _Value = TypeVar("_Value")
@@ -53,7 +53,8 @@ class PromptProcess:
         self._sandbox, self._model_dir, self._chat_template = sandbox, model_dir, chat_template
         self._turn = asyncio.Lock()
         self._child: Child | None = None
-        self._encoding = Batches(self._encode_all, size_of=_chars_of, most=_BATCH_CHARS)
+        self._encoding = Batches(partial(self._token_ids_of_all, "encode_all"), size_of=_chars_of, most=_BATCH_CHARS)
+        self._bridging = Batches(partial(self._token_ids_of_all, "bridge_all"), size_of=_chars_of, most=_BATCH_CHARS)
         self._decoding = Batches(self._decode_all, size_of=_tokens_of, most=_BATCH_TOKENS)
 
     async def open(self) -> None:
@@ -69,7 +70,7 @@ class PromptProcess:
     async def bridge(self, messages: Iterable[Message], *, last: int, most_chars: int) -> list[int]:
         """Token ids between a sampled turn, whose `last` token is known, and the next one."""
         values = [(message.role, message.content) for message in messages]
-        return await self._request("the model's chat template", "bridge", values, last, most_chars)
+        return _result(await self._bridging.run((values, last, most_chars)))
 
     async def encode_text(self, text: str) -> list[int]:
         """Token ids of a plain text, without the chat template, special tokens added as the model's texts have them."""
@@ -81,17 +82,19 @@ class PromptProcess:
 
     async def close(self) -> None:
         """Ends the child."""
-        await self._encoding.close()
-        await self._decoding.close()
+        for batches in (self._encoding, self._bridging, self._decoding):
+            await batches.close()
         child, self._child = self._child, None
         if child is not None:
             await child.close()
 
-    async def _encode_all(self, prompts: Sequence[_Prompt]) -> list[list[int] | PromptError]:
+    async def _token_ids_of_all(
+        self, method: str, calls: Sequence[Prompt] | Sequence[Bridge]
+    ) -> list[list[int] | PromptError]:
         try:
-            found = await self._request("the model's chat template, or its tokenizer,", "encode_all", prompts)
+            found = await self._request("the model's chat template, or its tokenizer,", method, calls)
         except PromptError as error:
-            return await _each_alone(self._encode_all, prompts, error)
+            return await _each_alone(partial(self._token_ids_of_all, method), calls, error)
         return [PromptError(reason) if token_ids is None else token_ids for token_ids, reason in found]
 
     async def _decode_all(self, groups: Sequence[_Answers]) -> list[list[str] | PromptError]:
@@ -143,8 +146,8 @@ def _result(value: _Value | PromptError) -> _Value:
     return value
 
 
-def _chars_of(prompt: _Prompt) -> int:
-    return sum(len(content) for _, content in prompt[0])
+def _chars_of(call: Prompt | Bridge) -> int:
+    return sum(len(content) for _, content in call[0])
 
 
 def _tokens_of(answers: _Answers) -> int:

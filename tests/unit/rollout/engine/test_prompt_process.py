@@ -160,6 +160,29 @@ def regex(pattern: str) -> Callable[[dict[str, object]], None]:
     return put
 
 
+@pytest.mark.usefixtures("impatient")
+async def test_of_bridges_that_go_together_each_has_its_own_and_an_endless_one_fails_alone(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    template = TEMPLATE.replace("{% endfor %}", "<s> {% endfor %}")
+    template += f"{{% if messages[-1].content == 'two' %}}{endless}{{% endif %}}"
+    prompts = await opened(sandbox, tmp_path, template)
+    asked = [([Message("user", text)], last) for text in ("one", "one two", "two", "two one") for last in (1, 4)]
+    bridges = (prompts.bridge(messages, last=last, most_chars=MOST) for messages, last in asked)
+    found = await asyncio.gather(*bridges, return_exceptions=True)
+    for (messages, last), bridge in zip(asked, found, strict=True):
+        if messages[0].content == "two":
+            assert isinstance(bridge, PromptError)
+            assert "took longer than 1 s" in str(bridge)
+        else:
+            assert bridge == await prompts.bridge(messages, last=last, most_chars=MOST)
+    assert len({str(bridge) for bridge in found if isinstance(bridge, list)}) == 6
+    with pytest.raises(PromptError, match="more than 2 characters"):
+        await prompts.bridge(ASK, last=1, most_chars=2)
+    await prompts.close()
+
+
 async def test_a_text_that_is_no_text_fails_the_prompt(sandbox: Sandbox, tmp_path: Path) -> None:
     prompts = await opened(sandbox, tmp_path)
     with pytest.raises(PromptError, match="the model's tokenizer refuses the prompt: TypeError"):
