@@ -5,6 +5,11 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 HEAVY = (
+    "benchmarks/test_tracker_outage.py", "learner/conversion/test_report.py", "learner/training/test_batch.py",
+    "learner/training/test_context_parallel.py", "learner/training/test_cuda_attention.py", "learner/training/test_episodes.py",
+    "learner/training/test_logprobs.py", "learner/training/test_micro_batches.py", "learner/training/test_npu_attention.py",
+    "learner/training/test_prompt_sharing.py", "learner/training/test_tensor_file.py", "reward/test_own_verifier.py",
+    "rollout/engine/test_scripted.py",
     "cli/prepare/test_run.py", "cli/stack/test_runtime.py", "cli/test_audit.py", "cli/test_main.py", "common/checkpoints/test_origin.py",
     "common/models", "common/service/test_preflight.py", "common/service/test_watchdog.py",
     "common/test_data_files.py", "common/test_data_procedural.py", "common/test_data_reasoning_gym.py",
