@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.group_cost import print_parts
 from benchmarks.peers import ours
-from benchmarks.peers.limits import core_counts, engine_alone
+from benchmarks.peers.limits import core_counts, sampling_alone
 from benchmarks.peers.machine import describe_machine
 from benchmarks.peers.shapes import job_of
 from benchmarks.sides import Sampled, describe_cores, sample_idle
@@ -55,7 +55,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="millrace-episodes-") as name:
         folder = Path(name)
         plain = {
-            cores: engine_alone(options.game, job(), folder, cores, "episodes")["samples_per_s"]
+            cores: sampling_alone(options.game, job(), folder, cores, "episodes")["samples_per_s"]
             for cores in core_counts()
         }
         with ours.stack(folder / "home", models, None) as state:

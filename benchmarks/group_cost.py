@@ -26,7 +26,7 @@ import psutil
 from benchmarks.learner import SHAPES as LEARNER_SHAPES
 from benchmarks.learner import SHARED, timings
 from benchmarks.peers import ours
-from benchmarks.peers.limits import LEARNER_STEPS, engine_alone
+from benchmarks.peers.limits import LEARNER_STEPS, sampling_alone
 from benchmarks.peers.shapes import SHAPES, job_of
 from millrace.connection import find_token
 from millrace.gateway import GatewayClient
@@ -63,7 +63,7 @@ class Alone:
 
 def measure_alone(name: str, job: dict[str, Any], group_size: int, folder: Path) -> Alone:
     """Measures vLLM offline on the job's prompts, on one core, and the learner on batches of the job's sizes, with one thread."""
-    engine = engine_alone(name, job, folder, cores=1)["samples_per_s"]
+    engine = sampling_alone(name, job, folder, cores=1)["samples_per_s"]
     shape = LEARNER_SHAPES[name]
     step_s = median(timings(name, 1, LEARNER_STEPS, (SHARED,))[SHARED].seconds)
     return Alone(1000 * group_size / engine, 1000 * step_s / shape.groups, step_s)

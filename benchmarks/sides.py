@@ -30,7 +30,7 @@ import httpx
 from benchmarks.group_cost import print_parts, thread_seconds
 from benchmarks.peers import ours
 from benchmarks.peers.figures import STEP_LIMIT_S
-from benchmarks.peers.limits import engine_alone
+from benchmarks.peers.limits import sampling_alone
 from benchmarks.peers.machine import describe_machine
 from benchmarks.peers.processes import variables
 from benchmarks.peers.recorded import train_again
@@ -192,7 +192,7 @@ def measure(bench: Bench, models: Path, sides: Sequence[str]) -> None:
     group_size = JobSpec.model_validate(job).rollout.group_size
     with tempfile.TemporaryDirectory(prefix="millrace-sides-") as name:
         folder = Path(name)
-        alone = engine_alone(bench.shape.limits, job, folder, cores=1)["samples_per_s"] if ROLLOUT in sides else 0.0
+        alone = sampling_alone(bench.shape.limits, job, folder, cores=1)["samples_per_s"] if ROLLOUT in sides else 0.0
         with ours.stack(folder / "home", models, None) as state:
             if ROLLOUT in sides:
                 report_sampling(sample_idle(state, bench.job, bench.seconds, alone / group_size), group_size, alone)

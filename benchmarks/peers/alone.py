@@ -105,7 +105,7 @@ class _Episode:
 
 
 def _offline(spec: JobSpec) -> Any:  # noqa: ANN401  vLLM's
-    """VLLM in this process, with the job's settings."""
+    """An engine of vLLM in this process, with the job's settings."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from services.rollout.engine.platform import plan_engine
 

@@ -62,7 +62,7 @@ def machine_limits(folder: Path) -> MachineLimits:
 
 def shape_limits(name: str, job: dict[str, Any], folder: Path) -> ShapeLimits:
     """Measures one shape, `name` in benchmarks/learner.py, for one to four minutes. Raises SideError when a part fails."""
-    engine = {cores: engine_alone(name, job, folder, cores)["samples_per_s"] for cores in core_counts()}
+    engine = {cores: sampling_alone(name, job, folder, cores)["samples_per_s"] for cores in core_counts()}
     took = timings(name, os.cpu_count() or 1, LEARNER_STEPS, (PLAIN, SHARED))
     shape = LEARNER_SHAPES[name]
     samples = shape.groups * shape.group_size
@@ -70,7 +70,7 @@ def shape_limits(name: str, job: dict[str, Any], folder: Path) -> ShapeLimits:
     return ShapeLimits(engine, samples / plain, samples / shared, useful_flop(shape) / shared)
 
 
-def engine_alone(name: str, job: dict[str, Any], folder: Path, cores: int, part: str = "engine") -> dict[str, float]:
+def sampling_alone(name: str, job: dict[str, Any], folder: Path, cores: int, part: str = "engine") -> dict[str, float]:
     """Samples/s and tokens/s of vLLM on a job's prompts, or of part `episodes`. Raises SideError when it fails."""
     spec = folder / f"{name}.json"
     spec.write_text(json.dumps(job))

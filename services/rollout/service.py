@@ -247,7 +247,9 @@ class RolloutService:
         metrics.BUSY.note(engine.requests)
         detail: dict[str, str | int | float] = {"groups_in_flight": groups, "requests_in_flight": engine.requests}
         detail["chats_in_flight"] = engine.chats
-        trouble = self._trouble if version is None else session.trouble if session is not None else ""
+        trouble = self._trouble if version is None else ""
+        if version is not None and session is not None:
+            trouble = session.trouble
         if trouble:
             detail["trouble"] = trouble[:_TROUBLE_CHARS]
         status = WorkerStatus(
